@@ -1,0 +1,1 @@
+"""The papers' experiments, each run by `capsule-zoo reproduce <model>/<name>`."""

@@ -1,0 +1,153 @@
+"""What every model and every guide of the zoo shares: a unique name, declared sites, checked images.
+
+A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws from
+its prior when `images` is None. It declares its latent sites, so that guides, the pair check and the
+contract tests can read them without running anything.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor
+
+_instances = itertools.count()
+
+
+@dataclass(frozen=True)
+class Site:
+    """One latent random variable of a model.
+
+    Attributes:
+        name: the `pyro.sample` name, `<level>_<quantity>`.
+        plates: names of the plates around it, outermost first.
+        event_dim: rank of one draw's event.
+        discrete: True when its support is countable.
+        enumerated: True when the model sums it out in parallel, so that no guide may cover it.
+    """
+
+    name: str
+    plates: tuple[str, ...]
+    event_dim: int = 0
+    discrete: bool = False
+    enumerated: bool = False
+
+
+class NamedModule(PyroModule):
+    """A `PyroModule` with a name of its own.
+
+    Pyro keys its global parameter store by name, so two instances of one class would share their
+    parameters and the second would never train. Every instance, copies included, gets a new number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(self._fresh_name())
+
+    @classmethod
+    def _fresh_name(cls) -> str:
+        return f"{cls.__name__}_{next(_instances)}"
+
+    def __deepcopy__(self, memo: dict) -> NamedModule:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin._pyro_set_supermodule(self._fresh_name(), copy.deepcopy(self._pyro_context))
+        return twin
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._pyro_set_supermodule(self._fresh_name(), self._pyro_context)
+
+    def sharing_parameters(self, **attributes: object) -> NamedModule:
+        """The same parameters (not copies) in a module that differs in some attributes."""
+        twin = copy.copy(self)
+        twin.__dict__.update(attributes)
+        return twin
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+class Model(NamedModule):
+    """Base of every model in the zoo.
+
+    Attributes:
+        sites: every latent site.
+        plate_dims: the dim of each plate; `"images"` is always there and always outermost.
+        image_shape: (channels, height, width) of the images that the model draws.
+        pixel_range: smallest and largest admissible pixel.
+    """
+
+    sites: tuple[Site, ...] = ()
+    plate_dims: dict[str, int] = {"images": -1}
+    image_shape: tuple[int, int, int]
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def latent_sites(self) -> tuple[Site, ...]:
+        """The sites that a guide must cover: all but the enumerated ones."""
+        return tuple(site for site in self.sites if not site.enumerated)
+
+    def with_discrete_presences(self) -> Model:
+        """The model on which headline numbers are computed; the same model unless it is relaxed."""
+        return self
+
+    def check_images(self, images: Tensor | None) -> None:
+        """Raise ValueError unless `images` is a non-empty, finite (B, C, H, W) batch in range."""
+        if images is not None:
+            check_images(images, self.image_shape, self.pixel_range)
+
+
+def check_images(
+    images: Tensor,
+    shape: tuple[int, ...] | None = None,
+    pixel_range: tuple[float, float] = (0.0, 1.0),
+) -> None:
+    """Raise ValueError with a remedy unless `images` is a proper batch (B, C, H, W)."""
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images must be a torch.Tensor of shape (B, C, H, W), not {type(images).__name__}"
+        )
+    if images.dim() != 4:
+        raise ValueError(
+            f"images must have shape (B, C, H, W), not {tuple(images.shape)}; "
+            "add the missing dimensions with images[:, None] or images[None]"
+        )
+    if images.shape[0] == 0:
+        raise ValueError("images is an empty batch; give at least one image")
+    if shape is not None and tuple(images.shape[1:]) != tuple(shape):
+        raise ValueError(
+            f"images must be (B, {', '.join(map(str, shape))}) for this model, not "
+            f"{tuple(images.shape)}; resize the images or build the model with their "
+            "channels and image size"
+        )
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating point, not {images.dtype}; divide bytes by 255")
+    low, high = torch.aminmax(images)  # NaN in either end means NaN somewhere
+    if not torch.isfinite(low + high):
+        raise ValueError("images holds NaN or infinite pixels; clean them before use")
+    least, most = pixel_range
+    if low < least or high > most:
+        raise ValueError(
+            f"images must lie in [{least:g}, {most:g}], but these span "
+            f"[{low.item():g}, {high.item():g}]; rescale them"
+        )
+
+
+def check_at_least(minimum: float, **arguments: float) -> None:
+    """Raise ValueError naming the first argument that is below `minimum`."""
+    for name, value in arguments.items():
+        if not value >= minimum:
+            raise ValueError(f"{name} must be at least {minimum:g}, not {value!r}")
+
+
+def check_positive(**arguments: float) -> None:
+    """Raise ValueError naming the first argument that is not a positive finite number."""
+    for name, value in arguments.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, not {value!r}")
