@@ -1,0 +1,17 @@
+"""Data sets in memory, batches whose order can be resumed, and transforms with known parameters."""
+
+from capsule_zoo.data import transforms
+from capsule_zoo.data.batches import Batches
+from capsule_zoo.data.datasets import dataset_names, load_dataset
+from capsule_zoo.data.sources import MissingData
+from capsule_zoo.data.splits import Dataset, Split
+
+__all__ = [
+    "Batches",
+    "Dataset",
+    "MissingData",
+    "Split",
+    "dataset_names",
+    "load_dataset",
+    "transforms",
+]

@@ -1,0 +1,166 @@
+"""Every data set of the zoo, by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.sources import (
+    MissingData,
+    Size,
+    Source,
+    digits,
+    folder,
+    resized,
+    torchvision_images,
+)
+from capsule_zoo.data.splits import Dataset, Split
+from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp
+
+
+def load_dataset(
+    name: str = "digits",
+    root: str | Path | None = None,
+    *,
+    size: int | Size | None = None,
+    validation: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """The data set called `name`, in memory.
+
+    The validation images are the last `validation` of a permutation of the training images that
+    `seed` determines. Test images never depend on `seed`, so that runs can be compared across it.
+
+    Args:
+        name: one of `dataset_names()`; `folder:PATH` reads images from one folder per class.
+        root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
+            environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
+            user's cache.
+        size: pixels, one number or (height, width); the data set's own by default (digits: 28).
+        validation: how many training images to hold out; by default 200 for digits, 5,000 for
+            torchvision's data sets and what is made from them, a tenth for a folder; 0 for none.
+        seed: chooses the validation images.
+
+    Raises:
+        MissingData: files that are absent or unreadable (a ValueError).
+        ValueError: an unknown name, or an argument that is out of range.
+    """
+    source = _reader(name)(_checked_root(root), _checked_size(size))
+    count = source.validation if validation is None else validation
+    images, labels = source.train
+    if not 0 <= count < len(images):
+        raise ValueError(
+            f"validation must be from 0 to {len(images) - 1} images of the {len(images)} for "
+            f"training, not {count}"
+        )
+    order = torch.randperm(len(images), generator=seeded_generator(seed))
+    kept, held_out = order[: len(images) - count], order[len(images) - count :]
+    return Dataset(
+        name,
+        Split(images[kept], labels[kept], f"{name}/train"),
+        Split(images[held_out], labels[held_out], f"{name}/validation"),
+        Split(*source.test, f"{name}/test"),
+        source.class_names,
+    )
+
+
+def dataset_names() -> list[str]:
+    """The names that `load_dataset` knows; PATH stands for a folder of the user's."""
+    return [*sorted(_READERS), "folder:PATH"]
+
+
+def affnist(root: Path | None, size: Size | None = None) -> Source:
+    """MNIST on 40x40 pixels: training images shifted, test images moved by affine maps.
+
+    Training images are shifted by up to 6 whole pixels. Test images are rotated by up to 20
+    degrees, sheared by up to .2, scaled by .8 to 1.2 per axis and put anywhere where no ink is
+    lost, as in affNIST (Tieleman 2013); all uniform, drawn once with a fixed seed.
+    """
+    mnist = torchvision_images("MNIST", root)
+    train = _by_chunks(_shifted, mnist.train[0], seeded_generator(1))
+    test = _by_chunks(_scattered, mnist.test[0], seeded_generator(2))
+    return _with_images(mnist, train, test, size)
+
+
+def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
+    """MNIST whose test images are rotated by up to 180 degrees, uniformly, with a fixed seed."""
+    mnist = torchvision_images("MNIST", root)
+    test = Rotate(180)(mnist.test[0], generator=seeded_generator(3))
+    return _with_images(mnist, mnist.train[0], test, size)
+
+
+def _with_images(source: Source, train: Tensor, test: Tensor, size: Size | None) -> Source:
+    return replace(
+        source,
+        train=(resized(train, size), source.train[1]),
+        test=(resized(test, size), source.test[1]),
+    )
+
+
+def _shifted(images: Tensor, generator: torch.Generator) -> Tensor:
+    return Shift(6)(F.pad(images, (6, 6, 6, 6)), generator=generator)
+
+
+def _scattered(images: Tensor, generator: torch.Generator) -> Tensor:
+    motions = Affine(degrees=20, shear=0.2, scale=(0.8, 1.2)).motions(len(images), generator)
+    left, right, top, bottom = ink_extent(images, motions).T
+    edge = 20.5  # half the frame, and half a pixel beyond: the first pixel centre outside
+    for axis, (low, high) in enumerate([(left, right), (top, bottom)]):
+        motions[:, axis, 2] = uniform(-edge - low, edge - high, len(images), generator)
+    return warp(images, motions, (40, 40))
+
+
+def _by_chunks(
+    move: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Bounds memory: a warp of all images at once would need a grid of gigabytes."""
+    return torch.cat([move(chunk, generator) for chunk in images.split(2000)])
+
+
+_READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
+    "digits": lambda root, size: digits(size),
+    "mnist": lambda root, size: torchvision_images("MNIST", root, size),
+    "fashion-mnist": lambda root, size: torchvision_images("FashionMNIST", root, size),
+    "cifar10": lambda root, size: torchvision_images("CIFAR10", root, size),
+    "affnist": affnist,
+    "rotated-mnist": rotated_mnist,
+}
+
+
+def _reader(name: str) -> Callable[[Path | None, Size | None], Source]:
+    if name in _READERS:
+        return _READERS[name]
+    kind, _, path = name.partition(":")
+    if kind == "folder" and path:
+        return lambda root, size: folder(Path(path).expanduser(), size)
+    near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
+    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
+
+
+def _checked_root(root: str | Path | None) -> Path | None:
+    given = root or os.environ.get("CAPSULE_ZOO_DATA")
+    if not given:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        origin = "root" if root else "CAPSULE_ZOO_DATA"
+        raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
+    return path
+
+
+def _checked_size(size: int | Size | None) -> Size | None:
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    if height < 1 or width < 1:
+        raise ValueError(f"size must be at least 1 pixel along each axis, not {size}")
+    return height, width

@@ -1,0 +1,191 @@
+"""Readers of images: scikit-learn's digits, torchvision's data sets, a folder of the user's own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from capsule_zoo.data.batches import seeded_generator
+
+Size = tuple[int, int]
+
+
+class MissingData(ValueError):
+    """The files of a data set are not where they were looked for, or cannot be read."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a reader returns: images float32 (N, C, H, W) in [0, 1] and labels int64 (N,)."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    class_names: tuple[str, ...]
+    validation: int  # how many training images are held out unless the user says otherwise
+
+
+def resized(images: Tensor, size: Size | None) -> Tensor:
+    """Images (N, C, H, W) at `size` = (height, width), bilinear, smoothed where they shrink."""
+    if size is None or tuple(images.shape[-2:]) == size:
+        return images
+    return F.interpolate(images, size, mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def digits(size: Size | None = None) -> Source:
+    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, 28x28 unless `size` says otherwise.
+
+    The digits fill their frame, so a border of one pixel is put around them, and what is then
+    10x10 is enlarged by bicubic interpolation, which keeps strokes sharper than bilinear does.
+    """
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    bordered = F.pad(torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16, (1, 1, 1, 1))
+    images = F.interpolate(bordered, size or (28, 28), mode="bicubic", antialias=True).clamp(0, 1)
+    labels = torch.tensor(raw.target, dtype=torch.int64)
+    train, test = _split_at_random(images, labels, 400)
+    return Source(train, test, tuple(map(str, range(10))), validation=200)
+
+
+def torchvision_images(name: str, root: Path | None, size: Size | None = None) -> Source:
+    """MNIST, FashionMNIST or CIFAR10 (torchvision's class names) with its own test split.
+
+    Raises:
+        MissingData: the files are not under `root`; or, without one, cannot be downloaded.
+    """
+    import torchvision
+
+    read = getattr(torchvision.datasets, name)
+    folder, download = (root, False) if root else (_cache(), True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torchvision's own, about numpy
+            train = read(folder, train=True, download=download)
+            test = read(folder, train=False, download=download)
+    except (OSError, RuntimeError, ValueError, EOFError, AssertionError) as error:
+        if root:
+            remedy = f"put torchvision's {name} there, or leave root and CAPSULE_ZOO_DATA unset "
+            remedy += "to download it to the user's cache"
+        else:
+            remedy = "it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
+            remedy += f"folder that holds torchvision's {name}, or use the data set 'digits', "
+            remedy += "which needs no download"
+        raise MissingData(f"no readable {name} in {folder} ({error}); {remedy}") from error
+    tensors = [
+        (resized(_channels_first(part.data), size), torch.as_tensor(part.targets))
+        for part in (train, test)
+    ]
+    class_names = tuple(label.split(" - ")[0] for label in train.classes)  # MNIST has "0 - zero"
+    return Source(tensors[0], tensors[1], class_names, validation=5000)
+
+
+def folder(path: Path, size: Size | None = None) -> Source:
+    """The user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
+
+    Without a test folder a fifth of the images, always the same ones, is held out for testing.
+    Files whose suffix is not that of an image are left alone. All images become grey if all of
+    them are, else RGB.
+
+    Raises:
+        MissingData: no such folder, no class, a class without images, an unreadable image.
+        ValueError: images of several sizes and no `size`; a test class that is not trained on.
+    """
+    divided = (path / "train").is_dir()
+    files = _files_by_class(path / "train" if divided else path)
+    class_names = tuple(files)
+    train_files = [(f, label) for label, name in enumerate(files) for f in files[name]]
+    test_files = []
+    if divided and (path / "test").is_dir():
+        test_by_class = _files_by_class(path / "test")
+        if strangers := sorted(set(test_by_class) - set(class_names)):
+            raise ValueError(
+                f"{path / 'test'} has classes that the training images lack: {', '.join(strangers)}"
+            )
+        test_files = [(f, class_names.index(c)) for c in test_by_class for f in test_by_class[c]]
+    images = _read_images([file for file, _ in train_files + test_files], size)
+    labels = torch.tensor([label for _, label in train_files + test_files])
+    count = len(train_files)
+    train, test = (images[:count], labels[:count]), (images[count:], labels[count:])
+    if not test_files:
+        train, test = _split_at_random(*train, count=max(1, count // 5))
+    return Source(train, test, class_names, validation=len(train[0]) // 10)
+
+
+def _split_at_random(
+    images: Tensor, labels: Tensor, count: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """All but `count` images, and `count` images that are the same on every call."""
+    order = torch.randperm(len(images), generator=seeded_generator(0))
+    rest, chosen = order[:-count].sort().values, order[-count:].sort().values
+    return (images[rest], labels[rest]), (images[chosen], labels[chosen])
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "capsule-zoo"
+
+
+def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:
+    """Bytes (N, H, W) or (N, H, W, C) as float32 (N, C, H, W) in [0, 1]."""
+    images = torch.as_tensor(pixels)
+    images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
+    return images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+
+
+def _files_by_class(path: Path) -> dict[str, list[Path]]:
+    """Image files of each class folder in `path`, both in alphabetical order."""
+    from PIL import Image
+
+    suffixes = set(Image.registered_extensions())
+    if not path.is_dir():
+        raise MissingData(f"there is no folder {path}")
+    classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
+    if not classes:
+        raise MissingData(f"{path} holds no folders; put the images in one folder per class")
+    files = {
+        d.name: sorted(f for f in d.iterdir() if f.suffix.lower() in suffixes) for d in classes
+    }
+    if empty := [name for name, found in files.items() if not found]:
+        raise MissingData(f"no images in {', '.join(str(path / name) for name in empty)}")
+    return files
+
+
+def _read_images(files: list[Path], size: Size | None) -> Tensor:
+    """The files as float32 (N, C, H, W) in [0, 1]."""
+    pixels = [_read_image(file, size) for file in files]
+    first = pixels[0].shape[:2]
+    for file, image in zip(files, pixels, strict=True):
+        if image.shape[:2] != first:
+            raise ValueError(
+                f"{files[0]} has {_in_words(first)} pixels, {file} has "
+                f"{_in_words(image.shape[:2])}; give size= to bring all images to one size"
+            )
+    if any(image.ndim == 3 for image in pixels):
+        pixels = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in pixels]
+    return _channels_first(np.stack(pixels))
+
+
+def _read_image(file: Path, size: Size | None) -> np.ndarray:
+    """Bytes (H, W) of a grey image or (H, W, 3) of any other."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as opened:
+            image = ImageOps.exif_transpose(opened)  # as the camera was held
+            image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise MissingData(f"{file} is no readable image ({error}); mend or remove it") from error
+    if size is not None:
+        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def _in_words(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))

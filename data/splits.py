@@ -1,0 +1,120 @@
+"""A data set is three splits, and a split is two tensors that lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.batches import seeded_generator
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Split:
+    """Images and their labels.
+
+    Indexing with a slice, a tensor of indices or a boolean mask gives a smaller split.
+
+    Attributes:
+        images: float32 in [0, 1], shape (N, C, H, W).
+        labels: int64 class indices, shape (N,).
+        name: where the images come from, such as `"mnist/test"`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    name: str = "images"
+
+    def __post_init__(self) -> None:
+        if self.images.dim() != 4:
+            raise ValueError(f"images must be (N, C, H, W), not {tuple(self.images.shape)}")
+        if self.labels.shape != self.images.shape[:1]:
+            raise ValueError(
+                f"labels must be ({len(self.images)},), one per image, not "
+                f"{tuple(self.labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: slice | Tensor) -> Split:
+        if isinstance(index, slice):
+            bounds = (index.start, index.stop, index.step)[: 3 if index.step else 2]
+            chosen = ":".join("" if bound is None else str(bound) for bound in bounds)
+        elif isinstance(index, Tensor) and index.dim() == 1:
+            index = index.to(self.images.device)
+            chosen = f"{int(index.sum()) if index.dtype == torch.bool else len(index)} chosen"
+        else:
+            raise TypeError(
+                "a split is indexed by a slice or a tensor of shape (n,), such as split[:100], "
+                f"not by {index!r}; for one image take split.images[i]"
+            )
+        return Split(self.images[index], self.labels[index], f"{self.name}[{chosen}]")
+
+    def binarized(self, seed: int = 0) -> Split:
+        """Each pixel drawn once from Bernoulli(pixel): the same seed gives the same images."""
+        uniform = torch.rand(self.images.shape, generator=seeded_generator(seed))
+        binary = uniform.to(self.images.device) < self.images
+        return Split(binary.to(self.images.dtype), self.labels, f"{self.name} binarized({seed})")
+
+    def to(self, device: torch.device | str) -> Split:
+        """The same split on another device."""
+        return Split(self.images.to(device), self.labels.to(device), self.name)
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.images.shape[1:]))
+        return f"Split({self.name!r}, {len(self):,} images of {shape})"
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Three disjoint splits of one data set.
+
+    Attributes:
+        name: the name that `load_dataset` was given.
+        train, validation, test: the splits; validation may be empty.
+        class_names: what each label means; the labels' own numbers when left out.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        shapes = {split.images.shape[1:] for split in self._splits}
+        if len(shapes) > 1:
+            raise ValueError(f"the splits of {self.name!r} hold images of several shapes: {shapes}")
+        if not self.class_names:
+            labels = torch.cat([split.labels for split in self._splits])
+            count = int(labels.max()) + 1 if len(labels) else 0
+            object.__setattr__(self, "class_names", tuple(map(str, range(count))))
+
+    @property
+    def _splits(self) -> tuple[Split, Split, Split]:
+        return self.train, self.validation, self.test
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) in pixels."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def binarized(self, seed: int = 0) -> Dataset:
+        """Every split binarized, each with noise of its own derived from `seed`."""
+        train, validation, test = (
+            replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
+            for k, split in enumerate(self._splits)
+        )
+        return replace(self, train=train, validation=validation, test=test)
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same data set on another device."""
+        train, validation, test = (split.to(device) for split in self._splits)
+        return replace(self, train=train, validation=validation, test=test)

@@ -1,0 +1,184 @@
+"""Affine warps of images with known parameters, and their random versions for augmentation.
+
+Coordinates are pixels from the centre of the image, x to the right and y down. A motion is an
+affine matrix (B, 2, 3) = [L | t] that moves the content: what was at p appears at L p + t. Warps
+are bilinear, with zeros outside.
+
+The random versions are values: `Rotate(20)(images, generator=g)` draws one motion for each image
+from `g`, a CPU generator, and returns new images on the device of the old ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def motion(
+    degrees: Tensor | float = 0.0,
+    shear: Tensor | float = 0.0,
+    scale: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
+    shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
+) -> Tensor:
+    """Affine matrices (B, 2, 3): scale, then shear, then rotate, then shift.
+
+    Args:
+        degrees: rotation, counter-clockwise as seen; a number or one per image, like all others.
+        shear: x moves by `shear` times y.
+        scale: factors along x and y.
+        shift: pixels along x and y.
+    """
+    numbers = (torch.as_tensor(n) for n in (degrees, shear, *scale, *shift))
+    dtype = degrees.dtype if isinstance(degrees, Tensor) else torch.get_default_dtype()
+    degrees, shear, scale_x, scale_y, shift_x, shift_y = torch.broadcast_tensors(
+        *(torch.atleast_1d(n.to(dtype)) for n in numbers)
+    )
+    cos, sin = degrees.deg2rad().cos(), degrees.deg2rad().sin()
+    first = [cos * scale_x, (cos * shear + sin) * scale_y, shift_x]
+    second = [-sin * scale_x, (cos - sin * shear) * scale_y, shift_y]
+    return torch.stack([torch.stack(first, -1), torch.stack(second, -1)], -2)
+
+
+def warp(images: Tensor, motions: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """Images (B, C, H, W) moved by `motions` (B, 2, 3) or (1, 2, 3).
+
+    Args:
+        size: (height, width) of the result, whose centre is that of the images; theirs by default.
+
+    Raises:
+        ValueError: motions of another shape.
+    """
+    if motions.shape[1:] != (2, 3) or len(motions) not in (1, len(images)):
+        raise ValueError(
+            f"motions must be (B, 2, 3) with B = {len(images)} or 1, not {tuple(motions.shape)}"
+        )
+    height, width = size or images.shape[-2:]
+    motions = motions.to(images).expand(len(images), 2, 3)
+    pixels = pixel_centres(height, width).to(images)  # (height * width, 2)
+    back = torch.linalg.inv(motions[:, :, :2])
+    source = (pixels - motions[:, None, :, 2]) @ back.mT  # (images, height * width, 2)
+    # `grid_sample` wants -1 and 1 at the outer edges of the outer pixels
+    half = source.new_tensor([images.shape[-1] / 2, images.shape[-2] / 2])
+    grid = (source / half).view(-1, height, width, 2)
+    return F.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
+
+
+def pixel_centres(height: int, width: int) -> Tensor:
+    """(x, y) of every pixel, measured from the centre of the image, row by row."""
+    y, x = torch.meshgrid(
+        torch.arange(height) - (height - 1) / 2,
+        torch.arange(width) - (width - 1) / 2,
+        indexing="ij",
+    )
+    return torch.stack([x, y], -1).view(-1, 2)
+
+
+def shift_pixels(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Images moved by whole pixels, `x` to the right and `y` down (B,); no pixel is changed."""
+    count, channels, height, width = images.shape
+    device = images.device
+    columns = torch.arange(width, device=device) - x.to(device)[:, None]  # (images, width)
+    rows = torch.arange(height, device=device) - y.to(device)[:, None]
+    inside_x, inside_y = (columns >= 0) & (columns < width), (rows >= 0) & (rows < height)
+    source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
+    source = source.view(count, 1, -1).expand(-1, channels, -1)
+    inside = inside_y[:, None, :, None] & inside_x[:, None, None, :]
+    return images.flatten(2).gather(2, source).view_as(images) * inside
+
+
+def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
+    """Where the ink of each image lies after `motions`: (B, 4) = (left, right, top, bottom).
+
+    The bounds, in pixels, hold every point at which the warped image can differ from zero: the
+    ink's pixels are moved one by one, and the moved bilinear kernel is added around them.
+    """
+    inked = (images.amax(1) > 0).flatten(1)  # (images, height * width)
+    pixels = pixel_centres(*images.shape[-2:]).to(motions)
+    moved = pixels @ motions[:, :, :2].mT + motions[:, None, :, 2]
+    reach = motions[:, :, :2].abs().sum(-1)
+    inf = float("inf")
+    low = moved.masked_fill(~inked[..., None], inf).amin(1) - reach
+    high = moved.masked_fill(~inked[..., None], -inf).amax(1) + reach
+    return torch.stack([low, high], -1).flatten(1)
+
+
+def uniform(low: Tensor | float, high: Tensor | float, count: int, g: torch.Generator) -> Tensor:
+    """`count` draws between `low` and `high`, drawn on the CPU."""
+    return low + (high - low) * torch.rand(count, generator=g)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Shift by whole pixels, uniform in [-pixels, pixels] along each axis."""
+
+    pixels: int
+
+    def __post_init__(self) -> None:
+        if self.pixels != int(self.pixels) or self.pixels < 0:
+            raise ValueError(f"pixels must be a whole number, 0 or more, not {self.pixels!r}")
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        shape, reach = (2, len(images)), int(self.pixels)
+        x, y = torch.randint(-reach, reach + 1, shape, generator=generator)
+        return shift_pixels(images, x, y)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Rotate about the centre by an angle uniform in [-degrees, degrees]."""
+
+    degrees: float
+
+    def __post_init__(self) -> None:
+        _check_not_negative(degrees=self.degrees)
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        return warp(images, motion(uniform(-self.degrees, self.degrees, len(images), generator)))
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Scale, shear, rotate and shift, each parameter uniform and independent.
+
+    Attributes:
+        degrees: the angle lies in [-degrees, degrees].
+        shear: so does the shear in [-shear, shear].
+        scale: smallest and largest factor, drawn for x and for y.
+        shift: pixels; the shift along each axis lies in [-shift, shift].
+    """
+
+    degrees: float = 0.0
+    shear: float = 0.0
+    scale: tuple[float, float] = (1.0, 1.0)
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_not_negative(degrees=self.degrees, shear=self.shear, shift=self.shift)
+        low, high = self.scale
+        if not 0 < low <= high < float("inf"):
+            raise ValueError(f"scale must be (low, high) with 0 < low <= high, not {self.scale}")
+
+    def motions(self, count: int, generator: torch.Generator) -> Tensor:
+        """`count` random matrices (count, 2, 3)."""
+        return motion(
+            uniform(-self.degrees, self.degrees, count, generator),
+            uniform(-self.shear, self.shear, count, generator),
+            (uniform(*self.scale, count, generator), uniform(*self.scale, count, generator)),
+            (
+                uniform(-self.shift, self.shift, count, generator),
+                uniform(-self.shift, self.shift, count, generator),
+            ),
+        )
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        return warp(images, self.motions(len(images), generator))
+
+
+def _check_not_negative(**arguments: float) -> None:
+    for name, value in arguments.items():
+        if not (isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be a finite number, 0 or more, not {value!r}")
