@@ -22,10 +22,11 @@ class LabelledImages(Protocol):
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
-    """A CPU generator that is a function of all the numbers; (1, 2) and (2, 1) are unrelated."""
+    """A CPU generator that is a function of all the numbers: (1, 2), (2, 1), (1, 2, 0) all differ."""
     if any(number < 0 for number in numbers):
         raise ValueError(f"a seed must not be negative, and one of {numbers} is")
-    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
+    entropy = (len(numbers), *numbers)  # numpy itself takes (1, 2) and (1, 2, 0) for the same seed
+    state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))
 
 

@@ -160,7 +160,8 @@ def _checked_root(root: str | Path | None) -> Path | None:
 def _checked_size(size: int | Size | None) -> Size | None:
     if size is None:
         return None
-    height, width = (size, size) if isinstance(size, int) else size
-    if height < 1 or width < 1:
-        raise ValueError(f"size must be at least 1 pixel along each axis, not {size}")
-    return height, width
+    pair = (size, size) if isinstance(size, int) else size
+    match pair:
+        case (int(height), int(width)) if min(height, width) >= 1:
+            return height, width
+    raise ValueError(f"size must be pixels, 1 or more: one number or (height, width), not {size}")

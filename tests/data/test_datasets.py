@@ -1,0 +1,278 @@
+"""Every data set by name, what each refuses, and what is made from MNIST."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capsule_zoo.data import MissingData, dataset_names, load_dataset
+from capsule_zoo.data.datasets import affnist, rotated_mnist
+from capsule_zoo.data.sources import torchvision_images
+
+DATA = Path(os.environ.get("CAPSULE_ZOO_DATA", "nowhere"))
+needs_mnist = pytest.mark.skipif(
+    not (DATA / "MNIST").is_dir(), reason="MNIST is not here: set CAPSULE_ZOO_DATA to its folder"
+)
+
+
+def rows(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+# --- digits ---------------------------------------------------------------------------------------
+
+
+def test_digits_need_nothing_from_outside():
+    data = load_dataset()
+    assert (len(data.train), len(data.validation), len(data.test)) == (1197, 200, 400)
+    assert data.name == "digits" and data.image_shape == (1, 28, 28) and data.num_classes == 10
+    for split in (data.train, data.validation, data.test):
+        assert split.images.dtype == torch.float32 and split.labels.dtype == torch.int64
+        assert split.images.min() >= 0 and split.images.max() <= 1
+        assert set(split.labels.tolist()) == set(range(10))
+
+
+def test_the_seed_chooses_validation_and_never_test():
+    data, again, other = load_dataset(), load_dataset(), load_dataset(seed=1)
+    assert torch.equal(data.train.images, again.train.images)
+    assert torch.equal(data.test.images, other.test.images)
+    assert rows(data.validation.images) != rows(other.validation.images)
+    together = torch.cat([data.train.images, data.validation.images])
+    assert rows(together) == rows(torch.cat([other.train.images, other.validation.images]))
+    assert not rows(together) & rows(data.test.images)
+
+
+def test_size_ten_is_the_original_with_a_border():
+    from sklearn.datasets import load_digits
+
+    data = load_dataset(size=10, validation=0)
+    inner = torch.cat([data.train.images, data.test.images])[:, 0, 1:-1, 1:-1]
+    original = torch.tensor(load_digits().images, dtype=torch.float32) / 16
+    assert rows(inner.contiguous()) == rows(original)
+    assert len(data.validation) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"name": "minst"}, "did you mean 'mnist'"),
+        ({"name": "Fashion_MNIST"}, "did you mean 'fashion-mnist'"),
+        ({"name": "zebra"}, "Known are: .*digits.*folder:PATH"),
+        ({"name": "folder:"}, "folder:PATH"),
+        ({"size": 0}, "size"),
+        ({"size": (28, -1)}, "size"),
+        ({"size": 2.5}, "size"),
+        ({"validation": -1}, "validation"),
+        ({"validation": 1397}, "validation"),
+        ({"seed": -1}, "seed"),
+        ({"root": "no/such/folder"}, "root must be a folder"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        load_dataset(**arguments)
+
+
+def test_all_names_are_listed():
+    expected = {"digits", "mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist"}
+    assert set(dataset_names()) == expected | {"folder:PATH"}
+
+
+# --- torchvision's data sets ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist"])
+def test_data_that_is_not_there_says_what_to_set(name, tmp_path, monkeypatch):
+    with pytest.raises(MissingData, match="CAPSULE_ZOO_DATA"):
+        load_dataset(name, root=tmp_path)
+    monkeypatch.setenv("CAPSULE_ZOO_DATA", str(tmp_path / "typo"))
+    with pytest.raises(MissingData, match="CAPSULE_ZOO_DATA must be a folder"):
+        load_dataset(name)
+
+
+def test_a_download_that_fails_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def no_network(*args, **kwargs):
+        raise RuntimeError("Error downloading")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", no_network)
+    with pytest.raises(MissingData, match="set CAPSULE_ZOO_DATA, root= or --data-root"):
+        load_dataset("mnist")
+
+
+def test_truncated_files_are_refused(tmp_path):
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        for kind, header in (("images-idx3", [2051, 9, 28, 28]), ("labels-idx1", [2049, 9])):
+            header = np.array(header, dtype=">i4").tobytes()
+            (raw / f"{part}-{kind}-ubyte").write_bytes(header + b"\x00" * 5)
+    with pytest.raises(MissingData, match="no readable MNIST"):
+        load_dataset("mnist", root=tmp_path)
+
+
+def test_cifar_is_read_as_rgb(tmp_path, monkeypatch):
+    """The layout of torchvision's own files, with two images in each of them."""
+    import pickle
+
+    from torchvision.datasets import CIFAR10
+
+    folder = tmp_path / CIFAR10.base_folder
+    folder.mkdir()
+    pixels = np.zeros((2, 3, 32, 32), dtype=np.uint8)
+    pixels[0, 0], pixels[1, 2, 5, 7] = 255, 51
+    for name, _ in CIFAR10.train_list + CIFAR10.test_list:
+        content = {"data": pixels.reshape(2, -1), "labels": [3, 9]}
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    data = load_dataset("cifar10", root=tmp_path, validation=2)
+    assert data.image_shape == (3, 32, 32) and len(data.train) == 8 and data.num_classes == 10
+    red, dot = data.test.images
+    assert torch.equal(red.amax((1, 2)), torch.tensor([1.0, 0.0, 0.0]))
+    assert dot[2, 5, 7] == pytest.approx(0.2) and dot.count_nonzero() == 1
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    return torchvision_images("MNIST", DATA)
+
+
+@needs_mnist
+def test_mnist_has_its_known_mean_and_order():
+    data = load_dataset("mnist", root=DATA)
+    assert (len(data.train), len(data.validation), len(data.test)) == (55000, 5000, 10000)
+    assert data.image_shape == (1, 28, 28) and data.class_names == tuple("0123456789")
+    total = data.train.images.double().sum() + data.validation.images.double().sum()
+    assert total / (60000 * 784) == pytest.approx(0.1307, abs=1e-4)
+    assert data.test.labels[:8].tolist() == [7, 2, 1, 0, 4, 1, 4, 9]
+
+
+@needs_mnist
+def test_rotated_mnist_turns_the_test_images_only(mnist):
+    rotated = rotated_mnist(DATA)
+    assert torch.equal(rotated.train[0], mnist.train[0])
+    assert torch.equal(rotated.test[1], mnist.test[1])
+    assert rotated.test[0].shape == mnist.test[0].shape
+    # the mean over uniform angles is nearly round: a quarter turn hardly changes it
+    mean = rotated.test[0].mean(0)[0]
+    assert (mean - mean.rot90()).abs().max() < 0.04
+    upright = mnist.test[0].mean(0)[0]
+    assert (upright - upright.rot90()).abs().max() > 0.2
+
+
+@needs_mnist
+def test_affnist_loses_no_ink_and_fills_the_frame(mnist):
+    made = affnist(DATA)
+    assert made.train[0].shape == (60000, 1, 40, 40) and made.test[0].shape == (10000, 1, 40, 40)
+    # shifts keep every pixel of the training images
+    sums = made.train[0].double().sum((1, 2, 3)), mnist.train[0].double().sum((1, 2, 3))
+    torch.testing.assert_close(*sums)
+    # a map of determinant d multiplies the ink by d, up to sampling: .8^2 <= d <= 1.2^2
+    ratio = made.test[0].sum((1, 2, 3)) / mnist.test[0].sum((1, 2, 3))
+    assert 0.55 < ratio.min() and ratio.max() < 1.55 and ratio.mean() == pytest.approx(1, abs=0.01)
+    inked = (made.test[0] > 0).any(0)[0]
+    assert inked.float().mean() > 0.95
+
+
+# --- a user's own folder --------------------------------------------------------------------------
+
+
+def write(path: Path, colour, size=(6, 4), mode="L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, colour).save(path)
+
+
+@pytest.fixture
+def grey_folder(tmp_path):
+    for k in range(10):
+        write(tmp_path / "cat" / f"{k}.png", 10 * k)
+        write(tmp_path / "dog" / f"{k}.png", 10 * k + 5)
+    return tmp_path
+
+
+def test_a_folder_of_grey_images(grey_folder):
+    (grey_folder / "cat" / "notes.txt").write_text("no image")
+    (grey_folder / ".hidden").mkdir()
+    data = load_dataset(f"folder:{grey_folder}", validation=3)
+    assert data.image_shape == (1, 4, 6) and data.class_names == ("cat", "dog")
+    assert (len(data.train), len(data.validation), len(data.test)) == (13, 3, 4)
+    for split in (data.train, data.validation, data.test):
+        value = (split.images[:, 0, 0, 0] * 255).round().long()
+        assert torch.equal((value % 10 == 5).long(), split.labels)
+
+
+def test_one_coloured_image_makes_all_rgb(grey_folder):
+    write(grey_folder / "dog" / "red.png", (255, 0, 0), mode="RGB")
+    data = load_dataset(f"folder:{grey_folder}", validation=0)
+    assert data.image_shape == (3, 4, 6)
+
+
+def test_train_and_test_folders_are_kept_apart(tmp_path):
+    write(tmp_path / "train" / "a" / "1.png", 51)
+    write(tmp_path / "train" / "b" / "1.jpg", 0)
+    write(tmp_path / "test" / "b" / "1.png", 102)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert (len(data.train), len(data.validation), len(data.test)) == (2, 0, 1)
+    assert data.test.labels.tolist() == [1]
+    assert data.test.images.unique().tolist() == pytest.approx([0.4])
+
+
+def test_size_brings_images_of_several_sizes_together(grey_folder):
+    write(grey_folder / "cat" / "large.png", 200, size=(30, 20))
+    with pytest.raises(ValueError, match=r"20x30.*give size="):
+        load_dataset(f"folder:{grey_folder}")
+    assert load_dataset(f"folder:{grey_folder}", size=(5, 7)).image_shape == (1, 5, 7)
+
+
+def empty_class(path):
+    (path / "bird").mkdir()
+
+
+def no_class(path):
+    for folder in ("cat", "dog"):
+        for file in (path / folder).iterdir():
+            file.rename(path / f"{folder}{file.name}")
+        (path / folder).rmdir()
+
+
+def broken_image(path):
+    (path / "cat" / "3.png").write_bytes(b"not a picture")
+
+
+def truncated_image(path):
+    whole = (path / "cat" / "3.png").read_bytes()
+    (path / "cat" / "3.png").write_bytes(whole[: len(whole) // 2])
+
+
+def stranger(path):
+    write(path / "train" / "a" / "1.png", 1)
+    write(path / "test" / "b" / "1.png", 1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "match"),
+    [
+        (empty_class, "no images in .*bird"),
+        (no_class, "one folder per class"),
+        (broken_image, r"3\.png is no readable image"),
+        (truncated_image, r"3\.png is no readable image"),
+        (stranger, "classes that the training images lack: b"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why(grey_folder, harm, match):
+    harm(grey_folder)
+    with pytest.raises(ValueError, match=match):
+        load_dataset(f"folder:{grey_folder}")
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(MissingData, match="there is no folder"):
+        load_dataset(f"folder:{tmp_path / 'absent'}")

@@ -1,0 +1,72 @@
+"""Laws of splits and data sets: indexing, binarization, shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data.batches import seeded_generator
+
+
+@pytest.fixture
+def split():
+    images = torch.rand(60, 1, 8, 8, generator=seeded_generator(0))
+    return Split(images, torch.arange(60) % 3, "some/test")
+
+
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        (slice(10), "some/test[:10]"),
+        (slice(5, 50, 3), "some/test[5:50:3]"),
+        (torch.tensor([7, 3, 3]), "some/test[3 chosen]"),
+        (torch.arange(60) < 4, "some/test[4 chosen]"),
+    ],
+)
+def test_indexing_takes_images_and_labels_together(split, index, name):
+    part = split[index]
+    assert torch.equal(part.images, split.images[index])
+    assert torch.equal(part.labels, split.labels[index])
+    assert part.name == name and len(part) == len(part.images)
+
+
+def test_one_image_is_no_split(split):
+    with pytest.raises(TypeError, match=r"split\.images\[i\]"):
+        split[3]
+
+
+def test_binarized_pixels_are_bernoulli_draws_that_the_seed_decides():
+    probability = torch.linspace(0, 1, 5).view(1, 1, 1, 5)
+    split = Split(probability.expand(20000, 1, 1, 5).clone(), torch.zeros(20000).long())
+    binary = split.binarized(3)
+    assert set(binary.images.unique().tolist()) == {0.0, 1.0}
+    assert (binary.images[..., 0] == 0).all() and (binary.images[..., 4] == 1).all()
+    # five standard errors of a mean of 20,000
+    assert (binary.images.mean(0).flatten() - probability.flatten()).abs().max() < 0.018
+    assert torch.equal(binary.images, split.binarized(3).images)
+    assert not torch.equal(binary.images, split.binarized(4).images)
+    assert torch.equal(split.images, probability.expand_as(split.images))  # untouched
+
+
+def test_splits_of_a_data_set_are_binarized_independently(split):
+    data = Dataset("thrice", split, split, split).binarized(1)
+    assert not torch.equal(data.train.images, data.test.images)
+    assert not torch.equal(data.validation.images, data.test.images)
+    assert data.train.name == "some/test binarized(1)"
+
+
+def test_a_data_set_knows_its_shape_and_classes(split):
+    data = Dataset("toy", split, split[:0], split[:9])
+    assert data.image_shape == (1, 8, 8)
+    assert data.num_classes == 3 and data.class_names == ("0", "1", "2")
+    assert Dataset("toy", split, split, split, ("a", "b", "c", "d")).num_classes == 4
+
+
+def test_shapes_that_disagree_are_refused(split):
+    with pytest.raises(ValueError, match="images"):
+        Split(split.images[:, 0], split.labels)
+    with pytest.raises(ValueError, match="labels"):
+        Split(split.images, split.labels[:5])
+    with pytest.raises(ValueError, match="several shapes"):
+        Dataset("odd", split, split, Split(split.images[..., :4], split.labels))
