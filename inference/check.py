@@ -1,0 +1,181 @@
+"""Does this guide fit this model? All problems at once, by site, before anything is trained.
+
+Pyro only warns when a guide forgets a site, and silently trains the rest. The zoo runs model and
+guide once and refuses the pair with everything that is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Delta
+from pyro.distributions.torch import Independent
+from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+
+from capsule_zoo.inference.objective import call_arguments, enumerated_sites
+
+
+class IncompatibleGuide(ValueError):
+    """A guide that does not fit its model.
+
+    Attributes:
+        problems: every problem found, one line each.
+    """
+
+    def __init__(self, model: Callable, guide: Callable, problems: list[str]) -> None:
+        self.problems = problems
+        lines = [f"{_name(guide)} does not fit {_name(model)}:", *(f"  - {p}" for p in problems)]
+        if fitting := suggest_guides(model):
+            lines.append(f"Registered guides that fit this model: {', '.join(fitting)}.")
+        super().__init__("\n".join(lines))
+
+
+def suggest_guides(model: Callable) -> list[str]:
+    """Names of registered guides that fit `model`; the registry replaces this hook by its own."""
+    return []
+
+
+def check_pair(
+    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
+) -> None:
+    """Run guide and model once and raise IncompatibleGuide unless the guide fits.
+
+    It fits when it draws every latent site of the model but the enumerated ones, draws no other
+    site (unless marked `infer={"is_auxiliary": True}`), and agrees at each on shape, event rank
+    and on whether values are discrete. Zoo guides and Pyro's AutoGuides are checked alike. The
+    random state is left as it was.
+
+    Args:
+        images: (B, C, H, W), a small batch is enough.
+        labels: (B,), handed on to both unless None.
+
+    Raises:
+        IncompatibleGuide: lists all problems by site.
+    """
+    arguments = call_arguments(images, labels)
+    with poutine.block(), torch.random.fork_rng(), torch.no_grad():
+        model_trace = _trace(model, arguments)
+        try:
+            guide_trace = _trace(guide, arguments)
+        except Exception as error:
+            reason = f"the guide cannot run on these images: {error}"
+            raise IncompatibleGuide(model, guide, [reason]) from error
+        problems = _disagreements(model_trace, guide_trace)
+        if not problems:
+            problems = _failure_together(model, guide_trace, arguments)
+    if problems:
+        raise IncompatibleGuide(model, guide, problems)
+
+
+def _trace(program: Callable, arguments: tuple) -> Trace:
+    return prune_subsample_sites(poutine.trace(program).get_trace(*arguments))
+
+
+def _disagreements(model_trace: Trace, guide_trace: Trace) -> list[str]:
+    enumerated = enumerated_sites(model_trace)
+    wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
+    auxiliary = {n for n, site in drawn.items() if site["infer"].get("is_auxiliary")}
+    problems = [
+        f"site {name!r} is missing in the guide; the model draws it with shape {_shape(site)}"
+        for name, site in wanted.items()
+        if name not in drawn and name not in enumerated
+    ]
+    for name, site in drawn.items():
+        if name in enumerated:
+            problems.append(
+                f"site {name!r} is enumerated by the model (summed out exactly); "
+                "leave it out of the guide"
+            )
+        elif name in wanted:
+            problems += _site_problems(name, wanted[name], site)
+        elif name not in auxiliary:
+            problems.append(
+                f"site {name!r} is extra: the model draws no such latent site; leave it out "
+                'or mark it infer={"is_auxiliary": True}'
+            )
+    return problems
+
+
+def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
+    problems = []
+    sizes = zip_longest(_shape(model_site)[::-1], _shape(guide_site)[::-1], fillvalue=1)
+    if any(model_size != guide_size for model_size, guide_size in sizes):
+        problems.append(
+            f"site {name!r} has shape {_shape(model_site)} in the model "
+            f"but {_shape(guide_site)} in the guide"
+        )
+    ranks = model_site["fn"].event_dim, guide_site["fn"].event_dim
+    if ranks[0] != ranks[1]:
+        problems.append(
+            f"site {name!r} has event rank {ranks[0]} in the model but {ranks[1]} in the guide; "
+            f"use .to_event({ranks[0]}) in the guide"
+        )
+    kinds = is_discrete(model_site["fn"]), is_discrete(guide_site["fn"])
+    if not is_delta(guide_site["fn"]) and kinds[0] != kinds[1]:
+        words = ["discrete" if kind else "continuous" for kind in kinds]
+        problems.append(
+            f"site {name!r} is {words[0]} in the model but {words[1]} in the guide; "
+            "use with_discrete_presences() on both or on neither"
+        )
+    return problems
+
+
+def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:
+    """What goes wrong when the model runs on the guide's draws, if anything does."""
+    try:
+        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
+        trace.compute_log_prob()
+    except Exception as error:
+        return [f"the model cannot run on the guide's draws: {error}"]
+    return []
+
+
+def latent_sites(trace: Trace) -> dict[str, dict]:
+    """The unobserved sample sites of a trace, by name."""
+    return {
+        name: site
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample" and not site["is_observed"]
+    }
+
+
+def base_distribution(fn: Any) -> Any:
+    """The distribution inside the wrappers that `to_event`, `expand` and `mask` put around it."""
+    while isinstance(fn, (Independent, ExpandedDistribution, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
+
+
+def is_delta(fn: Any) -> bool:
+    """Whether a site's distribution is a point mass."""
+    return isinstance(base_distribution(fn), Delta)
+
+
+def is_discrete(fn: Any) -> bool:
+    """Whether a site's values are countable."""
+    return bool(getattr(base_distribution(fn).support, "is_discrete", False))
+
+
+def isolated_parameters() -> Any:
+    """A context with an empty parameter store, so that no module picks up another one's values.
+
+    Pyro keys its global store by name and lets it override a module's own parameters; AutoGuides
+    of one class all share their names.
+    """
+    return pyro.get_param_store().scope()
+
+
+def _shape(site: dict) -> tuple[int, ...]:
+    return tuple(site["fn"].shape())
+
+
+def _name(program: Callable) -> str:
+    return getattr(program, "__name__", None) or type(program).__name__

@@ -1,0 +1,161 @@
+"""Checkpoints: safetensors files that are written whole or not at all, and never a pickle.
+
+A checkpoint is a tree of dicts, lists, numbers and tensors. The tensors are stored as safetensors;
+the tree around them, as JSON, in the same file's header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+FORMAT = "capsule-zoo checkpoint 1"
+_TENSOR = "__tensor__"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written, cannot be read, or belongs to something else."""
+
+
+def save_checkpoint(path: str | os.PathLike, tree: dict) -> None:
+    """Write `tree` (nested dicts and lists of tensors, numbers, strings, None) to `path`.
+
+    Raises:
+        CheckpointError: the file cannot be written; what lay at `path` before is intact.
+    """
+    tensors: dict[str, Tensor] = {}
+    skeleton = _pack(tree, "", tensors)
+    header = {"format": FORMAT, "tree": json.dumps(skeleton)}
+    try:
+        write_whole(path, to_bytes(tensors, header))
+    except OSError as error:
+        raise CheckpointError(
+            f"could not write the checkpoint {path}: {error}; any earlier checkpoint there is "
+            "intact, make room or choose another path"
+        ) from error
+
+
+def load_checkpoint(path: str | os.PathLike) -> dict:
+    """Read what `save_checkpoint` wrote; tensors on the CPU.
+
+    Raises:
+        CheckpointError: there is no such file, or it is truncated, or not a zoo checkpoint.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"there is no checkpoint {path}; check the path")
+    try:
+        with safe_open(str(path), "pt", device="cpu") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        if header.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{path} is no checkpoint of this version of the zoo: its format is "
+                f"{header.get('format')!r}, not {FORMAT!r}"
+            )
+        return _unpack(json.loads(header["tree"]), tensors)
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as a safetensors checkpoint ({error}); it is truncated or of "
+            "another kind. Pickled files (torch.save) are never opened, for they can run code"
+        ) from error
+
+
+def write_whole(path: str | os.PathLike, content: bytes) -> None:
+    """Write a file so that `path` holds either all of `content` or what it held before.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def check_same_module(role: str, module: nn.Module, saved_class: str, saved: dict) -> None:
+    """Raise CheckpointError, listing every difference, unless `saved` is a state of `module`.
+
+    Args:
+        role: "model" or "guide", for the message.
+        saved_class: class name of the module that was saved.
+        saved: its `state_dict`.
+    """
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    other = {name: tuple(value.shape) for name, value in saved.items()}
+    problems = []
+    if type(module).__name__ != saved_class:
+        problems.append(f"it holds a {saved_class}, not a {type(module).__name__}")
+    problems += [f"it lacks {name} {own[name]}" for name in own if name not in other]
+    problems += [f"it has an extra {name} {other[name]}" for name in other if name not in own]
+    problems += [
+        f"{name} has shape {other[name]}, not {own[name]}"
+        for name in own
+        if name in other and own[name] != other[name]
+    ]
+    if problems:
+        listing = "\n".join(f"  - {problem}" for problem in problems)
+        raise CheckpointError(f"the checkpoint is of another {role}:\n{listing}")
+
+
+def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The JSON skeleton of `node`; its tensors are put into `tensors` under their paths."""
+    if isinstance(node, Tensor):
+        tensors[path] = node.detach().to("cpu", copy=True).contiguous()
+        return {_TENSOR: path}
+    if isinstance(node, dict):
+        return {
+            "keys": [[type(key).__name__, str(key)] for key in node],
+            "values": [_pack(value, f"{path}/{key}", tensors) for key, value in node.items()],
+        }
+    if isinstance(node, (list, tuple)):
+        return [_pack(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return node
+    raise CheckpointError(f"cannot store {path}: {type(node).__name__} is no tensor or number")
+
+
+def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(node, dict):
+        if _TENSOR in node:
+            return tensors[node[_TENSOR]]
+        keys = [int(key) if kind == "int" else key for kind, key in node["keys"]]
+        return {key: _unpack(v, tensors) for key, v in zip(keys, node["values"], strict=True)}
+    if isinstance(node, list):
+        return [_unpack(value, tensors) for value in node]
+    return node
+
+
+def to_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of a `state_dict` that later training does not change."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The state of torch's generators that a run on `device` draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Undo every draw since `random_state`."""
+    torch.set_rng_state(state["cpu"].to(torch.uint8))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"].to(torch.uint8), device)

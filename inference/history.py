@@ -1,0 +1,56 @@
+"""What a training run leaves behind: its history, its best value and why it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from capsule_zoo.inference.checkpoint import write_whole
+
+COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
+
+
+@dataclass
+class Run:
+    """The record of one call of `fit`.
+
+    Attributes:
+        history: one row a step: step, epoch, loss and held_out (nats per image; held_out is NaN
+            where it was not computed), gradient_norm, lr, seconds since the start.
+        best_loss: lowest held-out value, or, without a validation split, the lowest mean training
+            loss between two checks; nats per image.
+        best_step: the step at which it was seen.
+        steps: optimizer steps taken, those before a resume included.
+        seconds: wall time, that before a resume included.
+        stopped: why the run ended, in words.
+    """
+
+    history: pd.DataFrame
+    best_loss: float
+    best_step: int
+    steps: int
+    seconds: float
+    stopped: str
+
+    @property
+    def metrics(self) -> dict[str, float | int | str]:
+        """Everything but the history."""
+        return {
+            "best_loss": self.best_loss,
+            "best_step": self.best_step,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "stopped": self.stopped,
+            "units": "nats per image",
+        }
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write `history.csv` and `metrics.json` into `folder`, which is made if need be."""
+        folder = Path(folder)
+        write_whole(folder / "history.csv", self.history.to_csv(index=False).encode())
+        metrics = json.dumps(self.metrics, indent=2) + "\n"
+        write_whole(folder / "metrics.json", metrics.encode())

@@ -1,0 +1,98 @@
+"""The processes that share one training run: one, or as many as `torchrun` started.
+
+Each takes its slice of every batch, and the gradients are summed with the slices' weights, so that
+a step is the step that a single process would have taken on the whole batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+
+
+@dataclass(frozen=True)
+class Workers:
+    """This process's place among those that share the run.
+
+    Attributes:
+        rank: number of this process; 0 reports and writes.
+        size: how many processes there are.
+        device: where this process computes.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, batch: Tensor | None) -> Tensor | None:
+        """This process's slice of a batch; slices differ by at most one row."""
+        if batch is None or self.size == 1:
+            return batch
+        return torch.tensor_split(batch, self.size)[self.rank]
+
+    def reduce_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Sum the gradients over processes; each holds its slice's share of the mean."""
+        if self.size > 1:
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                distributed.all_reduce(parameter.grad)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a scalar over processes."""
+        if self.size > 1:
+            value = value.detach().clone()
+            distributed.all_reduce(value)
+        return value
+
+    def agree(self, value: float) -> float:
+        """The first process's value, so that all take the same decision."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor(value, dtype=torch.float64, device=self.device)
+        distributed.broadcast(shared, src=0)
+        return shared.item()
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Every process's tensor, in the order of their ranks."""
+        if self.size == 1:
+            return [value]
+        values = [torch.empty_like(value, device=self.device) for _ in range(self.size)]
+        distributed.all_gather(values, value.to(self.device))
+        return [v.cpu() for v in values]
+
+    def broadcast(self, module: nn.Module) -> None:
+        """Start every process from the first one's parameters and buffers."""
+        if self.size > 1:
+            with torch.no_grad():
+                for value in module.state_dict().values():
+                    distributed.broadcast(value, src=0)
+
+
+@contextmanager
+def join_workers(device: str | torch.device) -> Iterator[Workers]:
+    """The workers of this run; under `torchrun` the process group is made where there is none."""
+    device = torch.device(device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    initialized = distributed.is_available() and distributed.is_initialized()
+    if size == 1 and not initialized:
+        yield Workers(0, 1, device)
+        return
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if not initialized:
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Workers(distributed.get_rank(), distributed.get_world_size(), device)
+    finally:
+        if not initialized:
+            distributed.destroy_process_group()

@@ -1,0 +1,138 @@
+"""Small models whose evidence is known in closed form, on images of shape (B, 1, 2, 2)."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroParam
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.base import Model, Site
+
+
+class Conjugate(Model):
+    """z ~ Normal(mean, 1), a number per image; each of four pixels ~ Normal(z, noise).
+
+    The posterior is Normal((mean + sum(x) / noise^2) v, v), v = 1 / (1 + 4 / noise^2).
+    """
+
+    sites = (Site("code", ("images",)),)
+    image_shape = (1, 2, 2)
+
+    def __init__(self, noise: float = 0.5) -> None:
+        super().__init__()
+        self.noise = noise
+        self.mean = nn.Parameter(torch.tensor(0.0))
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        size = batch_size if images is None else len(images)
+        with pyro.plate("images", size, dim=-1):
+            code = pyro.sample("code", dist.Normal(self.mean, 1.0))
+            mean = code[:, None, None, None].expand(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """log p(image), (B,): Normal with covariance noise^2 I + 1 1'."""
+        covariance = self.noise**2 * torch.eye(4) + torch.ones(4, 4)
+        law = dist.MultivariateNormal(self.mean.expand(4), covariance.to(images.dtype))
+        return law.log_prob(images.flatten(1))
+
+    def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and scale of p(code | image), (B,) each."""
+        variance = 1 / (1 + 4 / self.noise**2)
+        mean = (self.mean + images.sum((1, 2, 3)) / self.noise**2) * variance
+        return mean, torch.full_like(mean, math.sqrt(variance))
+
+
+class LinearGuide(Guide):
+    """q(code | image) = Normal(slope * sum(x) + offset, scale), started away from the posterior."""
+
+    covers = ("code",)
+
+    def __init__(self, model: Conjugate) -> None:
+        super().__init__(model)
+        self.slope = nn.Parameter(torch.tensor(0.1))
+        self.offset = nn.Parameter(torch.tensor(0.0))
+        self.scale = PyroParam(torch.tensor(0.5), constraint=constraints.positive)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        with pyro.plate("images", len(images), dim=-1):
+            mean = self.slope * images.sum((1, 2, 3)) + self.offset
+            pyro.sample("code", dist.Normal(mean, self.scale))
+
+
+class ExactGuide(Guide):
+    """The posterior itself."""
+
+    covers = ("code",)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", dist.Normal(*self.model.posterior(images)))
+
+
+class PointGuide(Guide):
+    """A Delta at slope * sum(x): no density, no bound."""
+
+    covers = ("code",)
+
+    def __init__(self, model: Conjugate) -> None:
+        super().__init__(model)
+        self.slope = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", dist.Delta(self.slope * images.sum((1, 2, 3))))
+
+
+class BernoulliMixture(Model):
+    """kind ~ Categorical(3), summed out or not; each pixel ~ Bernoulli(p[kind])."""
+
+    image_shape = (1, 2, 2)
+
+    def __init__(self, enumerated: bool = True) -> None:
+        super().__init__()
+        self.enumerated = enumerated
+        self.sites = (Site("kind", ("images",), discrete=True, enumerated=enumerated),)
+        self.logits = nn.Parameter(torch.randn(3))
+        self.pixel_logits = nn.Parameter(torch.randn(3, 1, 2, 2))
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        size = batch_size if images is None else len(images)
+        infer = {"enumerate": "parallel"} if self.enumerated else {}
+        with pyro.plate("images", size, dim=-1):
+            kind = pyro.sample("kind", dist.Categorical(logits=self.logits), infer=infer)
+            pixels = dist.Bernoulli(logits=self.pixel_logits[kind]).to_event(3)
+            return pyro.sample("image", pixels, obs=images)
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """log p(image), (B,), summed over kinds by hand."""
+        pixels = dist.Bernoulli(logits=self.pixel_logits).log_prob(images[:, None]).sum((2, 3, 4))
+        return torch.logsumexp(self.logits.log_softmax(0) + pixels, 1)
+
+
+class NoGuide(Guide):
+    """For models with every latent site summed out."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        pass
+
+
+def conjugate_images(number: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Images in [0, 1] with a shared brightness, (number, 1, 2, 2)."""
+    brightness = torch.rand(number, 1, 1, 1, dtype=dtype)
+    return (brightness + 0.1 * torch.randn(number, 1, 2, 2, dtype=dtype)).clamp(0, 1)
+
+
+def binary_images(number: int) -> Tensor:
+    """(number, 1, 2, 2) of zeros and ones, float64."""
+    return torch.randint(2, (number, 1, 2, 2)).double()
