@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from pyro.nn import PyroModule
@@ -52,19 +53,26 @@ class NamedModule(PyroModule):
         return f"{cls.__name__}_{next(_instances)}"
 
     def __deepcopy__(self, memo: dict) -> NamedModule:
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        twin._pyro_set_supermodule(self._fresh_name(), copy.deepcopy(self._pyro_context))
+        twin._rename()
         return twin
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self._pyro_set_supermodule(self._fresh_name(), self._pyro_context)
+        self._rename()
 
-    def sharing_parameters(self, **attributes: object) -> NamedModule:
+    def _rename(self) -> None:
+        """Give a copy its own name; Pyro lets only modules that have not run yet be renamed."""
+        for module in self.modules():
+            if isinstance(module, PyroModule):
+                module._pyro_context.used = False
+        self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
+
+    def sharing_parameters(self, **attributes: object) -> Self:
         """The same parameters (not copies) in a module that differs in some attributes."""
-        twin = copy.copy(self)
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(self.__dict__)
         twin.__dict__.update(attributes)
         return twin
 

@@ -1,0 +1,178 @@
+"""The amortised guide to part-whole capsules: an encoder for parts, set transformers above it.
+
+    features           = CNN(image)                                     # four 3x3 convolutions
+    t_part, A_part     ~ q(. | attention_pooling(features))             # (B, P), (B, P, 6)
+    t_object, A_object ~ q(. | set_transformer({A_i, t_i, identity i})) # (B, K), (B, K, 6)
+
+The objects see the image only through the parts that were drawn. Deeper models get one set
+transformer a level. Poses are points (`pose="delta"`, the paper's choice: the loss is then a MAP
+objective and no bound), or `"normal"`, or `"low_rank"` (a low-rank plus diagonal covariance over a
+pose's six numbers).
+
+References:
+    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), section 4; encoder and sizes after
+    Kosiorek et al. 2019 (arXiv 1906.06818), appendix.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models import poses
+from capsule_zoo.models.layers import AttentionPooling, SetTransformer
+from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.selection import as_presence
+
+POSES = ("delta", "normal", "low_rank")
+_INITIAL_SCALE = 0.02  # deviation of a fresh normal pose: close to the point that it replaces
+
+
+class PoseHead(PyroModule):
+    """The law of one level's poses, centred where the encoder says.
+
+    Args:
+        features: size of the vector from which deviations are read, for each capsule.
+        capsules: capsules of the level.
+        kind: "delta", "normal" or "low_rank".
+        rank: columns of the low-rank factor.
+    """
+
+    def __init__(self, features: int, capsules: int, kind: str, rank: int = 2) -> None:
+        super().__init__()
+        self.kind, self.rank = kind, rank
+        numbers = {"delta": 0, "normal": 6, "low_rank": 6 * (1 + rank)}[kind]
+        if numbers:
+            self.weight = nn.Parameter(torch.zeros(capsules, features, numbers))
+            self.bias = nn.Parameter(torch.zeros(capsules, numbers))
+            if kind == "low_rank":  # the factor may not start at zero, its gradient would vanish
+                nn.init.normal_(self.bias[:, 6:], std=_INITIAL_SCALE / 2)
+
+    def forward(self, loc: Tensor, features: Tensor) -> dist.TorchDistribution:
+        if self.kind == "delta":
+            return dist.Delta(loc, event_dim=1)
+        raw = torch.einsum("bcf,cfo->bco", features, self.weight) + self.bias
+        scale = _INITIAL_SCALE * raw[..., :6].exp()
+        if self.kind == "normal":
+            return dist.Normal(loc, scale).to_event(1)
+        factor = raw[..., 6:].unflatten(-1, (6, self.rank))
+        return dist.LowRankMultivariateNormal(loc, factor, scale.square())
+
+
+class AmortizedPartWhole(Guide):
+    """q(parts | image) q(objects | parts), one network evaluation for each image.
+
+    Args:
+        model: the model to invert.
+        pose: "delta", "normal" or "low_rank".
+        channels: width of the convolutions.
+        width, heads, blocks, inducing: sizes of the set transformers.
+        max_scale: largest part, in units of half an image.
+        anisotropy: bound on a part's stretch; None leaves it free (`poses.from_parameters`).
+        rank: columns of the low-rank factor where `pose="low_rank"`.
+
+    Raises:
+        ValueError: `pose` is none of the three, or `model` has no parts.
+    """
+
+    def __init__(
+        self,
+        model: PartWholeCapsules,
+        pose: str = "delta",
+        *,
+        channels: int = 128,
+        width: int = 128,
+        heads: int = 4,
+        blocks: int = 3,
+        inducing: int = 16,
+        max_scale: float = 1.01,
+        anisotropy: float | None = None,
+        rank: int = 2,
+    ) -> None:
+        if not isinstance(model, PartWholeCapsules):
+            raise ValueError(f"model must be a PartWholeCapsules, not a {type(model).__name__}")
+        if pose not in POSES:
+            raise ValueError(f"pose must be one of {', '.join(map(repr, POSES))}, not {pose!r}")
+        super().__init__(model)
+        self.options = dict(
+            channels=channels,
+            width=width,
+            heads=heads,
+            blocks=blocks,
+            inducing=inducing,
+            max_scale=max_scale,
+            anisotropy=anisotropy,
+            rank=rank,
+        )
+        self.pose = pose
+        *above, parts = model.levels
+        convolutions: list[nn.Module] = []
+        inputs = model.image_shape[0]
+        for stride in (2, 2, 1, 1):
+            convolutions += [nn.Conv2d(inputs, channels, 3, stride, padding=1), nn.ELU()]
+            inputs = channels
+        self.encoder = PyroModule[nn.Sequential](*convolutions)
+        self.pool = AttentionPooling(channels, parts.size, _OUTPUTS)
+        self.transformers = PyroModule[nn.ModuleList](
+            SetTransformer(7 + child.size, parent.size, _OUTPUTS, width, heads, blocks, inducing)
+            for parent, child in zip(above, model.levels[1:], strict=True)
+        )
+        self.pose_heads = PyroModule[nn.ModuleList](
+            PoseHead(_OUTPUTS, level.size, pose, rank) for level in model.levels
+        )
+
+    @property
+    def covers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(site.name for site in self.model.latent_sites)
+
+    def with_poses(self, pose: str) -> AmortizedPartWhole:
+        """A new guide to the same model with the same weights and another law of the poses.
+
+        Train with `"delta"` first: sampled poses from the start underfit. A fresh normal starts
+        at the delta's point with a deviation of .02.
+        """
+        twin = AmortizedPartWhole(self.model, pose, **self.options)
+        twin.to(next(self.parameters()))
+        mine = twin.state_dict()
+        same = {k: v for k, v in self.state_dict().items() if k in mine and mine[k].shape == v.shape}
+        twin.load_state_dict({**mine, **same})
+        return twin
+
+    def with_discrete_presences(self) -> AmortizedPartWhole:
+        return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
+        """Draws every level and returns the objects' choices."""
+        model = self.model
+        model.check_images(images)
+        with pyro.plate("images", len(images), dim=-2):
+            capsules = self._draw(-1, self.pool(self.encoder(images - 0.5)))
+            for index in reversed(range(len(model.levels) - 1)):
+                capsules = self._draw(index, self.transformers[index](self._as_set(capsules)))
+        return capsules
+
+    def _draw(self, index: int, read: Tensor) -> Capsules:
+        """One level's sites, from what was read for each of its capsules (B, capsules, _OUTPUTS)."""
+        level = self.model.levels[index]
+        logits, raw_pose = read[..., 0], read[..., 1:7]
+        bounds = (self.options["max_scale"], self.options["anisotropy"])
+        loc = poses.from_parameters(raw_pose, 0.01, *(bounds if level.name == "part" else ()))
+        with pyro.plate(level.plate, level.size, dim=-1):
+            presence = pyro.sample(f"{level.name}_presence", self.model.presence_law(logits))
+            pose = pyro.sample(f"{level.name}_pose", self.pose_heads[index](loc, F.elu(read)))
+        return Capsules(presence, pose)
+
+    def _as_set(self, capsules: Capsules) -> Tensor:
+        """Drawn capsules as a set: pose, presence and one-hot identity, (B, n, 7 + n)."""
+        there = as_presence(capsules.presence, self.model.relaxed)[..., None]
+        batch, n = capsules.presence.shape
+        identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(batch, n, n)
+        return torch.cat([capsules.pose, there, identity], dim=-1)
+
+
+_OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are read

@@ -1,0 +1,108 @@
+"""Neural parts that several models and guides share.
+
+Attention over sets follows Lee et al. 2019, "Set Transformer" (arXiv 1810.00825): MAB (eq. 6),
+ISAB (eq. 9-10) and PMA (eq. 11). `AttentionPooling` reads one vector per capsule out of a feature
+map, as in Kosiorek et al. 2019 (arXiv 1906.06818, appendix).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+
+class AttentionPooling(PyroModule):
+    """For every capsule its outputs, averaged over the map by the capsule's own soft attention.
+
+    A 1x1 convolution gives each of `capsules` capsules `outputs` maps and one attention map.
+    Called on features (B, channels, H, W) it returns (B, capsules, outputs).
+    """
+
+    def __init__(self, channels: int, capsules: int, outputs: int) -> None:
+        super().__init__()
+        self.capsules = capsules
+        self.read = PyroModule[nn.Conv2d](channels, capsules * (outputs + 1), 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        maps = self.read(features).flatten(2).unflatten(1, (self.capsules, -1))
+        attention = maps[:, :, -1:].softmax(-1)  # (B, capsules, 1, positions)
+        return (maps[:, :, :-1] * attention).sum(-1)
+
+
+class MultiheadAttentionBlock(PyroModule):
+    """MAB(X, Y) = LN(H + ReLU(linear(H))) with H = LN(X + attention(X, Y, Y)); (B, n, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads, not {width} of {heads}")
+        self.heads = heads
+        self.query = PyroModule[nn.Linear](width, width)
+        self.key_value = PyroModule[nn.Linear](width, 2 * width)
+        self.mix = PyroModule[nn.Linear](width, width)
+        self.feed = PyroModule[nn.Linear](width, width)
+        self.norm_attention = PyroModule[nn.LayerNorm](width)
+        self.norm_feed = PyroModule[nn.LayerNorm](width)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        key, value = self.key_value(y).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        attended = F.scaled_dot_product_attention(query, key.transpose(1, 2), value.transpose(1, 2))
+        hidden = self.norm_attention(x + self.mix(attended.transpose(1, 2).flatten(2)))
+        return self.norm_feed(hidden + F.relu(self.feed(hidden)))
+
+
+class InducedSetAttention(PyroModule):
+    """ISAB: the set attends to learned inducing points that have attended to the set."""
+
+    def __init__(self, width: int, heads: int, inducing: int) -> None:
+        super().__init__()
+        self.inducing = nn.Parameter(torch.randn(inducing, width) / width**0.5)
+        self.gather = MultiheadAttentionBlock(width, heads)
+        self.scatter = MultiheadAttentionBlock(width, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        summary = self.gather(self.inducing.expand(len(x), -1, -1), x)
+        return self.scatter(x, summary)
+
+
+class SetTransformer(PyroModule):
+    """From a set of vectors to a fixed number of capsules: linear, ISABs, PMA, one linear each.
+
+    Args:
+        inputs: size of the vectors in the set.
+        capsules: number of output capsules.
+        outputs: numbers for each capsule, from its own linear layer.
+        width, heads, blocks, inducing: sizes of the attention blocks.
+
+    Called on (B, n, inputs) it returns (B, capsules, outputs) and does not depend on the order.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        capsules: int,
+        outputs: int,
+        width: int = 128,
+        heads: int = 4,
+        blocks: int = 3,
+        inducing: int = 16,
+    ) -> None:
+        super().__init__()
+        self.embed = PyroModule[nn.Linear](inputs, width)
+        self.blocks = PyroModule[nn.ModuleList](
+            [InducedSetAttention(width, heads, inducing) for _ in range(blocks)]
+        )
+        self.seeds = nn.Parameter(torch.randn(capsules, width) / width**0.5)
+        self.pool = MultiheadAttentionBlock(width, heads)
+        self.read_weight = nn.Parameter(torch.randn(capsules, width, outputs) / width**0.5)
+        self.read_bias = nn.Parameter(torch.zeros(capsules, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        pooled = self.pool(self.seeds.expand(len(x), -1, -1), x)  # (B, capsules, width)
+        return torch.einsum("bcw,cwo->bco", pooled, self.read_weight) + self.read_bias

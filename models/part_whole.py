@@ -1,0 +1,360 @@
+"""Part-whole capsules: objects choose and place their parts, parts paint the image.
+
+Story. A capsule is a presence (is it there?) and a pose (an affine frame). Every part looks for a
+parent among the objects that are there; a parent that is found says whether the part is likely to
+be there and where. Parts that are there carry a small learned template, warp it by their pose and
+lay it over the parts before them. A dummy parent, always on, explains clutter. Any number of
+levels may lie between objects and parts; each relates to the one above as parts do to objects.
+
+    t_k ~ Bernoulli(pi_k)                                         # objects, (B, K)
+    A_k ~ Normal(identity, sigma_top)                             # (B, K, 6)
+    s_i ~ Categorical(dummy: epsilon, object j: t_j rho_ij)       # parts, (B, P), enumerated
+    t_i ~ Bernoulli(gamma_{i, s_i})                               # (B, P)
+    A_i ~ Normal(A_{s_i} (I + M_{i, s_i}), t_i sigma_{i, s_i} + (1 - t_i) sigma_off)    # (B, P, 6)
+    image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
+
+With everything else given the choices s_i are independent, so they are summed out exactly:
+`selection="enumerate"` by Pyro's parallel enumeration, `selection="marginal"` (four times faster,
+equal to the last digit) by writing p(t_i) and p(A_i | t_i) as the two mixtures over parents that
+they are. For training, presences are relaxed to Concrete variables; their sites then hold logits.
+
+References:
+    Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
+    Perspective" (arXiv 2004.03553), sections 3 and 4. Templates and the set transformer:
+    Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818).
+    The paper leaves open how a pose is parametrised (here: the six numbers of the matrix), how a
+    relaxed presence mixes the two scales (linearly), and all sizes; these are arguments.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from pyro.ops.indexing import Vindex
+from torch import Tensor, nn
+
+from capsule_zoo.models import poses, templates
+from capsule_zoo.models.base import Model, Site, check_at_least, check_positive
+from capsule_zoo.models.selection import (
+    LogitRelaxedBernoulli,
+    ParentMixture,
+    as_presence,
+    log_presence,
+    parent_log_weights,
+)
+
+
+class Level(NamedTuple):
+    """One level of the hierarchy: the singular name of its sites, its plate, its capsules."""
+
+    name: str
+    plate: str
+    size: int
+
+
+class Capsules(NamedTuple):
+    """The random choices of one level.
+
+    Attributes:
+        presence: the presence site's value (B, capsules), a logit where presences are relaxed.
+        pose: (B, capsules, 6).
+    """
+
+    presence: Tensor
+    pose: Tensor
+
+
+class ChildLaw(NamedTuple):
+    """What each choice of a parent says of a child; column 0 is the dummy.
+
+    Attributes:
+        log_weights: unnormalised log p(s_i = j | t), (B, children, 1 + parents).
+        presence_logits: logit of gamma_ij, (children, 1 + parents).
+        vote: mean of the pose, (B, children, 1 + parents, 6).
+        scale_on, scale_off: deviations of the pose when the child is there and when it is not,
+            (children, 1 + parents).
+    """
+
+    log_weights: Tensor
+    presence_logits: Tensor
+    vote: Tensor
+    scale_on: Tensor
+    scale_off: Tensor
+
+
+class ParentSelection(PyroModule):
+    """The learned relation between a level of children and the level of their parents.
+
+    Parameters: `log_affinity` (log rho), `presence_logits` (gamma), `transform` (M, six numbers
+    row by row) and `raw_scale` (sigma = sigma_min + softplus), one entry for each child and parent.
+    """
+
+    def __init__(
+        self,
+        children: int,
+        parents: int,
+        *,
+        epsilon: float,
+        dummy_presence: float,
+        sigma_min: float,
+        sigma_off: float,
+        sigma_dummy: float,
+        child_scale: float,
+    ) -> None:
+        super().__init__()
+        self.epsilon, self.sigma_min = epsilon, sigma_min
+        self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
+        self.dummy_logit = torch.tensor(dummy_presence).logit().item()
+        self.log_affinity = nn.Parameter(torch.zeros(children, parents))
+        self.presence_logits = nn.Parameter(torch.zeros(children, parents))
+        self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
+        spread = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4])
+        shrink = torch.tensor(poses.IDENTITY) * (child_scale - 1)
+        self.transform = nn.Parameter(shrink + spread * torch.randn(children, parents, 6))
+
+    def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
+        identity = poses.identity_like(parents.pose)
+        votes = poses.compose(parents.pose[:, None], identity + self.transform)
+        dummy_vote = identity.expand_as(votes[:, :, :1])
+        scale = self.sigma_min + F.softplus(self.raw_scale)
+        scale_off = torch.full_like(scale, self.sigma_off)
+        return ChildLaw(
+            parent_log_weights(
+                log_presence(parents.presence, relaxed), self.log_affinity, self.epsilon
+            ),
+            F.pad(self.presence_logits, (1, 0), value=self.dummy_logit),
+            torch.cat([dummy_vote, votes], dim=2),
+            F.pad(scale, (1, 0), value=self.sigma_dummy),
+            F.pad(scale_off, (1, 0), value=self.sigma_dummy),
+        )
+
+
+class PartWholeCapsules(Model):
+    """The generative model of part-whole capsules; see the top of this file.
+
+    Args:
+        objects, parts: capsules of the usual two levels.
+        layers: capsules of every level from the top down, two or more; overrides both.
+        template_size: height and width of a part's template, in template pixels.
+        image_size: height and width of the images, in pixels; one number for a square.
+        channels: 1 (grey) or 3 (colour).
+        selection: "marginal" or "enumerate"; the same density either way.
+        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
+        temperature: of the relaxed presences.
+        sigma_image: deviation of a pixel, in units of its range.
+        sigma_top: deviation of an object's pose from the identity, by coordinate.
+        sigma_min: least deviation of a child's pose from its parent's vote.
+        sigma_off, sigma_dummy: the same for children that are off, or that the dummy explains.
+        epsilon: weight of the dummy parent beside the parents' rho.
+        dummy_presence: probability that a child of the dummy is there.
+        background: "black", or "learned" for a trained image behind the parts.
+
+    Raises:
+        ValueError: a size below 1, a deviation that is not positive, an unknown option.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    The image site lives in the images plate at dim -2, so its value is (B, 1, C, H, W).
+    """
+
+    def __init__(
+        self,
+        objects: int = 16,
+        parts: int = 24,
+        *,
+        layers: tuple[int, ...] | None = None,
+        template_size: int = 11,
+        image_size: int | tuple[int, int] = 28,
+        channels: int = 1,
+        selection: str = "marginal",
+        presence: str = "relaxed",
+        temperature: float = 0.5,
+        sigma_image: float = 0.15,
+        sigma_top: float = 0.5,
+        sigma_min: float = 0.1,
+        sigma_off: float = 1.0,
+        sigma_dummy: float = 1.0,
+        epsilon: float = 0.02,
+        dummy_presence: float = 0.01,
+        background: str = "black",
+    ) -> None:
+        super().__init__()
+        layers = (objects, parts) if layers is None else tuple(layers)
+        if len(layers) < 2:
+            raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
+        check_at_least(1, **{f"layers[{i}]": n for i, n in enumerate(layers)})
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        check_at_least(1, template_size=template_size, image_size=min(size))
+        check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
+        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
+        check_positive(epsilon=epsilon)
+        if not 0 < dummy_presence < 1:
+            raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
+        _check_option("channels", channels, (1, 3))
+        _check_option("selection", selection, ("marginal", "enumerate"))
+        _check_option("presence", presence, ("relaxed", "discrete"))
+        _check_option("background", background, ("black", "learned"))
+
+        self.levels = _name_levels(layers)
+        self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
+        self.image_shape = (channels, *size)
+        self.selection, self.presence, self.temperature = selection, presence, temperature
+        self.sigma_image, self.sigma_top = sigma_image, sigma_top
+        self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
+        self.selections = PyroModule[nn.ModuleList](
+            ParentSelection(
+                children,
+                parents,
+                epsilon=epsilon,
+                dummy_presence=dummy_presence,
+                sigma_min=sigma_min,
+                sigma_off=sigma_off,
+                sigma_dummy=sigma_dummy,
+                child_scale=0.3 ** (1 / (len(layers) - 1)),
+            )
+            for parents, children in zip(layers, layers[1:], strict=False)
+        )
+        shape = (layers[-1], channels + 1, template_size, template_size)
+        self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha
+        if background == "learned":
+            self.background_logits = nn.Parameter(torch.full((channels, *size), -3.0))
+        self.background = background
+
+    @property
+    def relaxed(self) -> bool:
+        return self.presence == "relaxed"
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        found = []
+        for level, child in zip(self.levels, [False] + [True] * len(self.levels), strict=False):
+            plates = ("images", level.plate)
+            if child and self.selection == "enumerate":
+                found.append(Site(f"{level.name}_parent", plates, discrete=True, enumerated=True))
+            found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
+            found.append(Site(f"{level.name}_pose", plates, event_dim=1))
+        return tuple(found)
+
+    def with_selection(self, selection: str) -> PartWholeCapsules:
+        """The same parameters with the parents' selection summed out in the other way."""
+        _check_option("selection", selection, ("marginal", "enumerate"))
+        return self.sharing_parameters(selection=selection)
+
+    def with_discrete_presences(self) -> PartWholeCapsules:
+        """The same parameters with Bernoulli presences and no enumerated site, for reporting."""
+        return self.sharing_parameters(presence="discrete", selection="marginal")
+
+    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
+        """The law of a presence site, from the logit of its probability."""
+        if self.relaxed:
+            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
+        return dist.Bernoulli(logits=logits)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_images(images)
+        batch = batch_size if images is None else len(images)
+        top, *below = self.levels
+        with pyro.plate("images", batch, dim=-2):
+            with pyro.plate(top.plate, top.size, dim=-1):
+                identity = poses.identity_like(self.presence_logits)
+                capsules = Capsules(
+                    pyro.sample("object_presence", self.presence_law(self.presence_logits)),
+                    pyro.sample("object_pose", dist.Normal(identity, self.sigma_top).to_event(1)),
+                )
+            for level, selection in zip(below, self.selections, strict=True):
+                law = selection(capsules, self.relaxed)
+                with pyro.plate(level.plate, level.size, dim=-1):
+                    draw = self._marginal if self.selection == "marginal" else self._enumerated
+                    capsules = draw(level.name, law)
+            mean = self.render(capsules)[:, None]  # (B, 1, C, H, W)
+            observed = None if images is None else images[:, None]
+            law = dist.Normal(mean, self.sigma_image).to_event(3)
+            return pyro.sample("image", law, obs=observed).squeeze(1)
+
+    def _enumerated(self, name: str, law: ChildLaw) -> Capsules:
+        """Children as the story tells them; the parent's choice is an enumerated site."""
+        parent = pyro.sample(
+            f"{name}_parent",
+            dist.Categorical(logits=law.log_weights),
+            infer={"enumerate": "parallel"},
+        )
+        image = torch.arange(law.vote.shape[0], device=parent.device)[:, None]
+        child = torch.arange(law.vote.shape[1], device=parent.device)
+        logits = Vindex(law.presence_logits)[child, parent]
+        presence = pyro.sample(f"{name}_presence", self.presence_law(logits))
+        there = as_presence(presence, self.relaxed)
+        scale_on = Vindex(law.scale_on)[child, parent]
+        scale_off = Vindex(law.scale_off)[child, parent]
+        scale = there * scale_on + (1 - there) * scale_off
+        vote = Vindex(law.vote)[image, child, parent, :]
+        pose = pyro.sample(f"{name}_pose", dist.Normal(vote, scale[..., None]).to_event(1))
+        return Capsules(presence, pose)
+
+    def _marginal(self, name: str, law: ChildLaw) -> Capsules:
+        """Children with the parent's choice summed out: p(t), then p(A | t)."""
+        presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
+        pose = pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
+        return Capsules(presence, pose)
+
+    def _presence_mixture(self, law: ChildLaw) -> ParentMixture:
+        logits = law.presence_logits.expand_as(law.log_weights)
+        return ParentMixture(dist.Categorical(logits=law.log_weights), self.presence_law(logits))
+
+    def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
+        """p(A | t): the choices weighted by how well they foretold the presence."""
+        weights = law.log_weights + self.presence_law(law.presence_logits).log_prob(
+            presence[..., None]
+        )
+        there = as_presence(presence, self.relaxed)[..., None]
+        scale = there * law.scale_on + (1 - there) * law.scale_off  # (B, children, 1 + parents)
+        component = dist.Normal(law.vote, scale[..., None]).to_event(1)
+        return ParentMixture(dist.Categorical(logits=weights), component)
+
+    def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
+        """p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.
+
+        Args:
+            parents, children: two adjacent levels' choices.
+            level: index of the children's level among `selections`; the parts' by default.
+        """
+        law = self.selections[level](parents, self.relaxed)
+        return self._pose_mixture(law, children.presence).responsibilities(children.pose)
+
+    def templates(self) -> tuple[Tensor, Tensor]:
+        """Every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
+        paint = self.template_logits.sigmoid()
+        return paint[:, :-1], paint[:, -1:]
+
+    def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
+        """Every part drawn alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...)."""
+        paint = self.template_logits.sigmoid()
+        drawn = templates.warp(paint, parts.pose, self.image_shape[1:])
+        there = as_presence(parts.presence, self.relaxed).T[:, None, :, None, None]
+        return drawn[:, :-1], drawn[:, -1:] * there
+
+    def canvas(self, like: Tensor) -> Tensor:
+        """What lies behind the parts, (C, 1, H, W)."""
+        if self.background == "learned":
+            return self.background_logits.sigmoid()[:, None]
+        return like.new_zeros(self.image_shape)[:, None]
+
+    def render(self, parts: Capsules) -> Tensor:
+        """The mean image (B, C, H, W) of the parts' choices."""
+        colour, alpha = self.layers(parts)
+        return templates.over(colour, alpha, self.canvas(alpha)).transpose(0, 1)
+
+
+def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:
+    between = [Level(f"group{i}", f"groups{i}", n) for i, n in enumerate(layers[1:-1], start=1)]
+    return Level("object", "objects", layers[0]), *between, Level("part", "parts", layers[-1])
+
+
+def _check_option(name: str, value: object, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

@@ -1,0 +1,110 @@
+"""The affine group of the plane, as the six numbers of a 2x3 matrix.
+
+A pose is `[R | tau] = [[a, b, x], [c, d, y]]`, stored row by row as `(a, b, x, c, d, y)`. It maps a
+capsule's own frame, the square [-1, 1]^2 with x to the right and y downwards, into its parent's
+frame. All functions take and give tensors (..., 6), broadcast, and are differentiable.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+MIN_DETERMINANT = 1e-4
+
+
+def identity_like(tensor: Tensor) -> Tensor:
+    """The identity pose (6,) in the dtype and on the device of `tensor`."""
+    return tensor.new_tensor(IDENTITY)
+
+
+def to_matrix(pose: Tensor) -> Tensor:
+    """Homogeneous matrices (..., 3, 3): the pose above the row (0, 0, 1)."""
+    last = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:-1], 1, 3)
+    return torch.cat([pose.unflatten(-1, (2, 3)), last], dim=-2)
+
+
+def from_matrix(matrix: Tensor) -> Tensor:
+    """Poses (..., 6) of matrices (..., 2, 3) or homogeneous ones (..., 3, 3)."""
+    return matrix[..., :2, :].flatten(-2)
+
+
+def compose(outer: Tensor, inner: Tensor) -> Tensor:
+    """The pose that first applies `inner`, then `outer`: homogeneous matrix product, (..., 6)."""
+    a, b, x, c, d, y = outer.unbind(-1)
+    e, f, u, g, h, v = inner.unbind(-1)
+    return torch.stack(
+        [
+            a * e + b * g,
+            a * f + b * h,
+            a * u + b * v + x,
+            c * e + d * g,
+            c * f + d * h,
+            c * u + d * v + y,
+        ],
+        dim=-1,
+    )
+
+
+def inverse(pose: Tensor, min_determinant: float = MIN_DETERMINANT) -> Tensor:
+    """The inverse pose (..., 6), with the determinant kept at least `min_determinant` from zero.
+
+    The floor makes a pose that collapses during training shrink its capsule to (almost) nothing
+    instead of giving infinities and NaN gradients; regular poses are inverted exactly.
+    """
+    a, b, x, c, d, y = pose.unbind(-1)
+    determinant = a * d - b * c
+    floor = torch.where(determinant < 0, -min_determinant, min_determinant).to(pose.dtype)
+    determinant = torch.where(determinant.abs() < min_determinant, floor, determinant)
+    a, b, c, d = d / determinant, -b / determinant, -c / determinant, a / determinant
+    return torch.stack([a, b, -(a * x + b * y), c, d, -(c * x + d * y)], dim=-1)
+
+
+def from_parameters(
+    raw: Tensor, min_scale: float = 0.01, max_scale: float = 1.01, anisotropy: float | None = None
+) -> Tensor:
+    """Unconstrained numbers (..., 6) to poses that start sane: scale, rotation, shear, translation.
+
+    With raw = (s_x, s_y, angle, shear, x, y), the pose is rotation(2 pi angle) @ scale @ shear:
+
+        R = [[cos, -sin], [sin, cos]] @ diag(s_x, s_y) @ [[1, h], [0, 1]],   tau = tanh(5 (x, y)),
+
+    scales are `min_scale + sigmoid(.) (max_scale - min_scale)`, h = tanh(5 shear).
+
+    Args:
+        raw: unconstrained parameters (..., 6).
+        min_scale, max_scale: bounds of both scales, in units of half an image.
+        anisotropy: when given, bounds s_x / s_y to [1 / anisotropy, anisotropy] and h likewise to
+            `anisotropy - 1` in size, so that a part keeps its own shape; None leaves both free.
+    """
+    width, height, angle, shear, x, y = raw.unbind(-1)
+    span = max_scale - min_scale
+    if anisotropy is None:
+        s_x, s_y = (min_scale + span * s.sigmoid() for s in (width, height))
+        h = torch.tanh(5 * shear)
+    else:
+        size = min_scale + span * width.sigmoid()
+        stretch = torch.exp(0.5 * math.log(anisotropy) * torch.tanh(height))
+        s_x, s_y = size * stretch, size / stretch
+        h = (anisotropy - 1) * torch.tanh(shear)
+    cos, sin = torch.cos(2 * math.pi * angle), torch.sin(2 * math.pi * angle)
+    return torch.stack(
+        [
+            cos * s_x,
+            cos * s_x * h - sin * s_y,
+            torch.tanh(5 * x),
+            sin * s_x,
+            sin * s_x * h + cos * s_y,
+            torch.tanh(5 * y),
+        ],
+        dim=-1,
+    )
+
+
+def rotation(angle: Tensor) -> Tensor:
+    """Poses (..., 6) that rotate by `angle` (...) radians, clockwise as seen (y points down)."""
+    cos, sin, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
+    return torch.stack([cos, -sin, zero, sin, cos, zero], dim=-1)

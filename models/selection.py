@@ -1,0 +1,66 @@
+"""Presences that relax, and children that choose a parent.
+
+The distributions of the part-whole story that Pyro does not ship: a relaxed Bernoulli in logit
+space, and the mixture over parents that is left when a child's choice is summed out.
+"""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli as _LogitRelaxedBernoulli
+
+
+class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
+    """The logit of a Concrete (relaxed Bernoulli) variable; `sigmoid` of a draw is the presence.
+
+    In logit space neither a draw nor its density saturates in float32, at any temperature.
+
+    References: Maddison, Mnih & Teh 2017, "The Concrete Distribution" (arXiv 1611.00712), eq. 25.
+    """
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of the logit, in nats, by softplus: torch's form overflows in the tails."""
+        difference = self.logits - value * self.temperature
+        return self.temperature.log() + difference - 2 * F.softplus(difference)
+
+
+class ParentMixture(dist.MixtureSameFamily):
+    """The law of a child when its choice of a parent, the mixture component, is summed out."""
+
+    def responsibilities(self, value: Tensor) -> Tensor:
+        """Posterior over the choice given the child's value, (..., 1 + parents); column 0: dummy.
+
+        Args:
+            value: (..., *event_shape), as the distribution draws it.
+        """
+        per_parent = self.component_distribution.log_prob(self._pad(value))
+        return (per_parent + self.mixture_distribution.logits).softmax(-1)
+
+
+def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: float) -> Tensor:
+    """Unnormalised log p(s_i = j | t): `log epsilon` for the dummy, then `log(t_j rho_ij)`.
+
+    Args:
+        log_presence: (B, parents), log t; minus infinity for a parent that is off.
+        log_affinity: (children, parents), log rho.
+        epsilon: the dummy's weight.
+
+    Returns:
+        (B, children, 1 + parents).
+    """
+    weights = log_presence[:, None] + log_affinity  # (B, children, parents)
+    return F.pad(weights, (1, 0), value=torch.tensor(epsilon).log().item())
+
+
+def log_presence(value: Tensor, relaxed: bool) -> Tensor:
+    """log t of a presence site's value: a logit where presences are relaxed, else 0 or 1."""
+    return F.logsigmoid(value) if relaxed else value.log()
+
+
+def as_presence(value: Tensor, relaxed: bool) -> Tensor:
+    """t in [0, 1] of a presence site's value: a logit where presences are relaxed, else 0 or 1."""
+    return value.sigmoid() if relaxed else value

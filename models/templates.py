@@ -1,0 +1,76 @@
+"""Drawing parts: warp small templates by affine poses, and lay the layers over each other.
+
+Pure tensor functions. Layers are kept part-major, (parts, channels, B, height, width), because all
+images share the templates: one `grid_sample` per call then reads each template once for the batch,
+instead of copying it for every image.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.models import poses
+
+
+@lru_cache(maxsize=16)
+def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Homogeneous coordinates (3, height * width) of the pixel centres in the frame [-1, 1]^2."""
+    y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height * 2 - 1
+    x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width * 2 - 1
+    grid_y, grid_x = torch.meshgrid(y, x, indexing="ij")
+    return torch.stack([grid_x, grid_y, torch.ones_like(grid_x)]).flatten(1)
+
+
+def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+    """Templates placed in the image frame: bilinear, zero outside.
+
+    Args:
+        templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2.
+        pose: (B, parts, 6), part frame to image frame.
+        size: (height, width) of the image.
+
+    Returns:
+        Layers (parts, channels, B, height, width).
+    """
+    height, width = size
+    parts, channels = templates.shape[:2]
+    batch = pose.shape[0]
+    to_part = poses.inverse(pose).unflatten(-1, (2, 3)).transpose(0, 1)  # (parts, B, 2, 3)
+    centres = _pixel_centres(height, width, pose.dtype, pose.device)
+    grid = (to_part @ centres).movedim(-2, -1)  # (parts, B, pixels, 2)
+    layers = F.grid_sample(
+        templates, grid.reshape(parts, batch * height, width, 2), align_corners=False
+    )
+    return layers.view(parts, channels, batch, height, width)
+
+
+def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
+    """Layers laid over a background in order, the last on top (Porter & Duff's *over*).
+
+    Args:
+        colour: (parts, channels, B, height, width).
+        alpha: opacity in [0, 1], (parts, 1, B, height, width).
+        background: (channels, 1 or B, height, width) or anything that broadcasts to it.
+
+    Returns:
+        The composite (channels, B, height, width).
+    """
+    canvas = background.expand(colour.shape[1:])
+    # unbind, not indexing: the backward of an index fills a zero tensor of the whole stack per part
+    for layer, opacity in zip(colour.unbind(0), alpha.unbind(0), strict=True):
+        canvas = torch.lerp(canvas, layer, opacity.expand_as(layer))
+    return canvas
+
+
+def visibility(alpha: Tensor) -> Tensor:
+    """How much of each layer is seen through those above it, shaped as `alpha`.
+
+    `(visibility * colour).sum(0)` is the composite over a black background.
+    """
+    through = torch.cumprod((1 - alpha).flip(0), dim=0)
+    above = torch.cat([torch.ones_like(alpha[:1]), through[:-1]]).flip(0)
+    return alpha * above
