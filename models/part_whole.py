@@ -28,6 +28,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import pyro
@@ -50,11 +51,14 @@ from capsule_zoo.models.selection import (
 
 
 class Level(NamedTuple):
-    """One level of the hierarchy: the singular name of its sites, its plate, its capsules."""
+    """One level of the hierarchy: what its capsules are called, and how many there are."""
 
     name: str
-    plate: str
     size: int
+
+    @property
+    def plate(self) -> str:
+        return f"{self.name}s"
 
 
 class Capsules(NamedTuple):
@@ -109,7 +113,7 @@ class ParentSelection(PyroModule):
         super().__init__()
         self.epsilon, self.sigma_min = epsilon, sigma_min
         self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
-        self.dummy_logit = torch.tensor(dummy_presence).logit().item()
+        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))
         self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
@@ -351,8 +355,8 @@ class PartWholeCapsules(Model):
 
 
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:
-    between = [Level(f"group{i}", f"groups{i}", n) for i, n in enumerate(layers[1:-1], start=1)]
-    return Level("object", "objects", layers[0]), *between, Level("part", "parts", layers[-1])
+    between = [Level(f"group{i}", n) for i, n in enumerate(layers[1:-1], start=1)]
+    return Level("object", layers[0]), *between, Level("part", layers[-1])
 
 
 def _check_option(name: str, value: object, allowed: tuple) -> None:

@@ -6,8 +6,9 @@ space, and the mixture over parents that is left when a child's choice is summed
 
 from __future__ import annotations
 
+import math
+
 import pyro.distributions as dist
-import torch
 import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
@@ -53,7 +54,7 @@ def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: floa
         (B, children, 1 + parents).
     """
     weights = log_presence[:, None] + log_affinity  # (B, children, parents)
-    return F.pad(weights, (1, 0), value=torch.tensor(epsilon).log().item())
+    return F.pad(weights, (1, 0), value=math.log(epsilon))
 
 
 def log_presence(value: Tensor, relaxed: bool) -> Tensor:

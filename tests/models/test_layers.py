@@ -1,0 +1,41 @@
+"""Set layers do not see the order of a set; attention pooling is a weighted mean."""
+
+import pytest
+import torch
+
+from capsule_zoo.models.layers import AttentionPooling, MultiheadAttentionBlock, SetTransformer
+
+
+def test_a_set_transformer_does_not_see_the_order():
+    torch.manual_seed(0)
+    network = SetTransformer(5, capsules=3, outputs=4, width=16, heads=2, inducing=4).double()
+    items = torch.randn(2, 7, 5, dtype=torch.float64)
+    shuffled = items[:, torch.randperm(7)]
+    assert network(items).shape == (2, 3, 4)
+    torch.testing.assert_close(network(shuffled), network(items))
+    assert not torch.allclose(network(items + 0.1), network(items))
+
+
+def test_attention_block_against_one_head_written_out():
+    torch.manual_seed(0)
+    block = MultiheadAttentionBlock(8, heads=1).double()
+    x, y = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
+    key, value = block.key_value(y).chunk(2, dim=-1)
+    weights = (block.query(x) @ key.transpose(1, 2) / 8**0.5).softmax(-1)
+    hidden = block.norm_attention(x + block.mix(weights @ value))
+    expected = block.norm_feed(hidden + block.feed(hidden).relu())
+    torch.testing.assert_close(block(x, y), expected)
+
+
+def test_attention_pooling_of_a_constant_map_is_that_constant():
+    torch.manual_seed(0)
+    pooling = AttentionPooling(6, capsules=4, outputs=3).double()
+    vector = torch.randn(2, 6, dtype=torch.float64)
+    pooled = pooling(vector[:, :, None, None].expand(2, 6, 5, 5))
+    direct = pooling.read(vector[:, :, None, None]).flatten(1).unflatten(1, (4, 4))[..., :3]
+    torch.testing.assert_close(pooled, direct)
+
+
+def test_width_must_divide_into_heads():
+    with pytest.raises(ValueError, match="width must be a multiple of heads"):
+        MultiheadAttentionBlock(10, heads=4)

@@ -1,0 +1,258 @@
+"""Part-whole capsules against brute force over every selection of parents, in float64."""
+
+import itertools
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+from capsule_zoo.models.selection import as_presence, log_presence
+
+SIZES = dict(template_size=4, image_size=6, epsilon=0.1, dummy_presence=0.2)
+
+
+def make(layers, **options):
+    torch.manual_seed(0)
+    model = PartWholeCapsules(layers=layers, **{**SIZES, **options}).double()
+    with torch.no_grad():  # move every parameter away from its symmetric start
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def draw(model, batch=2, seed=1):
+    """A draw of every latent site and of the image from the prior."""
+    torch.manual_seed(seed)
+    trace = poutine.trace(model).get_trace(batch_size=batch)
+    values = {site.name: trace.nodes[site.name]["value"].detach() for site in model.latent_sites}
+    return values, trace.nodes["_RETURN"]["value"].detach().clamp(0, 1)
+
+
+def point_guide(values):
+    """A guide that proposes the given values with certainty: its loss is -log p(image, values)."""
+
+    def guide(images, labels=None):
+        with pyro.plate("images", len(images), dim=-2):
+            for level in sorted({name.rpartition("_")[0] for name in values}):
+                presence, pose = values[f"{level}_presence"], values[f"{level}_pose"]
+                with pyro.plate(f"{level}s", presence.shape[1], dim=-1):
+                    pyro.sample(f"{level}_presence", dist.Delta(presence))
+                    pyro.sample(f"{level}_pose", dist.Delta(pose, event_dim=1))
+
+    return guide
+
+
+def brute_force(model, values, images):
+    """log p(image, presences, poses) with every level's parents summed one by one, (B,)."""
+
+    def law(logits):
+        return model.presence_law(logits)
+
+    def capsules(name):
+        return values[f"{name}_presence"], values[f"{name}_pose"]
+
+    t, pose = capsules("object")
+    top = law(model.presence_logits).log_prob(t)
+    top = top + dist.Normal(poses.identity_like(pose), model.sigma_top).log_prob(pose).sum(-1)
+    total = top.sum(1)
+    for level, relation in zip(model.levels[1:], model.selections, strict=True):
+        log_t, parent_pose = log_presence(t, model.relaxed), poses.to_matrix(pose)
+        t, pose = capsules(level.name)
+        for image in range(len(t)):
+            weights = torch.cat(
+                [
+                    torch.full((level.size, 1), relation.epsilon).double(),
+                    (log_t[image] + relation.log_affinity).exp(),
+                ],
+                dim=1,
+            )
+            choice = weights / weights.sum(1, keepdim=True)
+            terms = []
+            parents = range(choice.shape[1])
+            for selection in itertools.product(parents, repeat=level.size):
+                term = torch.zeros((), dtype=torch.float64)
+                for child, parent in enumerate(selection):
+                    there = as_presence(t[image, child], model.relaxed)
+                    if parent == 0:
+                        gamma = torch.tensor(SIZES["dummy_presence"]).double().logit()
+                        mean, scale = poses.identity_like(pose), relation.sigma_dummy
+                    else:
+                        gamma = relation.presence_logits[child, parent - 1]
+                        moved = poses.to_matrix(relation.transform[child, parent - 1])
+                        moved = moved[:2] + torch.eye(3, dtype=torch.float64)[:2]
+                        frame = torch.cat([moved, moved.new_tensor([[0, 0, 1]])])
+                        mean = poses.from_matrix(parent_pose[image, parent - 1] @ frame)
+                        raw = relation.raw_scale[child, parent - 1]
+                        on = relation.sigma_min + torch.nn.functional.softplus(raw)
+                        scale = there * on + (1 - there) * relation.sigma_off
+                    term = term + choice[child, parent].log() + law(gamma).log_prob(t[image, child])
+                    term = term + dist.Normal(mean, scale).log_prob(pose[image, child]).sum()
+                terms.append(term)
+            brute = torch.stack(terms).logsumexp(0)
+            total = total + torch.nn.functional.one_hot(torch.tensor(image), len(t)) * brute
+    painted = model.render(Capsules(t, pose))
+    likelihood = dist.Normal(painted, model.sigma_image).log_prob(images).sum((1, 2, 3))
+    return total + likelihood
+
+
+@pytest.mark.parametrize("presence", ["relaxed", "discrete"])
+@pytest.mark.parametrize("layers", [(2, 3), (2, 2, 2)])
+def test_enumeration_marginal_and_brute_force_agree(layers, presence):
+    model = make(layers, presence=presence)
+    values, images = draw(model)
+    if presence == "discrete":  # every object off in the first image: the dummy alone is left
+        values["object_presence"][0] = 0
+        values["object_presence"][1] = 1
+    losses = {
+        "marginal": Trace_ELBO().differentiable_loss(model, point_guide(values), images),
+        "enumerate": TraceEnum_ELBO(max_plate_nesting=2).differentiable_loss(
+            model.with_selection("enumerate"), point_guide(values), images
+        ),
+        "brute force": -brute_force(model, values, images).sum(),
+    }
+    parameters = list(model.parameters())
+    gradients = {
+        name: torch.autograd.grad(loss, parameters, allow_unused=True)
+        for name, loss in losses.items()
+    }
+    for name, loss in losses.items():
+        torch.testing.assert_close(loss, losses["brute force"], rtol=0, atol=1e-10)
+        for mine, exact in zip(gradients[name], gradients["brute force"], strict=True):
+            torch.testing.assert_close(mine, exact, rtol=1e-10, atol=1e-10)
+
+
+def test_responsibilities_are_the_enumerated_posterior():
+    model = make((3, 4), presence="discrete", selection="enumerate")
+    values, images = draw(model)
+    objective = TraceEnum_ELBO(max_plate_nesting=2)
+    marginals = objective.compute_marginals(model, point_guide(values), images)
+    expected = marginals["part_parent"].probs
+    levels = [
+        Capsules(values[f"{n}_presence"], values[f"{n}_pose"].double()) for n in ("object", "part")
+    ]
+    torch.testing.assert_close(model.responsibilities(*levels), expected)
+    torch.testing.assert_close(expected.sum(-1), torch.ones_like(expected[..., 0]))
+    off = values["object_presence"][:, None].expand(-1, 4, -1) == 0
+    assert off.any() and expected[..., 1:][off].abs().max() == 0  # a parent that is off has none
+
+
+def test_all_parts_off_gives_the_background():
+    model = make((2, 3), presence="discrete", background="learned")
+    off = Capsules(torch.zeros(2, 3).double(), torch.randn(2, 3, 6).double())
+    expected = model.background_logits.sigmoid().expand(2, 1, 6, 6)
+    torch.testing.assert_close(model.render(off), expected)
+
+
+def test_permuting_objects_with_their_parameters_changes_nothing():
+    model = make((4, 3))
+    values, images = draw(model)
+    order = torch.tensor([2, 0, 3, 1])
+    before = Trace_ELBO().loss(model, point_guide(values), images)
+    with torch.no_grad():
+        model.presence_logits.copy_(model.presence_logits[order].clone())
+        for name in ("log_affinity", "presence_logits", "transform", "raw_scale"):
+            parameter = getattr(model.selections[0], name)
+            parameter.copy_(parameter[:, order].clone())
+    shuffled = {k: v[:, order] if k.startswith("object") else v for k, v in values.items()}
+    after = Trace_ELBO().loss(model, point_guide(shuffled), images)
+    assert before == pytest.approx(after, abs=1e-10)
+    assert Trace_ELBO().loss(model, point_guide(values), images) != pytest.approx(after, abs=1e-3)
+
+
+def test_an_affine_change_of_the_objects_moves_the_votes_as_matrices_say():
+    model = make((3, 4))
+    values, _ = draw(model)
+    change = torch.randn(6, dtype=torch.float64)
+    objects = Capsules(values["object_presence"], values["object_pose"])
+    moved = objects._replace(pose=poses.compose(change, objects.pose))
+    before, after = (model.selections[0](o, True).vote[:, :, 1:] for o in (objects, moved))
+    expected = poses.to_matrix(change) @ poses.to_matrix(before)
+    torch.testing.assert_close(poses.to_matrix(after), expected)
+
+
+def test_the_prior_draws_what_its_density_says():
+    """E_p[1 / p(z) * q(z)] = 1 for any normalised q: checks that log_prob and sample agree."""
+    model = make((2, 2), presence="discrete")
+    torch.manual_seed(3)
+    trace = poutine.trace(model).get_trace(batch_size=20_000)
+    parents = Capsules(
+        trace.nodes["object_presence"]["value"], trace.nodes["object_pose"]["value"]
+    )
+    law = model.selections[0](parents, relaxed=False)
+    shares = law.log_weights.softmax(-1)
+    expected = (shares * law.presence_logits.sigmoid()).sum(-1)
+    presence = trace.nodes["part_presence"]["value"]
+    error = (presence - expected).mean(0)
+    assert (error.abs() < 5 * (presence - expected).std(0) / math.sqrt(20_000)).all()
+
+
+def test_the_two_selections_draw_from_one_prior():
+    """First and second moments of the parts' poses agree within five standard errors."""
+    model, n = make((2, 3), presence="discrete", sigma_top=0.2), 40_000
+    moments = []
+    for selection in ("marginal", "enumerate"):
+        torch.manual_seed(5)
+        trace = poutine.trace(model.with_selection(selection)).get_trace(batch_size=n)
+        pose = trace.nodes["part_pose"]["value"].flatten(1)
+        features = torch.cat([pose, pose.square(), trace.nodes["part_presence"]["value"]], dim=1)
+        moments.append((features.mean(0), features.var(0) / n))
+    (mean_a, var_a), (mean_b, var_b) = moments
+    assert ((mean_a - mean_b).abs() < 5 * (var_a + var_b).sqrt()).all()
+
+
+def test_size_of_the_model():
+    """The paper's point: under ten thousand numbers at 16 objects, 24 parts, 11x11 templates."""
+    assert PartWholeCapsules(16, 24, template_size=11).num_parameters == 9_280
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(objects=0), r"layers\[0\] must be at least 1"),
+        (dict(layers=(4,)), "layers needs two levels"),
+        (dict(template_size=0), "template_size must be at least 1"),
+        (dict(sigma_min=0.0), "sigma_min must be positive"),
+        (dict(sigma_image=-1.0), "sigma_image must be positive"),
+        (dict(temperature=float("nan")), "temperature must be positive"),
+        (dict(dummy_presence=1.0), r"dummy_presence must lie inside \(0, 1\)"),
+        (dict(channels=2), "channels must be one of 1, 3, not 2"),
+        (dict(selection="sum"), "selection must be one of 'marginal', 'enumerate'"),
+        (dict(presence="soft"), "presence must be one of"),
+        (dict(background="white"), "background must be one of"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        PartWholeCapsules(**options)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 28, 28), r"must have shape \(B, C, H, W\)"),
+        (torch.zeros(0, 1, 28, 28), "empty batch"),
+        (torch.zeros(2, 3, 28, 28), r"must be \(B, 1, 28, 28\)"),
+        (torch.full((2, 1, 28, 28), torch.nan), "NaN or infinite"),
+        (torch.full((2, 1, 28, 28), 1.5), r"must lie in \[0, 1\]"),
+        (torch.zeros(2, 1, 28, 28, dtype=torch.uint8), "must be floating point"),
+        ([[0.0]], "must be a torch.Tensor"),
+    ],
+)
+def test_bad_images_are_refused_by_name(images, message):
+    with pytest.raises(ValueError, match=message):
+        PartWholeCapsules(2, 3)(images)
+
+
+def test_singular_poses_give_no_nan():
+    model = make((2, 3))
+    values, images = draw(model)
+    values = {k: torch.zeros_like(v) if k.endswith("pose") else v for k, v in values.items()}
+    values = {k: v.requires_grad_() for k, v in values.items()}
+    loss = Trace_ELBO().differentiable_loss(model, point_guide(values), images)
+    gradients = torch.autograd.grad(loss, [*values.values(), *model.parameters()])
+    assert loss.isfinite() and all(g.isfinite().all() for g in gradients)
