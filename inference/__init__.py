@@ -1,23 +1,40 @@
-"""Inference: objectives, training, evaluation and comparison of any model with any guide.
+"""Inference: train, evaluate and compare any model with any guide under any objective.
 
->>> run = fit(model, guide, dataset, epochs=10, seed=0)          # -> Run
+>>> run = fit(model, guide, dataset, epochs=10, seed=0)                  # -> Run
+>>> idata = evaluate(model, guide, dataset.test, num_particles=50)       # -> arviz InferenceData
+>>> wide = widen(model, guide, dataset.train[:1000])                     # points become a bound
+>>> compare({"points": (model, guide), "wide": (model, wide)}, dataset.test[:1000]).plot()
+
+An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `Objective`.
+Everything is in nats per image.
 """
 
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.checkpoint import CheckpointError
+from capsule_zoo.inference.compare import Comparison, compare
+from capsule_zoo.inference.evaluate import evaluate, summarize
 from capsule_zoo.inference.history import Run
+from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.train import fit
 from capsule_zoo.inference.trouble import NonFiniteLoss
+from capsule_zoo.inference.widen import Widened, widen
 
 __all__ = [
     "CheckpointError",
+    "Comparison",
     "IncompatibleGuide",
     "NonFiniteLoss",
     "Objective",
     "Run",
+    "Widened",
     "check_pair",
+    "compare",
+    "evaluate",
     "fit",
     "is_bound",
+    "log_weights",
     "loss_per_image",
+    "summarize",
+    "widen",
 ]

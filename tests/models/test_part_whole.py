@@ -66,7 +66,7 @@ def brute_force(model, values, images):
         for image in range(len(t)):
             weights = torch.cat(
                 [
-                    torch.full((level.size, 1), relation.epsilon).double(),
+                    pose.new_full((level.size, 1), relation.epsilon),
                     (log_t[image] + relation.log_affinity).exp(),
                 ],
                 dim=1,
@@ -79,7 +79,7 @@ def brute_force(model, values, images):
                 for child, parent in enumerate(selection):
                     there = as_presence(t[image, child], model.relaxed)
                     if parent == 0:
-                        gamma = torch.tensor(SIZES["dummy_presence"]).double().logit()
+                        gamma = pose.new_tensor(SIZES["dummy_presence"]).logit()
                         mean, scale = poses.identity_like(pose), relation.sigma_dummy
                     else:
                         gamma = relation.presence_logits[child, parent - 1]
