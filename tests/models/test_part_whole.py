@@ -75,6 +75,8 @@ def brute_force(model, values, images):
             terms = []
             parents = range(choice.shape[1])
             for selection in itertools.product(parents, repeat=level.size):
+                if any(choice[child, parent] == 0 for child, parent in enumerate(selection)):
+                    continue  # a parent that is off cannot be chosen
                 term = torch.zeros((), dtype=torch.float64)
                 for child, parent in enumerate(selection):
                     there = as_presence(t[image, child], model.relaxed)
