@@ -6,7 +6,8 @@ guide once and refuses the pair with everything that is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_zoo.inference.objective import call_arguments, enumerated_sites
 
@@ -60,6 +61,14 @@ def check_pair(
     Raises:
         IncompatibleGuide: lists all problems by site.
     """
+    with isolated_parameters(model, guide):
+        refuse_misfit(model, guide, images, labels)
+
+
+def refuse_misfit(
+    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
+) -> None:
+    """`check_pair` within the present parameter store."""
     arguments = call_arguments(images, labels)
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         model_trace = _trace(model, arguments)
@@ -164,13 +173,26 @@ def is_discrete(fn: Any) -> bool:
     return bool(getattr(base_distribution(fn).support, "is_discrete", False))
 
 
-def isolated_parameters() -> Any:
-    """A context with an empty parameter store, so that no module picks up another one's values.
+@contextmanager
+def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
+    """An empty parameter store, so that no module picks up another one's values.
 
     Pyro keys its global store by name and lets it override a module's own parameters; AutoGuides
-    of one class all share their names.
+    of one class all share their names. The store also sets `requires_grad` on whatever enters it:
+    the function that is yielded freezes again what was frozen before, as does the end.
     """
-    return pyro.get_param_store().scope()
+    modules = [program for program in programs if isinstance(program, nn.Module)]
+    frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
+
+    def refreeze() -> None:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    with pyro.get_param_store().scope():
+        try:
+            yield refreeze
+        finally:
+            refreeze()
 
 
 def _shape(site: dict) -> tuple[int, ...]:

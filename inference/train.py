@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from capsule_zoo.data import Batches, Dataset, Split
-from capsule_zoo.inference.check import check_pair, isolated_parameters
+from capsule_zoo.inference.check import isolated_parameters, refuse_misfit
 from capsule_zoo.inference.checkpoint import (
     CheckpointError,
     check_same_module,
@@ -74,7 +74,7 @@ def fit(
     of a step, writes the checkpoint and returns the run.
 
     Args:
-        model, guide: torch modules called as `model(images)`; checked by `check_pair` first.
+        model, guide: torch modules called as `model(images)`; `check_pair` must find that they fit.
         data: a `Dataset` (trained on `.train`, held out `.validation`), a `Split`, or images
             (N, C, H, W). Batches are shuffled unless one batch holds all the images, which then
             keep their order, as guides with parameters per image need.
@@ -106,8 +106,13 @@ def fit(
     kind = _InOrder if batch_size >= len(train) else Batches
     batches = kind(train, batch_size, seed, transform)
     budget = Budget.of(epochs, steps, minutes, len(batches))
-    with isolated_parameters(), join_workers(device) as workers, _frozen(model, guide, freeze):
+    with (
+        _frozen(model, guide, freeze),
+        isolated_parameters(model, guide) as refreeze,
+        join_workers(device) as workers,
+    ):
         trainer = _Trainer(model, guide, objective, batches, validation, workers, labels)
+        refreeze()
         trainer.set_optimizer(optimizer or torch.optim.Adam, lr, schedule, clip)
         trainer.validate_every = validate_every or max(len(batches), 100)
         trainer.patience, trainer.checkpoint = patience, checkpoint
@@ -138,7 +143,7 @@ class _Trainer:
         if batches.batch_size >= len(batches.split):
             example = self._ready(batches.split.images, batches.split.labels)
         check_images(example[0])
-        check_pair(model, guide, *example)
+        refuse_misfit(model, guide, *example)
         self.objective = objective or default_objective(model, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
             if not hasattr(self.objective, "state_dict"):

@@ -1,0 +1,97 @@
+"""Per-image log weights, log p(x, z) - log q(z | x): the raw result of every evaluation.
+
+A batch holds each image several times over, so that any model and guide that work on a batch
+draw many particles in one pass, without particle plates of their own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from pyro import poutine
+from pyro.ops.contract import contract_tensor_tree
+from pyro.poutine import Trace
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+
+from capsule_zoo.inference.objective import call_arguments, enumerated_sites
+
+IMAGES_PLATE = "images"
+
+
+def log_weights(
+    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
+) -> tuple[Tensor, Trace, Trace]:
+    """One draw from the guide for each image of the batch, and its log weight.
+
+    Sites that the model enumerates are summed out exactly, image by image.
+
+    Args:
+        images: (B, C, H, W).
+
+    Returns:
+        Log weights (B,) in nats, the model's and the guide's trace. The model's trace is that of
+        a plain run: its enumerated sites, if any, are drawn from the prior.
+
+    Raises:
+        ValueError: a site lies outside the plate "images".
+    """
+    arguments = call_arguments(images, labels)
+    guide_trace = poutine.trace(guide).get_trace(*arguments)
+    plain = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
+    scored = plain
+    if enumerated_sites(plain) - guide_trace.nodes.keys():
+        first = -1 - max(_nesting(plain), _nesting(guide_trace))
+        enumerated = poutine.replay(EnumMessenger(first)(model), trace=guide_trace)
+        scored = poutine.trace(enumerated).get_trace(*arguments)
+    model_terms = _log_density(scored, len(images))
+    return model_terms - _log_density(guide_trace, len(images)), plain, guide_trace
+
+
+def _log_density(trace: Trace, number: int) -> Tensor:
+    """Log density of everything in a trace, (number,), enumerated sites summed out."""
+    trace = prune_subsample_sites(trace)
+    trace.compute_log_prob()
+    trace.pack_tensors()
+    plates = set(trace.plate_to_symbol.values())
+    total = torch.zeros(number)
+    terms: list[tuple[str, Tensor]] = []
+    factors: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    summed: set[str] = set()
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample":
+            continue
+        frames = [frame.name for frame in site["cond_indep_stack"] if frame.vectorized]
+        if IMAGES_PLATE not in frames:
+            raise ValueError(
+                f"site {name!r} lies outside the plate {IMAGES_PLATE!r}, so its density belongs "
+                "to no image; draw it inside pyro.plate('images', ...) or make it a parameter"
+            )
+        term = site["packed"]["log_prob"]
+        if chosen := set(term._pyro_dims) - plates:
+            summed |= chosen
+            ordinal = frozenset(trace.plate_to_symbol[frame] for frame in frames)
+            factors.setdefault(ordinal, []).append(term)
+        else:
+            terms.append((name, term))
+    if factors:
+        contracted = contract_tensor_tree(factors, summed)
+        terms += [("", term) for group in contracted.values() for term in group]
+    for _, term in terms:
+        total = total.to(term) + _sum_per_image(term, trace.plate_to_symbol[IMAGES_PLATE])
+    return total
+
+
+def _sum_per_image(term: Tensor, images: str) -> Tensor:
+    """Sum a packed tensor over every dim but the images'; packing drops dims of size 1."""
+    others = [dim for dim, symbol in enumerate(term._pyro_dims) if symbol != images]
+    return term.sum(others) if others else term
+
+
+def _nesting(trace: Trace) -> int:
+    """Number of dims that the plates of a trace take up."""
+    frames = [f for site in trace.nodes.values() for f in site.get("cond_indep_stack", ())]
+    return max((-frame.dim for frame in frames if frame.vectorized), default=0)
