@@ -22,7 +22,7 @@ class LabelledImages(Protocol):
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
-    """A CPU generator that is a function of all the numbers: (1, 2), (2, 1), (1, 2, 0) all differ."""
+    """A CPU generator that is a function of all the numbers; (1, 2) and (1, 2, 0) differ."""
     if any(number < 0 for number in numbers):
         raise ValueError(f"a seed must not be negative, and one of {numbers} is")
     entropy = (len(numbers), *numbers)  # numpy itself takes (1, 2) and (1, 2, 0) for the same seed

@@ -1,0 +1,52 @@
+# Everything that can be typed here says what it does. PYTHON picks the interpreter for .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WHEEL := build/wheel
+INSTALL := $(BIN)/python -m pip install --quiet
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+help:  ## say what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+demo: $(VENV)/.installed  ## set up, then train on real digits and compare guides (minutes)
+	@echo "== reproducing part-whole/digits: trains, evaluates, writes figures"
+	$(BIN)/capsule-zoo reproduce part-whole/digits
+
+test: $(VENV)/.installed-test  ## set up, then run the test suite
+	@echo "== running the tests"
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev  ## lint, formatting, types, and a wheel that holds every module
+	@echo "== ruff: lint"
+	$(BIN)/ruff check .
+	@echo "== ruff: formatting"
+	$(BIN)/ruff format --check .
+	@echo "== building the wheel into $(WHEEL)"
+	@rm -rf build
+	@$(INSTALL) --no-deps --no-build-isolation --target $(WHEEL) .
+	@echo "== mypy: types, as an installed package has them"
+	cd $(WHEEL) && ../../$(BIN)/mypy --config-file ../../setup.cfg -p capsule_zoo
+	@echo "== the wheel: every module in it, every module imports"
+	$(BIN)/python -m pytest -q tests/test_packaging.py
+
+clean:  ## remove .venv and everything that was built
+	@echo "== removing .venv, build output and caches"
+	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of extras: nothing is installed again until setup.cfg changes.
+$(VENV)/.installed: EXTRAS :=
+$(VENV)/.installed-test: EXTRAS := [test]
+$(VENV)/.installed-dev: EXTRAS := [test,dev]
+$(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-dev: setup.cfg pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Capsule Zoo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "== installing capsule-zoo$(EXTRAS) into $(VENV) (PyTorch is large: the first time takes minutes)"
+	@$(INSTALL) "setuptools>=68" wheel
+	@$(INSTALL) --no-build-isolation --editable ".$(EXTRAS)"
+	@touch $@

@@ -1,0 +1,147 @@
+"""The wheel holds the whole zoo, imports run one way, and no file names somebody's machine."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# What each package may import of the zoo; `capsule_zoo` itself is the front door and imports all.
+ALLOWED = {
+    "data": {"data"},
+    "models": {"models"},
+    "guides": {"guides", "models"},
+    "inference": {"inference", "guides", "models", "data"},
+    "weights": set(),
+}
+FOR_ALL = {"", "__version__"}  # of the front door
+
+
+def package_folders() -> dict[str, Path]:
+    """Import name and folder of every package that setup.cfg declares."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = config["options"]["package_dir"].strip().splitlines()
+    declared = dict(re.split(r"\s*=\s*", line.strip()) for line in lines)
+    assert set(declared) == set(config["options"]["packages"].split())
+    return {name: ROOT / folder for name, folder in declared.items()}
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout, so there is no list of tracked files")
+    return [ROOT / name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+
+
+def imported_names(file: Path) -> set[str]:
+    """Dotted names of everything that a file imports, inside functions too."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} imports relatively; write `from capsule_zoo...`"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel built from a copy, so that no build output of earlier days can leak into it."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for folder in {folder.relative_to(ROOT).parts[0] for folder in package_folders().values()}:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("setup.cfg", "pyproject.toml", "LICENSE", "README.md"):
+        if (ROOT / file).exists():
+            shutil.copy(ROOT / file, copy)
+    build = ["build", "--wheel", "--no-isolation", "--outdir", out, copy]
+    built = subprocess.run([sys.executable, "-m", *build], capture_output=True, text=True, cwd=out)
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
+    return next(out.glob("*.whl"))
+
+
+def test_the_wheel_holds_every_module_and_weight(wheel):
+    folders = package_folders()
+    held = set(zipfile.ZipFile(wheel).namelist())
+    missing = []
+    for name, top in folders.items():
+        if name.count(".") > 1:
+            continue  # lies inside another package's folder
+        for suffix in ("py", "safetensors", "json"):
+            for file in top.rglob(f"*.{suffix}"):
+                inside = Path(*name.split("."), file.relative_to(top)).as_posix()
+                if inside not in held:
+                    missing.append(inside)
+    assert not missing, f"setup.cfg leaves these out of the wheel: {missing}"
+    strays = {n for n in held if not n.startswith("capsule_zoo/") and ".dist-info/" not in n}
+    assert not strays, f"the wheel would install these beside capsule_zoo: {strays}"
+
+
+def test_everything_imports_from_the_wheel(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = f"""
+import importlib, importlib.resources, pkgutil, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {str(tmp_path / "site")!r})
+import capsule_zoo
+for module in pkgutil.walk_packages(capsule_zoo.__path__, "capsule_zoo."):
+    if not module.name.endswith("__main__"):
+        assert {str(tmp_path)!r} in importlib.import_module(module.name).__file__, module.name
+assert importlib.resources.files("capsule_zoo.weights").is_dir()
+print(*sorted(name for name in sys.modules if name.startswith("capsule_zoo")))
+"""
+    run = [sys.executable, "-I", "-c", code]
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert set(package_folders()) <= set(done.stdout.split())
+
+
+def test_imports_run_one_way():
+    wrong = []
+    for package, allowed in ALLOWED.items():
+        for file in (ROOT / package).rglob("*.py"):
+            for name in imported_names(file):
+                top, _, rest = name.partition(".")
+                if top == "capsule_zoo" and rest.split(".")[0] not in allowed | FOR_ALL:
+                    wrong.append(f"{file.relative_to(ROOT)} imports {name}")
+                elif top in {*ALLOWED, "tests"}:
+                    wrong.append(f"{file.relative_to(ROOT)} imports {name} without capsule_zoo.")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_the_command_line():
+    for folder in package_folders().values():
+        for file in folder.glob("*.py"):
+            assert not any(n.startswith("capsule_zoo.cli") for n in imported_names(file)), file
+
+
+def test_every_package_has_import_rules():
+    assert set(ALLOWED) == {
+        name.split(".")[1]
+        for name, folder in package_folders().items()
+        if folder.parent == ROOT and name != "capsule_zoo"
+    }
+
+
+def test_no_file_names_paths_of_a_machine():
+    places = "|".join(["work", "root", "tmp", "home"])
+    path = re.compile(rf"(?<![\w.])/(?:{places})/")
+    found = []
+    for file in tracked_files():
+        try:
+            text = file.read_text()
+        except UnicodeDecodeError:
+            continue  # a picture or weights
+        lines = enumerate(text.splitlines(), 1)
+        found += [f"{file.relative_to(ROOT)}:{n}: {line}" for n, line in lines if path.search(line)]
+    assert not found, "\n".join(found)
