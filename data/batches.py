@@ -13,12 +13,13 @@ Transform = Callable[..., Tensor]
 
 
 class LabelledImages(Protocol):
-    """Anything with images (N, C, H, W) and labels (N,): a `Split`, for one."""
+    """N images (N, C, H, W) and N labels (N,): a `Split`, for one."""
 
     @property
     def images(self) -> Tensor: ...
     @property
     def labels(self) -> Tensor: ...
+    def __len__(self) -> int: ...
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
@@ -39,7 +40,7 @@ class Batches:
     the random numbers are the same on all of them.
 
     Args:
-        split: images and labels; anything with these two attributes.
+        split: images and labels; anything that has these and a length.
         batch_size: images per batch; the last batch of an epoch holds what is left.
         seed: not negative.
         transform: called as `transform(images, generator=generator)` on every batch.
@@ -55,7 +56,7 @@ class Batches:
         seed: int = 0,
         transform: Transform | None = None,
     ) -> None:
-        if len(split.images) == 0:
+        if len(split) == 0:
             raise ValueError("split is empty; give at least one image")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -68,12 +69,12 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches per epoch."""
-        return -(-len(self.split.images) // self.batch_size)
+        return -(-len(self.split) // self.batch_size)
 
     def order(self, epoch: int) -> Tensor:
         """The permutation of the split that epoch `epoch` walks through, on the CPU."""
         generator = seeded_generator(self.seed, epoch)
-        return torch.randperm(len(self.split.images), generator=generator)
+        return torch.randperm(len(self.split), generator=generator)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images, labels) of the epoch's batches, from batch number `start` on."""

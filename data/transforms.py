@@ -32,14 +32,14 @@ def motion(
         scale: factors along x and y.
         shift: pixels along x and y.
     """
-    numbers = (torch.as_tensor(n) for n in (degrees, shear, *scale, *shift))
     dtype = degrees.dtype if isinstance(degrees, Tensor) else torch.get_default_dtype()
-    degrees, shear, scale_x, scale_y, shift_x, shift_y = torch.broadcast_tensors(
-        *(torch.atleast_1d(n.to(dtype)) for n in numbers)
+    numbers = (torch.as_tensor(n, dtype=dtype) for n in (degrees, shear, *scale, *shift))
+    angle, slant, scale_x, scale_y, shift_x, shift_y = torch.broadcast_tensors(
+        *(torch.atleast_1d(n) for n in numbers)
     )
-    cos, sin = degrees.deg2rad().cos(), degrees.deg2rad().sin()
-    first = [cos * scale_x, (cos * shear + sin) * scale_y, shift_x]
-    second = [-sin * scale_x, (cos - sin * shear) * scale_y, shift_y]
+    cos, sin = angle.deg2rad().cos(), angle.deg2rad().sin()
+    first = [cos * scale_x, (cos * slant + sin) * scale_y, shift_x]
+    second = [-sin * scale_x, (cos - sin * slant) * scale_y, shift_y]
     return torch.stack([torch.stack(first, -1), torch.stack(second, -1)], -2)
 
 
