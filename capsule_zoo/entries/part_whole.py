@@ -1,0 +1,41 @@
+"""Part-whole capsules with their amortised guide (Smith et al. 2020)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.registry import Entry, register
+
+GUIDE_SIZES = dict(channels=64, width=64, max_scale=0.6, anisotropy=1.6)
+
+
+def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
+    """The entry's guide with another law of the poses; its trained weights are kept."""
+    return entry.guide.with_poses(pose)
+
+
+@register("part-whole")
+def part_whole(
+    image_shape: tuple[int, int, int] = (1, 28, 28), guide_sizes: dict | None = None, **sizes
+) -> Entry:
+    """Objects choose and place their parts; see `capsule_zoo.models.part_whole`.
+
+    Args:
+        image_shape: (channels, height, width).
+        guide_sizes: arguments of `AmortizedPartWhole`.
+        sizes: arguments of `PartWholeCapsules`.
+    """
+    channels, *image_size = image_shape
+    model = PartWholeCapsules(channels=channels, image_size=tuple(image_size), **sizes)
+    return Entry(
+        model=model,
+        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **(guide_sizes or {})}),
+        guides={pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
+        objective=Trace_ELBO(),
+        training=dict(lr={"model": 6e-3, "guide": 1e-3}, schedule="linear", clip=1e4),
+        default_guide="delta",
+    )

@@ -1,0 +1,204 @@
+"""The list of what the zoo holds: entries made by name, saved and loaded.
+
+An entry is a model with its default guide, the other guides that fit, an objective, and the training
+settings that suit them. A factory registers it:
+
+    @register("part-whole")
+    def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
+
+Every factory takes `image_shape`, so that any data set can be tried on any entry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyro.infer import ELBO
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    save_checkpoint,
+    write_whole,
+)
+from capsule_zoo.models.base import Model
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WEIGHTS = Path(__file__).resolve().parent / "weights"
+if not WEIGHTS.is_dir():  # a checkout keeps it beside this folder
+    WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
+
+_factories: dict[str, Callable[..., Entry]] = {}
+
+
+@dataclass
+class Entry:
+    """One model of the zoo, ready to train.
+
+    Attributes:
+        model: the joint distribution.
+        guide: its default guide.
+        guides: makers of every guide that fits, by name; each takes this entry. The default
+            guide's own name is `default_guide`.
+        objective: what to train with.
+        training: settings for `inference.fit` that suit this pair, such as learning rates.
+        figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
+        name, sizes: what `create` was called with; they rebuild the entry.
+    """
+
+    model: Model
+    guide: Guide
+    guides: dict[str, Callable[[Entry], Guide]]
+    objective: ELBO
+    training: dict = field(default_factory=dict)
+    figures: dict[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
+    name: str = ""
+    sizes: dict = field(default_factory=dict)
+    default_guide: str = ""
+
+    def make_guide(self, name: str) -> Guide:
+        """A fresh guide to this entry's model, by name.
+
+        Raises:
+            ValueError: no guide of that name fits; says which do.
+        """
+        if name not in self.guides:
+            raise ValueError(_unknown("guide", name, list(self.guides)))
+        return self.guides[name](self)
+
+    def use_guide(self, name: str) -> Entry:
+        """Make the named guide this entry's own; returns the entry."""
+        if name != self.default_guide:
+            self.guide, self.default_guide = self.make_guide(name), name
+        return self
+
+
+def register(name: str) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
+    """Decorator that lists a factory under `name`, lower case with hyphens.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+
+    def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:
+        if name in _factories:
+            raise ValueError(
+                f"an entry named {name!r} is registered already, by "
+                f"{_factories[name].__module__}; choose another name"
+            )
+        _factories[name] = factory
+        return factory
+
+    return decorate
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the registered entries that match a shell pattern such as `"part*"`, sorted."""
+    import_module("capsule_zoo.entries")
+    return sorted(fnmatch.filter(_factories, pattern))
+
+
+def create(name: str, **sizes: object) -> Entry:
+    """A new, untrained entry.
+
+    Args:
+        name: one of `list_models()`.
+        sizes: passed to the entry's factory; `image_shape=(C, H, W)` is understood by all.
+
+    Raises:
+        ValueError: unknown name (with the nearest ones), or a size that the factory refuses.
+    """
+    known = list_models()
+    if name not in known:
+        raise ValueError(_unknown("entry", name, known))
+    try:
+        entry = _factories[name](**sizes)
+    except TypeError as error:
+        raise ValueError(f"{name} does not take these sizes: {error}") from error
+    entry.name, entry.sizes = name, dict(sizes)
+    return entry
+
+
+def save(entry: Entry, folder: str | Path, **config: object) -> None:
+    """Write `model.safetensors`, `guide.safetensors` and `config.json` into a run folder.
+
+    Args:
+        config: further settings for `config.json`, such as the data set and the seed.
+    """
+    folder = Path(folder)
+    save_checkpoint(folder / "model.safetensors", entry.model.state_dict())
+    save_checkpoint(folder / "guide.safetensors", entry.guide.state_dict())
+    _write_json(folder / "config.json", {**_recipe(entry), **config})
+
+
+def load(source: str | Path) -> Entry:
+    """A trained entry: by name from the zoo's weights, or from a run folder.
+
+    Only safetensors are read, never a pickle.
+
+    Raises:
+        ValueError: neither a run folder nor the name of trained weights.
+        CheckpointError: files are missing, damaged or of another model.
+    """
+    if (Path(source) / "config.json").is_file():
+        return _load_run(Path(source))
+    card = WEIGHTS / f"{source}.json"
+    if not card.is_file():
+        trained = sorted(path.stem for path in WEIGHTS.glob("*.json"))
+        raise ValueError(
+            f"{_unknown('trained entry', str(source), trained)}; or give the folder of a run"
+        )
+    path = card.with_suffix(".safetensors")
+    return _rebuild(json.loads(card.read_text()), load_checkpoint(path), path.name)
+
+
+def save_weights(entry: Entry, name: str, card: dict, folder: Path = WEIGHTS) -> None:
+    """Write `<name>.safetensors` and its card `<name>.json`, from which `load(name)` rebuilds."""
+    states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
+    save_checkpoint(folder / f"{name}.safetensors", states)
+    _write_json(folder / f"{name}.json", {**_recipe(entry), **card})
+
+
+def _recipe(entry: Entry) -> dict:
+    return {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
+
+
+def _write_json(path: Path, content: dict) -> None:
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _load_run(folder: Path) -> Entry:
+    recipe = json.loads((folder / "config.json").read_text())
+    parts = ("model", "guide")
+    states = {part: load_checkpoint(folder / f"{part}.safetensors") for part in parts}
+    return _rebuild(recipe, states, str(folder))
+
+
+def _rebuild(recipe: dict, states: dict[str, dict], source: str) -> Entry:
+    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe["sizes"].items()}
+    entry = create(recipe["entry"], **sizes).use_guide(recipe["guide"])
+    for part, state in states.items():
+        module = getattr(entry, part)
+        try:
+            module.load_state_dict(state)
+        except RuntimeError as error:
+            kind = type(module).__name__
+            raise CheckpointError(f"{source} does not fit this {kind}: {error}") from error
+    return entry
+
+
+def _unknown(kind: str, name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {known}"
+    return f"unknown {kind} {name!r}; {hint}"
