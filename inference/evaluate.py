@@ -180,6 +180,7 @@ class _Collected:
     def __init__(self, draws: int) -> None:
         self.draws = draws
         self.point_sites: set[str] = set()
+        self._passes = 0
         self._log_weight: list[list[np.ndarray]] = []  # by images, then by particles
         self._kept: dict[tuple[str, str], list[list[np.ndarray]]] = {}
 
@@ -188,6 +189,7 @@ class _Collected:
     ) -> None:
         """One pass: `particles` are the first particle's number and how many there are."""
         first, count = particles
+        self._passes += 1
         self.point_sites |= point_sites(model_trace, guide_trace)
         _append(self._log_weight, first, log_weight.reshape(count, -1))
         keep = min(count, self.draws - first)
@@ -196,7 +198,9 @@ class _Collected:
         drawn = {("posterior", n): site["value"] for n, site in latent_sites(guide_trace).items()}
         if latent_sites(model_trace).keys() <= guide_trace.nodes.keys():
             image = model_trace.nodes["image"]
-            redrawn = image["fn"].sample().reshape(image["value"].shape)
+            with torch.random.fork_rng():  # a stream of its own: weights do not depend on `draws`
+                torch.manual_seed(torch.initial_seed() + 1 + self._passes)
+                redrawn = image["fn"].sample().reshape(image["value"].shape)
             drawn["posterior_predictive", "pixels"] = redrawn
         for key, value in drawn.items():
             split = value.reshape(count, -1, *value.shape[1:])

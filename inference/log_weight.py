@@ -37,7 +37,7 @@ def log_weights(
         a plain run: its enumerated sites, if any, are drawn from the prior.
 
     Raises:
-        ValueError: a site lies outside the plate "images".
+        ValueError: a site lies outside the plate "images", and there are several.
     """
     arguments = call_arguments(images, labels)
     guide_trace = poutine.trace(guide).get_trace(*arguments)
@@ -57,18 +57,19 @@ def _log_density(trace: Trace, number: int) -> Tensor:
     trace.compute_log_prob()
     trace.pack_tensors()
     plates = set(trace.plate_to_symbol.values())
-    total = torch.zeros(number)
-    terms: list[tuple[str, Tensor]] = []
+    images = trace.plate_to_symbol.get(IMAGES_PLATE)
+    terms: list[Tensor] = []
     factors: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     summed: set[str] = set()
     for name, site in trace.nodes.items():
         if site["type"] != "sample":
             continue
         frames = [frame.name for frame in site["cond_indep_stack"] if frame.vectorized]
-        if IMAGES_PLATE not in frames:
+        if IMAGES_PLATE not in frames and number > 1:
             raise ValueError(
                 f"site {name!r} lies outside the plate {IMAGES_PLATE!r}, so its density belongs "
-                "to no image; draw it inside pyro.plate('images', ...) or make it a parameter"
+                "to no one image; draw it inside pyro.plate('images', ...), make it a parameter, "
+                "or evaluate one image at a time"
             )
         term = site["packed"]["log_prob"]
         if chosen := set(term._pyro_dims) - plates:
@@ -76,16 +77,13 @@ def _log_density(trace: Trace, number: int) -> Tensor:
             ordinal = frozenset(trace.plate_to_symbol[frame] for frame in frames)
             factors.setdefault(ordinal, []).append(term)
         else:
-            terms.append((name, term))
-    if factors:
-        contracted = contract_tensor_tree(factors, summed)
-        terms += [("", term) for group in contracted.values() for term in group]
-    for _, term in terms:
-        total = total.to(term) + _sum_per_image(term, trace.plate_to_symbol[IMAGES_PLATE])
-    return total
+            terms.append(term)
+    contracted = contract_tensor_tree(factors, summed)
+    terms += [term for group in contracted.values() for term in group]
+    return sum((_sum_per_image(term, images) for term in terms), torch.zeros(number))
 
 
-def _sum_per_image(term: Tensor, images: str) -> Tensor:
+def _sum_per_image(term: Tensor, images: str | None) -> Tensor:
     """Sum a packed tensor over every dim but the images'; packing drops dims of size 1."""
     others = [dim for dim, symbol in enumerate(term._pyro_dims) if symbol != images]
     return term.sum(others) if others else term

@@ -113,7 +113,9 @@ def loss_per_image(
         )
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
     evaluate = differentiable_loss if torch.is_grad_enabled() else objective.loss
-    loss = torch.as_tensor(evaluate(model, guide, *call_arguments(images, labels)))
+    loss = evaluate(model, guide, *call_arguments(images, labels))
+    if not isinstance(loss, Tensor):
+        loss = images.new_tensor(loss)
     return loss if isinstance(objective, Objective) else loss / len(images)
 
 

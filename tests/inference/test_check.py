@@ -1,0 +1,156 @@
+"""A guide that does not fit is refused, with all that is wrong with it."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from toys import (
+    BernoulliMixture,
+    Conjugate,
+    ExactGuide,
+    NoGuide,
+    PointGuide,
+    binary_images,
+    conjugate_images,
+)
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import IncompatibleGuide, check, check_pair
+from capsule_zoo.models.base import Model
+
+
+class Written(Guide):
+    """A guide given by a function of the number of images."""
+
+    def __init__(self, model, draw):
+        super().__init__(model)
+        self.draw = draw
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            self.draw(len(images))
+
+
+class TwoLevels(Model):
+    """Three vectors and a coin per image, and a sum that is observed."""
+
+    image_shape = (1, 2, 2)
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        size = batch_size if images is None else len(images)
+        with pyro.plate("images", size, dim=-1):
+            pose = pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+            coin = pyro.sample("coin", dist.Bernoulli(0.5))
+            mean = (pose.sum(-1) + coin)[:, None, None, None].expand(-1, 1, 2, 2)
+            pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
+
+
+def refused(model, guide, images):
+    with pytest.raises(IncompatibleGuide) as caught:
+        check_pair(model, guide, images)
+    return caught.value
+
+
+@pytest.mark.parametrize("guide", [ExactGuide, PointGuide])
+def test_fitting_guides_pass_and_leave_the_random_state(guide):
+    model, images = Conjugate().double(), conjugate_images(3)
+    before = torch.get_rng_state()
+    assert check_pair(model, guide(model).double(), images) is None
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("guide", [AutoDelta, AutoNormal, AutoMultivariateNormal])
+def test_autoguides_pass(guide):
+    model = Conjugate().double()
+    check_pair(model, guide(model), conjugate_images(3))
+
+
+def test_an_autoguide_lacks_only_the_site_that_was_hidden_from_it():
+    model = TwoLevels()
+    guide = AutoNormal(poutine.block(model, hide=["coin"]))
+    error = refused(model, guide, conjugate_images(2, torch.float32))
+    assert len(error.problems) == 1 and "'coin' is missing" in error.problems[0]
+
+
+def test_a_model_with_every_site_summed_out_takes_an_empty_guide():
+    model = BernoulliMixture().double()
+    check_pair(model, NoGuide(model), binary_images(3))
+
+
+def test_every_problem_is_listed_at_once():
+    def draw(number):
+        pyro.sample("pose", dist.Normal(torch.zeros(number, 4), 1.0).to_event(1))
+        pyro.sample("tilt", dist.Normal(torch.zeros(number), 1.0))
+
+    model = TwoLevels()
+    error = refused(model, Written(model, draw), conjugate_images(5, torch.float32))
+    assert len(error.problems) == 3
+    assert "'pose' has shape (5, 3) in the model but (5, 4) in the guide" in str(error)
+    assert "'coin' is missing in the guide" in str(error)
+    assert "'tilt' is extra" in str(error)
+
+
+def test_auxiliary_sites_are_no_extras():
+    def draw(number):
+        pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("coin", dist.Bernoulli(0.5))
+        pyro.sample("tilt", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
+
+    model = TwoLevels()
+    check_pair(model, Written(model, draw), conjugate_images(5, torch.float32))
+
+
+def test_relaxed_for_discrete_is_refused():
+    def draw(number):
+        pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        pyro.sample("coin", dist.RelaxedBernoulli(torch.tensor(0.5), torch.tensor(0.5)))
+
+    model = TwoLevels()
+    error = refused(model, Written(model, draw), conjugate_images(5, torch.float32))
+    assert len(error.problems) == 1
+    assert "'coin' is discrete in the model but continuous in the guide" in error.problems[0]
+    assert "with_discrete_presences()" in error.problems[0]
+
+
+def test_event_rank():
+    class Flat(Guide):
+        def forward(self, images, labels=None):
+            with pyro.plate("images", len(images), dim=-2):
+                pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0))
+            with pyro.plate("images_again", len(images), dim=-1):
+                pyro.sample("coin", dist.Bernoulli(0.5))
+
+    model = TwoLevels()
+    error = refused(model, Flat(model), conjugate_images(5, torch.float32))
+    (problem,) = error.problems
+    assert "'pose' has event rank 1 in the model but 0 in the guide" in problem
+
+
+def test_covering_an_enumerated_site_is_refused():
+    model = BernoulliMixture().double()
+    guide = Written(model, lambda n: pyro.sample("kind", dist.Categorical(torch.ones(n, 3))))
+    error = refused(model, guide, binary_images(3))
+    assert "'kind' is enumerated by the model" in error.problems[0]
+
+
+def test_a_guide_that_cannot_run_is_refused_with_its_reason():
+    model = TwoLevels()
+    error = refused(model, Written(model, lambda n: 1 / 0), conjugate_images(2, torch.float32))
+    assert "cannot run on these images: division by zero" in str(error)
+
+
+def test_registered_guides_that_fit_are_named(monkeypatch):
+    monkeypatch.setattr(check, "suggest_guides", lambda model: ["amortized", "free-form"])
+    error = refused(TwoLevels(), NoGuide(Conjugate()), conjugate_images(2, torch.float32))
+    assert "amortized, free-form" in str(error)
+
+
+def test_frozen_parameters_stay_frozen():
+    model = Conjugate().double()
+    model.requires_grad_(False)
+    check_pair(model, PointGuide(model).double(), conjugate_images(3))
+    assert not model.mean.requires_grad

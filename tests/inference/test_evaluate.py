@@ -1,0 +1,267 @@
+"""Evaluation against evidence that is known in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from toys import (
+    BernoulliMixture,
+    Conjugate,
+    ExactGuide,
+    LinearGuide,
+    NoGuide,
+    PointGuide,
+    binary_images,
+    conjugate_images,
+)
+
+from capsule_zoo.data import Split
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import IncompatibleGuide, evaluate, log_weights, summarize
+from capsule_zoo.inference.inference_data import pareto_shape
+from capsule_zoo.models.base import Model
+
+
+def pair():
+    torch.manual_seed(1)
+    model = Conjugate().double()
+    return model, LinearGuide(model).double()
+
+
+def weights(idata):
+    return torch.from_numpy(idata.sample_stats["log_weight"].values)
+
+
+def test_the_exact_posterior_weighs_every_draw_with_the_evidence():
+    model, _ = pair()
+    images = conjugate_images(12)
+    idata = evaluate(model, ExactGuide(model), images, num_particles=30, batch_size=50)
+    expected = model.log_evidence(images).expand(1, 30, 12)
+    torch.testing.assert_close(weights(idata), expected, rtol=0, atol=1e-10)
+    summary = summarize(idata)
+    assert summary["elbo"] == pytest.approx(summary["iwae"], abs=1e-10)
+    assert summary["ess"] == pytest.approx(30) and summary["pareto_k"] == 0
+
+
+def test_elbo_is_the_evidence_less_the_divergence_to_the_posterior():
+    model, guide = pair()
+    images = conjugate_images(8)
+    idata = evaluate(model, guide, images, num_particles=20_000)
+    mean = guide.slope * images.sum((1, 2, 3)) + guide.offset
+    posterior = torch.distributions.Normal(*model.posterior(images))
+    divergence = torch.distributions.kl_divergence(
+        torch.distributions.Normal(mean, guide.scale), posterior
+    )
+    expected = (model.log_evidence(images) - divergence).detach()
+    seen = weights(idata)[0]
+    error = seen.std(0) / math.sqrt(len(seen))
+    assert ((seen.mean(0) - expected).abs() < 5 * error).all()  # false failure below 1e-5
+
+
+def test_iwae_rises_with_the_number_of_draws_and_reaches_the_evidence():
+    model, guide = pair()
+    images = conjugate_images(200)
+    evidence = model.log_evidence(images).mean().item()
+    bounds = []
+    for particles in (1, 10, 1000):
+        summary = summarize(evaluate(model, guide, images, num_particles=particles))
+        bounds.append(summary["iwae"])
+        assert summary["elbo"] < evidence
+    assert bounds[0] < bounds[1] < bounds[2] < evidence + 0.01
+    assert bounds[2] == pytest.approx(evidence, abs=0.02)
+
+
+def test_a_site_that_the_model_enumerates_is_summed_out_per_image():
+    model, images = BernoulliMixture().double(), binary_images(11)
+    idata = evaluate(model, NoGuide(model), images, num_particles=2)
+    expected = model.log_evidence(images).expand(1, 2, 11)
+    torch.testing.assert_close(weights(idata), expected, rtol=0, atol=1e-12)
+    assert "posterior_predictive" not in idata.groups()
+
+
+class Parts(Model):
+    """Two parts per image; each has a hidden kind, summed out, and a value given the kind."""
+
+    image_shape = (1, 1, 2)
+    plate_dims = {"images": -2, "parts": -1}
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        size = batch_size if images is None else len(images)
+        with pyro.plate("images", size, dim=-2):
+            shift = pyro.sample("shift", dist.Normal(torch.zeros(1, dtype=torch.float64), 1.0))
+            with pyro.plate("parts", 2, dim=-1):
+                law = dist.Categorical(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64))
+                kind = pyro.sample("kind", law, infer={"enumerate": "parallel"})
+                value = None if images is None else images[:, 0, 0]
+                pyro.sample("image", dist.Normal(kind + shift, 0.7), obs=value)
+
+
+class Shift(Guide):
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-2):
+            pyro.sample("shift", dist.Normal(torch.full((1,), 0.3, dtype=torch.float64), 0.8))
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_enumeration_inside_an_inner_plate_equals_brute_force(number):
+    images = torch.rand(number, 1, 1, 2, dtype=torch.float64)
+    model = Parts()
+    with torch.no_grad():
+        seen, _, guide_trace = log_weights(model, Shift(model), images)
+    shift = guide_trace.nodes["shift"]["value"]  # (images, 1)
+    kinds = torch.arange(3)
+    prior = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+    pixels = dist.Normal(kinds + shift[..., None], 0.7).log_prob(images[:, 0, 0, :, None])
+    inner = torch.logsumexp(prior + pixels, -1).sum(-1)
+    zero = torch.zeros_like(shift)
+    outer = dist.Normal(zero, 1.0).log_prob(shift) - dist.Normal(zero + 0.3, 0.8).log_prob(shift)
+    torch.testing.assert_close(seen, inner + outer[:, 0], rtol=0, atol=1e-12)
+
+
+def test_the_batch_size_changes_nothing_but_the_draws():
+    model, guide = pair()
+    images = conjugate_images(7)
+    exact = [
+        weights(evaluate(model, ExactGuide(model), images, num_particles=5, batch_size=rows))
+        for rows in (1, 3, 7, 14, 1000)
+    ]
+    for other in exact[1:]:
+        torch.testing.assert_close(other, exact[0], rtol=0, atol=1e-12)
+    shapes = {
+        weights(evaluate(model, guide, images, num_particles=5, batch_size=r)).shape for r in (2, 9)
+    }
+    assert shapes == {(1, 5, 7)}
+
+
+def test_seeds_repeat_and_the_random_state_is_left_alone():
+    model, guide = pair()
+    images = conjugate_images(4)
+    before = torch.get_rng_state()
+    first, again, other = (evaluate(model, guide, images, seed=s) for s in (3, 3, 4))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(weights(first), weights(again))
+    assert not torch.equal(weights(first), weights(other))
+
+
+def test_groups_and_attributes():
+    model, guide = pair()
+    images = conjugate_images(6)
+    split = Split(images.float(), torch.zeros(6, dtype=torch.int64), "toy/test")
+    idata = evaluate(model, guide, split, num_particles=9, draws=3, batch_size=12)
+    assert idata.posterior["code"].dims[:3] == ("chain", "draw", "image")
+    assert idata.posterior["code"].shape == (1, 3, 6)
+    assert idata.posterior_predictive["pixels"].shape == (1, 3, 6, 1, 2, 2)
+    np.testing.assert_allclose(idata.observed_data["pixels"].values, images, atol=1e-7)
+    attributes = idata.attrs
+    assert attributes["num_particles"] == 9 and attributes["seed"] == 0
+    assert attributes["model"] == "Conjugate" and attributes["guide"] == "LinearGuide"
+    assert attributes["data"] == "toy/test" and attributes["units"] == "nats per image"
+    assert attributes["is_bound"] == 1 and attributes["pyro"] == pyro.__version__
+
+
+def test_the_kept_draws_belong_to_their_images_and_weights():
+    model, guide = pair()
+    images = conjugate_images(5)
+    idata = evaluate(model, guide, images, num_particles=6, draws=6, batch_size=4)
+    code = torch.from_numpy(idata.posterior["code"].values)[0]  # (draws, images)
+    mean = guide.slope * images.sum((1, 2, 3)) + guide.offset
+    joint = dist.Normal(0.0, 1.0).log_prob(code)
+    joint = joint + dist.Normal(code[..., None], 0.5).log_prob(images.flatten(1)).sum(-1)
+    expected = joint - dist.Normal(mean, guide.scale).log_prob(code)
+    torch.testing.assert_close(weights(idata)[0], expected.detach(), rtol=0, atol=1e-10)
+
+
+def test_a_point_is_no_bound_and_can_exceed_the_evidence():
+    model, _ = pair()
+    model.noise = 0.1
+    guide = PointGuide(model).double()
+    images = torch.full((3, 1, 2, 2), 0.5, dtype=torch.float64)
+    with torch.no_grad():
+        guide.slope.fill_(0.249)
+    idata = evaluate(model, guide, images, num_particles=2)
+    summary = summarize(idata)
+    assert idata.attrs["is_bound"] == 0 and idata.attrs["point_sites"] == "code"
+    assert math.isnan(summary["elbo"]) and math.isnan(summary["iwae"])
+    assert summary["map_objective"] > model.log_evidence(images).mean().item() + 1
+
+
+@pytest.mark.parametrize(("guide", "bound"), [(AutoNormal, 1), (AutoDelta, 0)])
+def test_autoguides_are_evaluated_on_their_own_images(guide, bound):
+    model, _ = pair()
+    images = conjugate_images(4)
+    idata = evaluate(model, guide(model), images, num_particles=7, batch_size=2)
+    assert weights(idata).shape == (1, 7, 4) and idata.attrs["is_bound"] == bound
+
+
+def test_a_guide_with_one_density_for_all_images_is_evaluated_on_one():
+    model, _ = pair()
+    images = conjugate_images(4)
+    with pytest.raises(ValueError, match="one image at a time"):
+        evaluate(model, AutoMultivariateNormal(model), images)
+    summary = summarize(evaluate(model, AutoMultivariateNormal(model), images[:1]))
+    assert summary["is_bound"] and math.isnan(summary["elbo_se"])
+
+
+def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
+    model, guide = pair()
+    images = conjugate_images(4)
+    none, some = (evaluate(model, guide, images, draws=d, batch_size=8) for d in (0, 5))
+    assert torch.equal(weights(none), weights(some))
+    assert none.groups() == ["sample_stats", "observed_data"]
+
+
+class Switched(Conjugate):
+    """A model that is another one when its presences are discrete."""
+
+    def with_discrete_presences(self):
+        return self.sharing_parameters(noise=1.0)
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+def test_headline_numbers_are_those_of_the_discrete_model(discrete):
+    model = Switched().double()
+    images = conjugate_images(5)
+    used = model.with_discrete_presences() if discrete else model
+    idata = evaluate(model, ExactGuide(used), images, num_particles=3, discrete=discrete)
+    torch.testing.assert_close(weights(idata)[0, 0], used.log_evidence(images).detach())
+
+
+def test_pareto_shape_of_a_pareto_law():
+    rng = np.random.default_rng(0)
+    for shape in (0.3, 0.9):
+        log_weight = np.log(rng.pareto(1 / shape, size=(20, 2000)) + 1)
+        assert pareto_shape(log_weight).mean() == pytest.approx(shape, abs=0.1)
+    assert np.isnan(pareto_shape(np.zeros((2, 5)))).all()
+
+
+def test_bad_input():
+    model, guide = pair()
+    images = conjugate_images(3)
+    with pytest.raises(ValueError, match="num_particles must be at least 1"):
+        evaluate(model, guide, images, num_particles=0)
+    with pytest.raises(ValueError, match="images is an empty batch"):
+        evaluate(model, guide, images[:0])
+    with pytest.raises(IncompatibleGuide, match="'code' is missing"):
+        evaluate(model, NoGuide(model), images)
+
+
+def test_a_site_outside_the_images_plate_is_refused():
+    class Global(Conjugate):
+        def forward(self, images=None, labels=None, batch_size=1):
+            pyro.sample("tilt", dist.Normal(0.0, 1.0))
+            return super().forward(images, labels, batch_size)
+
+    class GlobalGuide(LinearGuide):
+        def forward(self, images, labels=None):
+            pyro.sample("tilt", dist.Normal(0.0, 1.0))
+            super().forward(images, labels)
+
+    model = Global().double()
+    with pytest.raises(ValueError, match="'tilt' lies outside the plate 'images'"):
+        evaluate(model, GlobalGuide(model).double(), conjugate_images(3))

@@ -1,0 +1,146 @@
+"""A widened guide is a bound, as tight as one scale per coordinate can make it."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+from toys import Conjugate, ExactGuide, PointGuide, conjugate_images
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import check_pair, evaluate, summarize, widen
+from capsule_zoo.inference.widen import Widened
+from capsule_zoo.models.base import Model
+
+
+def points():
+    torch.manual_seed(1)
+    model = Conjugate().double()
+    return model, PointGuide(model).double()
+
+
+def test_the_fitted_bound_is_the_optimum_in_closed_form():
+    model, guide = points()
+    images = conjugate_images(300)
+    before = guide.slope.item(), model.mean.item()
+    widened = widen(model, guide, images, steps=300)
+    assert (guide.slope.item(), model.mean.item()) == before  # the rest is frozen
+    assert guide.slope.requires_grad and model.mean.requires_grad
+    # For a Gaussian the best scale is the posterior's, wherever the centre lies.
+    mean, scale = model.posterior(images)
+    assert widened.scale("code").item() == pytest.approx(scale[0].item(), rel=0.05)
+    center = guide.slope * images.sum((1, 2, 3))
+    optimum = model.log_evidence(images) - ((center - mean) / scale) ** 2 / 2
+    idata = evaluate(model, widened, images, num_particles=400)
+    summary = summarize(idata)
+    seen = idata.sample_stats["log_weight"].values[0]
+    error = seen.std() / math.sqrt(seen.size)
+    assert summary["is_bound"]
+    assert abs(summary["elbo"] - optimum.mean().item()) < 6 * error
+    assert summary["elbo"] < model.log_evidence(images).mean().item()
+
+
+@pytest.mark.parametrize("scale", [0.001, 0.1, 3.0])
+def test_any_scale_gives_a_bound(scale):
+    model, guide = points()
+    images = conjugate_images(50)
+    widened = Widened(model, guide, images, scale)
+    check_pair(model, widened, images)
+    summary = summarize(evaluate(model, widened, images, num_particles=200))
+    assert summary["is_bound"]
+    assert summary["elbo"] < summary["iwae"] < model.log_evidence(images).mean().item() + 0.05
+
+
+class Poses(Model):
+    """Two parts per image with a vector each, and a positive gain; presence is relaxed or not."""
+
+    image_shape = (1, 2, 2)
+    plate_dims = {"images": -2, "parts": -1}
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        size = batch_size if images is None else len(images)
+        with pyro.plate("images", size, dim=-2):
+            gain = pyro.sample("gain", dist.LogNormal(torch.zeros(1), 0.5))  # (images, 1)
+            with pyro.plate("parts", 2, dim=-1):
+                pose = pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        mean = (gain * pose.sum(-1)).sum(-1)[:, None, None, None].expand(-1, 1, 2, 2)
+        with pyro.plate("images_seen", size, dim=-1):
+            pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
+
+
+class PosePoints(Guide):
+    def __init__(self, model):
+        super().__init__(model)
+        self.pose = nn.Parameter(torch.zeros(2, 3))
+        self.gain = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-2):
+            pyro.sample("gain", dist.Delta(self.gain.exp().expand(1)))
+            with pyro.plate("parts", 2, dim=-1):
+                pyro.sample("pose", dist.Delta(self.pose, event_dim=1))
+
+
+def test_one_scale_for_each_coordinate_and_draws_within_the_support():
+    model = Poses()
+    guide = PosePoints(model)
+    images = conjugate_images(5, torch.float32)
+    widened = Widened(model, guide, images, scale=0.5)
+    assert widened.scale("pose").shape == (1, 2, 3) and widened.scale("gain").shape == (1, 1)
+    trace = pyro.poutine.trace(widened).get_trace(images)
+    gain, pose = trace.nodes["gain"], trace.nodes["pose"]
+    assert gain["value"].shape == (5, 1) and (gain["value"] > 0).all()
+    assert pose["value"].shape == (5, 2, 3) and pose["fn"].event_dim == 1
+    assert (pose["value"].std(0) > 0).all()  # images differ
+    expected = dist.LogNormal(torch.zeros(1), 0.5).log_prob(gain["value"])
+    torch.testing.assert_close(gain["fn"].log_prob(gain["value"]), expected)
+
+
+class SwitchingPoint(PointGuide):
+    """A guide that is another one, with the same parameters, when presences are discrete."""
+
+    factor = 1.0
+
+    def with_discrete_presences(self):
+        return self.sharing_parameters(factor=2.0)
+
+    def forward(self, images, labels=None):
+        super().forward(self.factor * images)
+
+
+def test_discrete_presences_reach_the_inner_guide_and_keep_the_scales():
+    model, _ = points()
+    guide = SwitchingPoint(model).double()
+    images = conjugate_images(4)
+    widened = Widened(model, guide, images, scale=1e-6)
+    discrete = widened.with_discrete_presences()
+    assert discrete.scale("code") is not None
+    means = [
+        pyro.poutine.trace(g).get_trace(images).nodes["code"]["value"] for g in (widened, discrete)
+    ]
+    torch.testing.assert_close(means[1], 2 * means[0], rtol=0, atol=1e-4)
+    assert discrete.code_log_scale is widened.code_log_scale
+    inner, _ = points()
+    same = Widened(inner, PointGuide(inner).double(), images)
+    assert same.with_discrete_presences() is same
+
+
+def test_its_state_holds_the_scales_and_the_inner_guide():
+    model, guide = points()
+    images = conjugate_images(4)
+    widened = Widened(model, guide, images, scale=0.3)
+    state = widened.state_dict()
+    assert set(state) == {"code_log_scale", "guide.slope"}
+    twin = Widened(model, PointGuide(model).double(), images)
+    twin.load_state_dict(state)
+    torch.testing.assert_close(twin.scale("code"), widened.scale("code"))
+
+
+def test_a_guide_with_a_density_is_refused():
+    model, _ = points()
+    with pytest.raises(ValueError, match="ExactGuide has no Delta over a continuous site"):
+        widen(model, ExactGuide(model), conjugate_images(4))

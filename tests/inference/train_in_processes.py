@@ -1,0 +1,34 @@
+"""Trains the toy pair and writes its parameters: run by test_workers.py, alone and by torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from toys import Conjugate, PointGuide, conjugate_images
+
+from capsule_zoo.inference import fit
+
+if __name__ == "__main__":
+    folder, steps = sys.argv[1], int(sys.argv[2])
+    torch.manual_seed(0)
+    images = conjugate_images(23)
+    torch.manual_seed(int(os.environ.get("RANK", "0")))
+    model = Conjugate().double()
+    guide = PointGuide(model).double()
+    with torch.no_grad():  # what the first process starts from is what counts
+        guide.slope += 0.1 * int(os.environ.get("RANK", "0"))
+    path = os.path.join(folder, "run.safetensors")
+    fit(
+        model,
+        guide,
+        images,
+        steps=steps,
+        batch_size=7,  # does not split evenly, and the last batch of an epoch has two images
+        lr=0.005,
+        optimizer=torch.optim.SGD,
+        checkpoint=path,
+        resume=path if os.path.exists(path) else None,
+        progress=False,
+    )
