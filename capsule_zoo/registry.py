@@ -1,7 +1,7 @@
 """The list of what the zoo holds: entries made by name, saved and loaded.
 
-An entry is a model with its default guide, the other guides that fit, an objective, and the training
-settings that suit them. A factory registers it:
+An entry is a model with its default guide, the other guides that fit, an objective, and the
+training settings that suit them. A factory registers it:
 
     @register("part-whole")
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...

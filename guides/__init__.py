@@ -1,6 +1,7 @@
 """Approximate posteriors: every routing, encoder and settling procedure, as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
 
-__all__ = ["AmortizedPartWhole", "Guide"]
+__all__ = ["AmortizedPartWhole", "FreeForm", "Guide"]

@@ -139,7 +139,9 @@ class AmortizedPartWhole(Guide):
         twin = AmortizedPartWhole(self.model, pose, **self.options)
         twin.to(next(self.parameters()))
         mine = twin.state_dict()
-        same = {k: v for k, v in self.state_dict().items() if k in mine and mine[k].shape == v.shape}
+        same = {
+            k: v for k, v in self.state_dict().items() if k in mine and mine[k].shape == v.shape
+        }
         twin.load_state_dict({**mine, **same})
         return twin
 
@@ -157,7 +159,7 @@ class AmortizedPartWhole(Guide):
         return capsules
 
     def _draw(self, index: int, read: Tensor) -> Capsules:
-        """One level's sites, from what was read for each of its capsules (B, capsules, _OUTPUTS)."""
+        """One level's sites, from what was read for its capsules, (B, capsules, _OUTPUTS)."""
         level = self.model.levels[index]
         logits, raw_pose = read[..., 0], read[..., 1:7]
         bounds = (self.options["max_scale"], self.options["anisotropy"])

@@ -1,7 +1,7 @@
-"""What every model and every guide of the zoo shares: a unique name, declared sites, checked images.
+"""What all models and guides of the zoo share: a unique name, declared sites, checked images.
 
-A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws from
-its prior when `images` is None. It declares its latent sites, so that guides, the pair check and the
+A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws
+from its prior when `images` is None. It declares its latent sites, so that guides, the pair check and the
 contract tests can read them without running anything.
 """
 

@@ -29,6 +29,7 @@ References:
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import pyro
@@ -220,7 +221,7 @@ class PartWholeCapsules(Model):
                 sigma_dummy=sigma_dummy,
                 child_scale=0.3 ** (1 / (len(layers) - 1)),
             )
-            for parents, children in zip(layers, layers[1:], strict=False)
+            for parents, children in pairwise(layers)
         )
         shape = (layers[-1], channels + 1, template_size, template_size)
         self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha

@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
+from torch.distributions import constraints
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli as _LogitRelaxedBernoulli
 
 
@@ -31,6 +32,11 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
 
 class ParentMixture(dist.MixtureSameFamily):
     """The law of a child when its choice of a parent, the mixture component, is summed out."""
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """That of the components; torch's own answer is one that no AutoGuide can transform to."""
+        return self.component_distribution.support
 
     def responsibilities(self, value: Tensor) -> Tensor:
         """Posterior over the choice given the child's value, (..., 1 + parents); column 0: dummy.

@@ -182,9 +182,7 @@ def test_the_prior_draws_what_its_density_says():
     model = make((2, 2), presence="discrete")
     torch.manual_seed(3)
     trace = poutine.trace(model).get_trace(batch_size=20_000)
-    parents = Capsules(
-        trace.nodes["object_presence"]["value"], trace.nodes["object_pose"]["value"]
-    )
+    parents = Capsules(trace.nodes["object_presence"]["value"], trace.nodes["object_pose"]["value"])
     law = model.selections[0](parents, relaxed=False)
     shares = law.log_weights.softmax(-1)
     expected = (shares * law.presence_logits.sigmoid()).sum(-1)

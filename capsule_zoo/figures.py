@@ -1,0 +1,105 @@
+"""Pictures of trained entries: rows of images, parses into coloured parts, templates, samples."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.models import Capsules, PartWholeCapsules, templates
+from capsule_zoo.registry import Entry
+
+
+def image_rows(rows: dict[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
+    """One labelled row of pictures for each item, each (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+    pictures = {name: _as_pictures(images) for name, images in rows.items()}
+    columns = max(len(images) for images in pictures.values())
+    figure, axes = plt.subplots(
+        len(rows), columns, figsize=(0.62 * columns + 1.3, 0.64 * len(rows) + 0.4), squeeze=False
+    )
+    for row, (name, images) in zip(axes, pictures.items(), strict=True):
+        for axis, image in zip(row, images, strict=False):
+            axis.imshow(image, cmap="gray", vmin=0, vmax=1)
+        for axis in row:
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.spines[:].set_visible(False)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    if title:
+        figure.suptitle(title, fontsize=9)
+    figure.set_layout_engine("constrained", w_pad=0.01, h_pad=0.01, hspace=0.02, wspace=0.02)
+    return figure
+
+
+def part_colours(parts: int) -> Tensor:
+    """A colour (parts, 3) for each part, neighbours far apart."""
+    turns = torch.arange(parts) * 0.618034 % 1.0
+    return torch.from_numpy(plt.get_cmap("hsv")(turns.numpy())[:, :3]).float()
+
+
+def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+    """The mean image with every part in its own colour, (B, H, W, 3)."""
+    colour, alpha = model.layers(parts)
+    seen = (templates.visibility(alpha) * colour).mean(1)  # (parts, B, H, W)
+    hues = part_colours(len(seen)).to(seen)
+    return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
+
+
+@torch.no_grad()
+def infer_parts(entry: Entry, images: Tensor) -> Capsules:
+    """Discrete parts as the guide draws them, presences (B, parts) and poses (B, parts, 6)."""
+    trace = poutine.trace(entry.guide.with_discrete_presences()).get_trace(images)
+    return Capsules(trace.nodes["part_presence"]["value"], trace.nodes["part_pose"]["value"])
+
+
+@torch.no_grad()
+def parses(entry: Entry, images: Tensor) -> Figure:
+    """Images, their reconstructions, and each part in its own colour."""
+    model, images = entry.model.with_discrete_presences(), images[:12]
+    parts = infer_parts(entry, images)
+    rows = {"image": images, "reconstruction": model.render(parts)}
+    return image_rows(
+        {**rows, "parts": coloured_parts(model, parts)}, "Test images and their parts"
+    )
+
+
+@torch.no_grad()
+def learned_templates(entry: Entry, images: Tensor | None = None) -> Figure:
+    """Every part's template as it paints on black: colour times alpha."""
+    colour, alpha = entry.model.templates()
+    painted = colour * alpha
+    per_row = 12
+    rows = {
+        f"parts {i + 1}-{min(i + per_row, len(painted))}": painted[i : i + per_row]
+        for i in range(0, len(painted), per_row)
+    }
+    return image_rows(rows, "Learned templates (colour x alpha)")
+
+
+@torch.no_grad()
+def prior_samples(entry: Entry, images: Tensor | None = None, seed: int = 0) -> Figure:
+    """Mean images of draws from the discrete model's prior."""
+    return image_rows(
+        {f"draws {i + 1}-{i + 12}": sample_prior(entry, 12, seed + i) for i in range(0, 36, 12)},
+        "Samples from the prior",
+    )
+
+
+@torch.no_grad()
+def sample_prior(entry: Entry, number: int, seed: int = 0) -> Tensor:
+    """Mean images (number, C, H, W) of draws from the discrete model's prior."""
+    model = entry.model.with_discrete_presences()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        nodes = poutine.trace(model).get_trace(batch_size=number).nodes
+    return model.render(Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"]))
+
+
+def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
+    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    if array.ndim == 4 and array.shape[1] in (1, 3):
+        array = np.moveaxis(array, 1, -1)
+    return array.squeeze(-1) if array.shape[-1] == 1 else array

@@ -1,0 +1,116 @@
+"""Free-form inference: variational parameters of its own for every image, and no network.
+
+    t ~ relaxed or discrete Bernoulli(logits[image, capsule])
+    A ~ Delta(pose[image, capsule])  or  Normal(pose[image, capsule], scale[image, capsule])
+
+Started at another guide's answer, it measures what amortisation costs and repairs what the encoder
+got wrong; started at the prior, it checks that nothing depends on an encoder. Train it with
+`inference.fit(..., freeze="model")` on the very images it was made for, in their order.
+
+References:
+    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), section 5.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+
+_INITIAL_SCALE = 0.02
+
+
+class FreeForm(Guide):
+    """Per-image variational parameters for all levels of a part-whole model.
+
+    Args:
+        model: the model.
+        images: (B, C, H, W), the images whose posterior this is.
+        init: a guide to start from; None starts at a draw from the prior.
+        pose: "delta" or "normal".
+
+    Raises:
+        ValueError: unknown `pose`, or images that the model does not take.
+    """
+
+    per_image = True  # its parameters belong to these images, in this order
+
+    def __init__(
+        self,
+        model: PartWholeCapsules,
+        images: Tensor,
+        init: Guide | None = None,
+        pose: str = "delta",
+    ) -> None:
+        if pose not in ("delta", "normal"):
+            raise ValueError(f"pose must be 'delta' or 'normal', not {pose!r}")
+        model.check_images(images)
+        super().__init__(model)
+        self.pose = pose
+        with torch.no_grad(), poutine.block():
+            if init is None:
+                start = poutine.trace(model).get_trace(batch_size=len(images))
+            else:
+                start = poutine.trace(init).get_trace(images)
+        self.presence_logits, self.poses = (
+            PyroModule[nn.ParameterDict](),
+            PyroModule[nn.ParameterDict](),
+        )
+        self.log_scales = PyroModule[nn.ParameterDict]()
+        for level in model.levels:
+            centre = start.nodes[f"{level.name}_pose"]["value"]
+            logits = torch.zeros_like(centre[..., 0])
+            if init is not None:
+                centre = start.nodes[f"{level.name}_pose"]["fn"].mean
+                logits = start.nodes[f"{level.name}_presence"]["fn"].logits
+            self.presence_logits[level.name] = nn.Parameter(logits.expand(centre.shape[:2]).clone())
+            self.poses[level.name] = nn.Parameter(centre.clone())
+            if pose == "normal":
+                scale = torch.full_like(centre, _INITIAL_SCALE)
+                self.log_scales[level.name] = nn.Parameter(scale.log())
+
+    @property
+    def covers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(site.name for site in self.model.latent_sites)
+
+    @property
+    def num_images(self) -> int:
+        return len(self.poses["part"])
+
+    def with_discrete_presences(self) -> FreeForm:
+        return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
+        """Draws every level and returns the objects' choices.
+
+        `images` may be the guide's own images several times over, as evaluation passes them.
+        """
+        repeats, rest = divmod(len(images), self.num_images)
+        if rest or not repeats:
+            raise ValueError(
+                f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
+                "FreeForm for other images"
+            )
+        with pyro.plate("images", len(images), dim=-2):
+            drawn = [
+                self._draw(level.name, level.plate, level.size, repeats)
+                for level in self.model.levels
+            ]
+        return drawn[0]
+
+    def _draw(self, name: str, plate: str, size: int, repeats: int) -> Capsules:
+        logits = self.presence_logits[name].repeat(repeats, 1)
+        loc = self.poses[name].repeat(repeats, 1, 1)
+        if self.pose == "delta":
+            law = dist.Delta(loc, event_dim=1)
+        else:
+            law = dist.Normal(loc, self.log_scales[name].exp().repeat(repeats, 1, 1)).to_event(1)
+        with pyro.plate(plate, size, dim=-1):
+            presence = pyro.sample(f"{name}_presence", self.model.presence_law(logits))
+            return Capsules(presence, pyro.sample(f"{name}_pose", law))

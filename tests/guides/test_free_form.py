@@ -1,0 +1,104 @@
+"""Free-form guides: start where they are told, belong to their images, and improve each alone."""
+
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer.autoguide.initialization import init_to_sample
+
+from capsule_zoo.guides import AmortizedPartWhole, FreeForm
+from capsule_zoo.inference import check_pair, evaluate, fit, summarize
+from capsule_zoo.models import PartWholeCapsules
+
+SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    model = PartWholeCapsules(3, 4, image_size=12, template_size=5).double()
+    return model, AmortizedPartWhole(model, "delta", **SMALL).double()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(4, 1, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("pose", ["delta", "normal"])
+def test_it_starts_at_the_amortised_answer(pair, images, pose):
+    model, guide = pair
+    torch.manual_seed(3)
+    free = FreeForm(model, images, guide, pose)
+    check_pair(model, free, images)
+    torch.manual_seed(3)
+    start = poutine.trace(guide).get_trace(images).nodes
+    nodes = poutine.trace(free).get_trace(images).nodes
+    for level in ("object", "part"):
+        expected = start[f"{level}_presence"]["fn"].logits
+        torch.testing.assert_close(nodes[f"{level}_presence"]["fn"].logits, expected)
+        torch.testing.assert_close(
+            nodes[f"{level}_pose"]["fn"].mean, start[f"{level}_pose"]["value"]
+        )
+
+
+def test_each_image_has_parameters_of_its_own(pair, images):
+    """The loss of one image has no gradient for the parameters of another."""
+    model, guide = pair
+    free = FreeForm(model, images, guide)
+    trace = poutine.trace(free).get_trace(images)
+    replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images)
+    replayed.compute_log_prob()
+    replayed.nodes["image"]["log_prob"][2].sum().backward()
+    gradient = free.poses["part"].grad.abs().sum((1, 2))
+    assert gradient[2] > 0 and gradient[[0, 1, 3]].max() == 0
+
+
+def test_fitting_it_improves_on_the_amortised_guide_and_freezes_the_model(pair, images):
+    model, guide = pair
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    free = FreeForm(model, images, guide, "normal")
+    start = summarize(evaluate(model, free, images, num_particles=20))["elbo"]
+    fit(model, free, images, steps=60, lr=0.01, freeze="model", progress=False, batch_size=4)
+    end = summarize(evaluate(model, free, images, num_particles=20))["elbo"]
+    assert end > start + 10
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_it_refuses_other_images(pair, images):
+    model, guide = pair
+    with pytest.raises(ValueError, match="belongs to 4 images, not 3"):
+        FreeForm(model, images, guide)(images[:3])
+    with pytest.raises(ValueError, match="pose must be 'delta' or 'normal'"):
+        FreeForm(model, images, guide, pose="low_rank")
+
+
+@pytest.mark.parametrize("automatic", [AutoDelta, AutoNormal])
+@pytest.mark.parametrize("selection", ["marginal", "enumerate"])
+def test_pyros_own_guides_fit_too(pair, images, automatic, selection):
+    """Nothing depends on our guides: Pyro's free-standing ones train on the same model."""
+    model = pair[0].with_selection(selection)
+    visible = poutine.block(model, hide=["part_parent"])
+    guide = automatic(visible, init_loc_fn=init_to_sample)  # medians are singular poses
+    guide(images)  # AutoGuides find the sites and their shapes on the first call
+    check_pair(model, guide, images)
+    run = fit(model, guide, images, steps=30, lr=0.02, freeze="model", progress=False, batch_size=4)
+    losses = run.history["loss"]
+    assert losses.iloc[-5:].mean() < losses.iloc[:5].mean()
+
+
+def test_delta_poses_lose_nothing_but_density(pair, images):
+    """Trap 4: with Delta poses Trace_ELBO counts log p(A) in full and log q(A) as zero."""
+    model, guide = pair
+    free = FreeForm(model, images, guide)
+    torch.manual_seed(0)
+    loss = Trace_ELBO().loss(model, free, images)
+    torch.manual_seed(0)
+    trace = poutine.trace(free).get_trace(images)
+    joint = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images).log_prob_sum()
+    entropy = sum(
+        trace.nodes[n]["fn"].log_prob(trace.nodes[n]["value"]).sum()
+        for n in ("object_presence", "part_presence")
+    )
+    assert loss == pytest.approx((entropy - joint).item(), rel=1e-12)

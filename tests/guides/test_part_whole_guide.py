@@ -1,0 +1,90 @@
+"""Laws of the amortised guide: what it may see, what `with_poses` keeps, discrete draws."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.inference import check_pair
+from capsule_zoo.models import PartWholeCapsules
+
+SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
+
+
+@pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
+def model(request):
+    torch.manual_seed(0)
+    return PartWholeCapsules(layers=request.param, image_size=12, template_size=5).double()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(6, 1, 12, 12, dtype=torch.float64)
+
+
+def traced(guide, images, seed=0):
+    torch.manual_seed(seed)
+    return poutine.trace(guide).get_trace(images)
+
+
+@pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
+@pytest.mark.parametrize("selection", ["marginal", "enumerate"])
+def test_every_pose_fits_every_model(model, images, pose, selection):
+    model = model.with_selection(selection)
+    check_pair(model, AmortizedPartWhole(model, pose, **SMALL).double(), images)
+
+
+def test_objects_see_the_image_only_through_the_parts(model, images):
+    """With the parts clamped, changing the image changes nothing above them."""
+    guide = AmortizedPartWhole(model, "normal", **SMALL).double()
+    trace = traced(guide, images)
+    below = {n: trace.nodes[n]["value"] for n in ("part_presence", "part_pose")}
+    clamped = poutine.condition(guide, data=below)
+    laws = []
+    for seen in (images, images.flip(0)):
+        nodes = traced(clamped, seen).nodes
+        laws.append([nodes["object_presence"]["fn"].logits, nodes["object_pose"]["fn"].mean])
+    for one, other in zip(*laws, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("pose", ["normal", "low_rank"])
+def test_with_poses_keeps_the_centres_and_starts_close(model, images, pose):
+    points = AmortizedPartWhole(model, "delta", **SMALL).double()
+    tight = points.with_poses(pose)
+    assert tight.pose == pose and tight.model is model
+    centre = traced(points, images).nodes["part_pose"]["value"]
+    law = traced(tight, images).nodes["part_pose"]["fn"]
+    torch.testing.assert_close(law.mean, centre)
+    assert law.variance.sqrt().max() < 0.05
+    with torch.no_grad():
+        next(tight.parameters()).add_(1.0)  # the weights are copies, not shared
+    assert torch.equal(traced(points, images).nodes["part_pose"]["value"], centre)
+
+
+def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
+    guide = AmortizedPartWhole(model, "low_rank", rank=3, **SMALL).double()
+    law = traced(guide, images).nodes["part_pose"]["fn"]
+    assert isinstance(law, dist.LowRankMultivariateNormal) and law.cov_factor.shape[-1] == 3
+    dense = dist.MultivariateNormal(law.loc, law.covariance_matrix)
+    value = law.rsample()
+    torch.testing.assert_close(law.log_prob(value), dense.log_prob(value))
+
+
+def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
+    guide = AmortizedPartWhole(model, "delta", **SMALL).double()
+    discrete = guide.with_discrete_presences()
+    relaxed_node, node = (traced(g, images).nodes["part_presence"] for g in (guide, discrete))
+    assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
+    torch.testing.assert_close(node["fn"].logits, relaxed_node["fn"].logits)
+    assert all(a is b for a, b in zip(guide.parameters(), discrete.parameters(), strict=True))
+
+
+def test_refusals(model):
+    with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal', 'low_rank'"):
+        AmortizedPartWhole(model, "gamma")
+    with pytest.raises(ValueError, match="model must be a PartWholeCapsules, not a Linear"):
+        AmortizedPartWhole(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"must be \(B, 1, 12, 12\)"):
+        AmortizedPartWhole(model, **SMALL).double()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))

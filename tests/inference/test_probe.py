@@ -1,0 +1,42 @@
+"""The linear probe: perfect on separable latents, chance on noise, blind to test labels."""
+
+import numpy as np
+import pytest
+import torch
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.inference.probe import latents, linear_probe
+from capsule_zoo.models import PartWholeCapsules
+
+
+def test_separable_latents_are_told_apart_and_noise_is_not():
+    generator = np.random.default_rng(0)
+    labels = torch.from_numpy(generator.integers(0, 4, 2000))
+    means = 6 * np.eye(4)[labels.numpy()]
+    features = means + generator.normal(size=(2000, 4))
+    fitted = linear_probe(features[:1000], labels[:1000], features[1000:], labels[1000:])
+    assert fitted.value > 0.99 and fitted.n == 1000
+    noise = generator.normal(size=(2000, 4))
+    chance = linear_probe(noise[:1000], labels[:1000], noise[1000:], labels[1000:])
+    assert abs(chance.value - 0.25) < 5 * (0.25 * 0.75 / 1000) ** 0.5
+    assert chance.se == pytest.approx((chance.value * (1 - chance.value) / 1000) ** 0.5)
+
+
+def test_latents_are_probabilities_and_poses_in_the_order_asked():
+    torch.manual_seed(0)
+    model = PartWholeCapsules(3, 4, image_size=12, template_size=5)
+    guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    images = torch.rand(7, 1, 12, 12)
+    features = latents(guide, images, ["object_presence", "part_pose"], batch_size=3)
+    assert features.shape == (7, 3 + 4 * 6)
+    assert (features[:, :3] > 0).all() and (features[:, :3] < 1).all()
+    parts = latents(guide, images, ["part_pose"])
+    np.testing.assert_allclose(features[:, 3:], parts, rtol=1e-5, atol=1e-6)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="train has 3 rows but 2 labels"):
+        linear_probe(np.zeros((3, 1)), torch.zeros(2), np.zeros((1, 1)), torch.zeros(1))
+    model = PartWholeCapsules(2, 2, image_size=12, template_size=5)
+    with pytest.raises(ValueError, match=r"sites holds \['wing_pose'\]"):
+        latents(AmortizedPartWhole(model), torch.rand(1, 1, 12, 12), ["wing_pose"])
