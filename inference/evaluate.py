@@ -117,9 +117,9 @@ def summarize(idata: InferenceData) -> dict[str, float | int | bool]:
     Returns:
         elbo, iwae (log-mean-exp of K weights; Burda, Grosse and Salakhutdinov 2016) and their
         standard errors over images, both NaN where the guide is a point and gives no bound;
-        map_objective, NaN where it is one; ess and pareto_k, means over images of the effective
-        number of draws and of the Pareto shape; seconds_per_image, for all K draws; is_bound;
-        num_particles; num_images.
+        map_objective, NaN where it is one; ess, the mean over images of the effective number of
+        draws; pareto_k, the median over images of the Pareto shape; seconds_per_image, for all K
+        draws; is_bound; num_particles; num_images.
     """
     log_weight = idata.sample_stats["log_weight"].values[0]  # (draws, images)
     draws, images = log_weight.shape
@@ -135,7 +135,7 @@ def summarize(idata: InferenceData) -> dict[str, float | int | bool]:
         "iwae_se": standard_error(iwae) if bound else nan,
         "map_objective": nan if bound else float(elbo.mean()),
         "ess": float(ess.mean()),
-        "pareto_k": float(pareto_shape(log_weight.T).mean()),
+        "pareto_k": float(np.median(pareto_shape(log_weight.T))),
         "seconds_per_image": float(idata.attrs["seconds"]) / images,
         "is_bound": bound,
         "num_particles": draws,

@@ -39,15 +39,17 @@ def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
     """Shape k of the Pareto law of the largest weights, over the last dim (draws).
 
     Below .7 importance sampling with these draws can be trusted (Vehtari et al. 2024,
-    arXiv 1507.02646). Zero where all weights are equal, NaN with fewer than 25 draws.
+    arXiv 1507.02646). Zero where all weights are equal, infinite where the tail
+    has no fit, NaN with fewer than 25 draws.
     """
     if log_weight.shape[-1] < _FEWEST_DRAWS:
         return np.full(log_weight.shape[:-1], np.nan)
-    if _MODERN:
-        from arviz_stats.base import array_stats
+    with np.errstate(all="ignore"):
+        if _MODERN:
+            from arviz_stats.base import array_stats
 
-        shape = array_stats.psislw(-log_weight)[1]  # takes log likelihoods, the negated weights
-    else:
-        shape = arviz.psislw(log_weight)[1]
+            shape = array_stats.psislw(-log_weight)[1]  # takes log likelihoods, negated weights
+        else:
+            shape = arviz.psislw(log_weight)[1]
     equal = np.ptp(log_weight, axis=-1) <= 1e-9 * (1 + np.abs(log_weight).max(-1))
-    return np.where(equal, 0.0, shape)
+    return np.where(equal, 0.0, np.nan_to_num(shape, nan=np.inf, posinf=np.inf))

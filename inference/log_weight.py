@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-import torch
 from pyro import poutine
 from pyro.ops.contract import contract_tensor_tree
 from pyro.poutine import Trace
@@ -47,17 +46,17 @@ def log_weights(
         first = -1 - max(_nesting(plain), _nesting(guide_trace))
         enumerated = poutine.replay(EnumMessenger(first)(model), trace=guide_trace)
         scored = poutine.trace(enumerated).get_trace(*arguments)
-    model_terms = _log_density(scored, len(images))
-    return model_terms - _log_density(guide_trace, len(images)), plain, guide_trace
+    model_terms = _log_density(scored, images)
+    log_weight = model_terms - _log_density(guide_trace, images)
+    return log_weight, prune_subsample_sites(plain), prune_subsample_sites(guide_trace)
 
 
-def _log_density(trace: Trace, number: int) -> Tensor:
-    """Log density of everything in a trace, (number,), enumerated sites summed out."""
+def _log_density(trace: Trace, images: Tensor) -> Tensor:
+    """Log density of everything in a trace, (B,), enumerated sites summed out."""
     trace = prune_subsample_sites(trace)
     trace.compute_log_prob()
     trace.pack_tensors()
     plates = set(trace.plate_to_symbol.values())
-    images = trace.plate_to_symbol.get(IMAGES_PLATE)
     terms: list[Tensor] = []
     factors: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     summed: set[str] = set()
@@ -65,7 +64,7 @@ def _log_density(trace: Trace, number: int) -> Tensor:
         if site["type"] != "sample":
             continue
         frames = [frame.name for frame in site["cond_indep_stack"] if frame.vectorized]
-        if IMAGES_PLATE not in frames and number > 1:
+        if IMAGES_PLATE not in frames and len(images) > 1:
             raise ValueError(
                 f"site {name!r} lies outside the plate {IMAGES_PLATE!r}, so its density belongs "
                 "to no one image; draw it inside pyro.plate('images', ...), make it a parameter, "
@@ -80,12 +79,13 @@ def _log_density(trace: Trace, number: int) -> Tensor:
             terms.append(term)
     contracted = contract_tensor_tree(factors, summed)
     terms += [term for group in contracted.values() for term in group]
-    return sum((_sum_per_image(term, images) for term in terms), torch.zeros(number))
+    kept = trace.plate_to_symbol.get(IMAGES_PLATE)
+    return sum((_sum_all_but(kept, term) for term in terms), images.new_zeros(len(images)))
 
 
-def _sum_per_image(term: Tensor, images: str | None) -> Tensor:
-    """Sum a packed tensor over every dim but the images'; packing drops dims of size 1."""
-    others = [dim for dim, symbol in enumerate(term._pyro_dims) if symbol != images]
+def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:
+    """Sum a packed tensor over every dim but one; packing has dropped the dims of size 1."""
+    others = [dim for dim, symbol in enumerate(term._pyro_dims) if symbol != kept]
     return term.sum(others) if others else term
 
 

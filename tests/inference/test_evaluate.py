@@ -156,6 +156,7 @@ def test_groups_and_attributes():
     idata = evaluate(model, guide, split, num_particles=9, draws=3, batch_size=12)
     assert idata.posterior["code"].dims[:3] == ("chain", "draw", "image")
     assert idata.posterior["code"].shape == (1, 3, 6)
+    assert set(idata.posterior.data_vars) == {"code"}
     assert idata.posterior_predictive["pixels"].shape == (1, 3, 6, 1, 2, 2)
     np.testing.assert_allclose(idata.observed_data["pixels"].values, images, atol=1e-7)
     attributes = idata.attrs

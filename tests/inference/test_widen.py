@@ -23,6 +23,15 @@ def points():
     return model, PointGuide(model).double()
 
 
+def test_a_guide_that_was_used_before_can_be_widened_and_used_after():
+    model, guide = points()
+    images = conjugate_images(4)
+    guide(images)
+    widen(model, guide, images, steps=2)
+    guide(images)
+    assert model.mean.requires_grad and guide.slope.requires_grad
+
+
 def test_the_fitted_bound_is_the_optimum_in_closed_form():
     model, guide = points()
     images = conjugate_images(300)
