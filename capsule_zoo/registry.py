@@ -40,6 +40,7 @@ if not WEIGHTS.is_dir():  # a checkout keeps it beside this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 _factories: dict[str, Callable[..., Entry]] = {}
+_small: dict[str, dict] = {}
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Entry:
             ValueError: no guide of that name fits; says which do.
         """
         if name not in self.guides:
-            raise ValueError(_unknown("guide", name, list(self.guides)))
+            raise ValueError(unknown("guide", name, list(self.guides)))
         return self.guides[name](self)
 
     def use_guide(self, name: str) -> Entry:
@@ -84,8 +85,13 @@ class Entry:
         return self
 
 
-def register(name: str) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
+def register(
+    name: str, *, small: dict | None = None
+) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
     """Decorator that lists a factory under `name`, lower case with hyphens.
+
+    Args:
+        small: sizes at which the entry is made and run in a blink; tests create it with these.
 
     Raises:
         ValueError: the name is taken.
@@ -98,6 +104,7 @@ def register(name: str) -> Callable[[Callable[..., Entry]], Callable[..., Entry]
                 f"{_factories[name].__module__}; choose another name"
             )
         _factories[name] = factory
+        _small[name] = dict(small or {})
         return factory
 
     return decorate
@@ -107,6 +114,17 @@ def list_models(pattern: str = "*") -> list[str]:
     """Names of the registered entries that match a shell pattern such as `"part*"`, sorted."""
     import_module("capsule_zoo.entries")
     return sorted(fnmatch.filter(_factories, pattern))
+
+
+def describe(name: str) -> str:
+    """What a registered entry is, in the first line of its factory's docstring."""
+    return (_factory(name).__doc__ or "").strip().partition("\n")[0]
+
+
+def small_sizes(name: str) -> dict:
+    """Sizes for `create` at which a registered entry is made and run in a blink."""
+    _factory(name)
+    return dict(_small[name])
 
 
 def create(name: str, **sizes: object) -> Entry:
@@ -119,11 +137,9 @@ def create(name: str, **sizes: object) -> Entry:
     Raises:
         ValueError: unknown name (with the nearest ones), or a size that the factory refuses.
     """
-    known = list_models()
-    if name not in known:
-        raise ValueError(_unknown("entry", name, known))
+    factory = _factory(name)
     try:
-        entry = _factories[name](**sizes)
+        entry = factory(**sizes)
     except TypeError as error:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
     entry.name, entry.sizes = name, dict(sizes)
@@ -151,16 +167,42 @@ def load(source: str | Path) -> Entry:
         ValueError: neither a run folder nor the name of trained weights.
         CheckpointError: files are missing, damaged or of another model.
     """
-    if (Path(source) / "config.json").is_file():
-        return _load_run(Path(source))
-    card = WEIGHTS / f"{source}.json"
-    if not card.is_file():
-        trained = sorted(path.stem for path in WEIGHTS.glob("*.json"))
-        raise ValueError(
-            f"{_unknown('trained entry', str(source), trained)}; or give the folder of a run"
-        )
-    path = card.with_suffix(".safetensors")
-    return _rebuild(json.loads(card.read_text()), load_checkpoint(path), path.name)
+    path = _recipe_path(source)
+    recipe = read_recipe(source)
+    if path.name == "config.json":
+        states = {p: load_checkpoint(path.parent / f"{p}.safetensors") for p in ("model", "guide")}
+    else:
+        states = load_checkpoint(path.with_suffix(".safetensors"))
+    return _rebuild(recipe, states, str(source))
+
+
+def read_recipe(source: str | Path) -> dict:
+    """How a trained entry was made: entry, sizes, guide, and what else was saved with it.
+
+    Raises:
+        ValueError: neither a run folder nor the name of trained weights.
+        CheckpointError: the file is damaged.
+    """
+    path = _recipe_path(source)
+    try:
+        recipe = json.loads(path.read_text())
+        if {"entry", "sizes", "guide"} <= recipe.keys() and isinstance(recipe["sizes"], dict):
+            return recipe
+        reason = "it does not say entry, sizes and guide"
+    except (ValueError, AttributeError) as error:
+        reason = str(error)
+    raise CheckpointError(f"{path} does not describe an entry of the zoo: {reason}")
+
+
+def _recipe_path(source: str | Path) -> Path:
+    config, card = Path(source) / "config.json", WEIGHTS / f"{source}.json"
+    for path in (config, card):
+        if path.is_file():
+            return path
+    trained = sorted(path.stem for path in WEIGHTS.glob("*.json"))
+    raise ValueError(
+        f"{unknown('trained entry', str(source), trained)}; or give the folder of a run"
+    )
 
 
 def save_weights(entry: Entry, name: str, card: dict, folder: Path = WEIGHTS) -> None:
@@ -178,11 +220,11 @@ def _write_json(path: Path, content: dict) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _load_run(folder: Path) -> Entry:
-    recipe = json.loads((folder / "config.json").read_text())
-    parts = ("model", "guide")
-    states = {part: load_checkpoint(folder / f"{part}.safetensors") for part in parts}
-    return _rebuild(recipe, states, str(folder))
+def _factory(name: str) -> Callable[..., Entry]:
+    known = list_models()
+    if name not in known:
+        raise ValueError(unknown("entry", name, known))
+    return _factories[name]
 
 
 def _rebuild(recipe: dict, states: dict[str, dict], source: str) -> Entry:
@@ -198,7 +240,8 @@ def _rebuild(recipe: dict, states: dict[str, dict], source: str) -> Entry:
     return entry
 
 
-def _unknown(kind: str, name: str, known: list[str]) -> str:
+def unknown(kind: str, name: str, known: list[str]) -> str:
+    """Words for a name that is not known, with the nearest ones that are."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {known}"
     return f"unknown {kind} {name!r}; {hint}"

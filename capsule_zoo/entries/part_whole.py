@@ -11,6 +11,13 @@ from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 
 GUIDE_SIZES = dict(channels=64, width=64, max_scale=0.6, anisotropy=1.6)
+SMALL = dict(
+    image_shape=(1, 12, 12),
+    objects=2,
+    parts=3,
+    template_size=5,
+    guide_sizes=dict(channels=6, width=8, heads=2, blocks=1, inducing=3),
+)
 
 
 def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
@@ -18,7 +25,7 @@ def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
     return entry.guide.with_poses(pose)
 
 
-@register("part-whole")
+@register("part-whole", small=SMALL)
 def part_whole(
     image_shape: tuple[int, int, int] = (1, 28, 28), guide_sizes: dict | None = None, **sizes
 ) -> Entry:

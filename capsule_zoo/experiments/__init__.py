@@ -1,1 +1,139 @@
-"""The papers' experiments, each run by `capsule-zoo reproduce <model>/<name>`."""
+"""The papers' experiments, each run by `capsule-zoo reproduce <model>/<name>`.
+
+An experiment is a function from `Options` to a `Result`. A decorator registers it, in any module of
+this package:
+
+    @experiment("part-whole/digits")
+    def digits(options: Options) -> Result: ...
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from capsule_zoo.records import check_experiment_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.registry import Entry
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may choose of an experiment.
+
+    Attributes:
+        minutes: training time; None for a full run, whose length the experiment knows.
+        seed: of everything that is random.
+        data_root: see `load_dataset`.
+        device: where to train.
+        progress: say what is being done and show progress bars, on stderr.
+    """
+
+    minutes: float | None = None
+    seed: int = 0
+    data_root: str | Path | None = None
+    device: str = "cpu"
+    progress: bool = True
+
+    def say(self, words: str) -> None:
+        """Tell the user what comes next."""
+        if self.progress:
+            print(f"== {words}", file=sys.stderr, flush=True)
+
+
+@dataclass
+class Result:
+    """What an experiment found.
+
+    Attributes:
+        metrics: headline numbers by name, each with its standard error (None: exact) and count.
+        figures: by name.
+        table: what to print beside the metrics.
+        entry: what was trained, for those who want to go on with it.
+    """
+
+    metrics: Mapping[str, tuple[float, float | None, int]]
+    figures: dict[str, Figure] = field(default_factory=dict)
+    table: pd.DataFrame | None = None
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A registered experiment: call it with options.
+
+    Attributes:
+        name: `<model>/<name>`.
+        function: what it does.
+        data: name of the data set that it is about.
+    """
+
+    name: str
+    function: Callable[[Options], Result]
+    data: str
+
+    def __call__(self, options: Options) -> Result:
+        return self.function(options)
+
+    @property
+    def summary(self) -> str:
+        """What it shows, in the first line of its docstring."""
+        return (self.function.__doc__ or "").strip().partition("\n")[0]
+
+
+_Function = Callable[[Options], Result]
+_experiments: dict[str, Experiment] = {}
+
+
+def experiment(name: str, *, data: str | None = None) -> Callable[[_Function], _Function]:
+    """Decorator that lists a function under `<model>/<name>`.
+
+    Args:
+        data: the data set's name; by default the experiment's own.
+
+    Raises:
+        ValueError: the name is taken, or not of that form.
+    """
+    check_experiment_name(name)
+
+    def decorate(function: _Function) -> _Function:
+        if name in _experiments:
+            raise ValueError(
+                f"an experiment named {name!r} is registered already, by "
+                f"{_experiments[name].function.__module__}; choose another name"
+            )
+        _experiments[name] = Experiment(name, function, data or name.partition("/")[2])
+        return function
+
+    return decorate
+
+
+def list_experiments(pattern: str = "*") -> list[str]:
+    """Names of the experiments that match a shell pattern such as `"part-whole/*"`, sorted."""
+    for module in pkgutil.iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return sorted(fnmatch.filter(_experiments, pattern))
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment of that name.
+
+    Raises:
+        ValueError: there is none; names the nearest ones.
+    """
+    from capsule_zoo.registry import unknown
+
+    known = list_experiments()
+    if name not in known:
+        raise ValueError(unknown("experiment", name, known))
+    return _experiments[name]

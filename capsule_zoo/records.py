@@ -1,0 +1,191 @@
+"""Records: what an experiment or a benchmark found, with all that is needed to find it again.
+
+A record is `results/<model>/<name>.json` with its figures beside it as PNG. Tables in the README,
+the cards of trained weights and reports are generated from records, never typed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from capsule_zoo import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLDER = Path("results")
+FIELDS = ("experiment", "command", "seed", "data", "versions", "machine", "seconds", "metrics")
+_PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
+
+
+class Metric(TypedDict):
+    """A headline number.
+
+    Attributes:
+        value: finite.
+        se: its standard error, or None for an exact number.
+        n: how many images, repeats or runs it is taken over.
+    """
+
+    value: float
+    se: float | None
+    n: int
+
+
+def write_record(
+    experiment: str,
+    metrics: dict[str, Metric],
+    *,
+    command: str,
+    seed: int,
+    data: str,
+    seconds: float,
+    figure: Figure | dict[str, Figure] | None = None,
+    folder: str | Path = FOLDER,
+) -> Path:
+    """Write a record and its figures, each file whole or not at all, and the record last.
+
+    Args:
+        experiment: `<model>/<name>`, which is also where it lies in `folder`.
+        metrics: headline numbers by name (lower case, digits, underscores).
+        command: what to type to get them again.
+        seed, data, seconds: of the run; seconds are wall time.
+        figure: `<name>.png`, or several by name: `<name>_<figure>.png`.
+
+    Returns:
+        The path of the record.
+
+    Raises:
+        ValueError: a name that is not of the form, or a number that is not finite.
+    """
+    check_experiment_name(experiment)
+    for name, metric in metrics.items():
+        _check_metric(name, metric)
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"seconds must be finite and 0 or more, not {seconds!r}")
+    figures = figure if isinstance(figure, dict) else {"": figure} if figure is not None else {}
+    for name in figures:
+        _check_name("figure", name or "figure")
+    record = {
+        "experiment": experiment,
+        "command": command,
+        "seed": seed,
+        "data": data,
+        "versions": versions(),
+        "machine": machine(),
+        "seconds": round(seconds, 3),
+        "metrics": metrics,
+    }
+    path = Path(folder) / f"{experiment}.json"
+    for name, drawn in figures.items():
+        save_figure(
+            drawn, path.with_name(f"{path.stem}_{name}.png" if name else f"{path.stem}.png")
+        )
+    write_json(path, record)
+    return path
+
+
+def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
+    """The record of `<model>/<name>`.
+
+    Raises:
+        ValueError: there is none, or it is not a record.
+    """
+    check_experiment_name(experiment)
+    path = Path(folder) / f"{experiment}.json"
+    if not path.is_file():
+        raise ValueError(
+            f"there is no record {path}; write it with: capsule-zoo reproduce {experiment}"
+        )
+    try:
+        record = json.loads(path.read_text())
+        missing = [name for name in FIELDS if name not in record]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        for name, metric in record["metrics"].items():
+            _check_metric(name, metric)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a record: {error}") from error
+    return record
+
+
+def check_experiment_name(name: str) -> None:
+    """Raise ValueError unless `name` is `<model>/<name>`, lower case."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*/[a-z0-9]+([-_][a-z0-9]+)*", name):
+        raise ValueError(
+            f"an experiment is named <model>/<name>, in lower case with hyphens, not {name!r}"
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of the zoo, of Python and of the packages that numbers may depend on."""
+    found = {"capsule-zoo": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> str:
+    """This machine in words: the cores that the process may use, and the memory."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    words = f"{cores} core{'s' if cores > 1 else ''}"
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not everywhere
+        return words
+    return f"{words}, {memory / 2**30:.0f} GiB memory"
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, whole or not at all, and close it."""
+    import matplotlib.pyplot as plt
+
+    from capsule_zoo.inference.checkpoint import write_whole
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    write_whole(path, buffer.getvalue())
+    plt.close(figure)
+
+
+def write_json(path: str | Path, content: dict) -> None:
+    """Write JSON, whole or not at all. Raises ValueError for a number that is not finite."""
+    from capsule_zoo.inference.checkpoint import write_whole
+
+    write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", name):
+        raise ValueError(f"a {kind} is named in lower case with underscores, not {name!r}")
+
+
+def _check_metric(name: str, metric: Metric) -> None:
+    _check_name("metric", name)
+    if set(metric) != {"value", "se", "n"}:
+        raise ValueError(f"metric {name} needs value, se and n, not {sorted(metric)}")
+    value, error, count = metric["value"], metric["se"], metric["n"]
+    if not _is_finite(value):
+        raise ValueError(f"the value of metric {name} must be a finite number, not {value!r}")
+    if error is not None and not (_is_finite(error) and error >= 0):
+        raise ValueError(f"the se of metric {name} must be None or 0 or more, not {error!r}")
+    if not (isinstance(count, int) and count >= 1):
+        raise ValueError(f"the n of metric {name} must be a whole number above 0, not {count!r}")
+
+
+def _is_finite(number: object) -> bool:
+    return (
+        isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+    )
