@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from pyro import poutine
 from torch import Tensor
 
+from capsule_zoo.guides import Guide
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
-from capsule_zoo.registry import Entry
 
 
 def image_rows(rows: dict[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
@@ -49,17 +49,11 @@ def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
 
 
 @torch.no_grad()
-def infer_parts(entry: Entry, images: Tensor) -> Capsules:
-    """Discrete parts as the guide draws them, presences (B, parts) and poses (B, parts, 6)."""
-    trace = poutine.trace(entry.guide.with_discrete_presences()).get_trace(images)
-    return Capsules(trace.nodes["part_presence"]["value"], trace.nodes["part_pose"]["value"])
-
-
-@torch.no_grad()
-def parses(entry: Entry, images: Tensor) -> Figure:
-    """Images, their reconstructions, and each part in its own colour."""
-    model, images = entry.model.with_discrete_presences(), images[:12]
-    parts = infer_parts(entry, images)
+def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
+    """Up to 12 images, their reconstructions, and each part in its own colour."""
+    model, images = model.with_discrete_presences(), images[:12]
+    nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
+    parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
     rows = {"image": images, "reconstruction": model.render(parts)}
     return image_rows(
         {**rows, "parts": coloured_parts(model, parts)}, "Test images and their parts"
@@ -67,9 +61,9 @@ def parses(entry: Entry, images: Tensor) -> Figure:
 
 
 @torch.no_grad()
-def learned_templates(entry: Entry, images: Tensor | None = None) -> Figure:
+def learned_templates(model: PartWholeCapsules) -> Figure:
     """Every part's template as it paints on black: colour times alpha."""
-    colour, alpha = entry.model.templates()
+    colour, alpha = model.templates()
     painted = colour * alpha
     per_row = 12
     rows = {
@@ -80,18 +74,17 @@ def learned_templates(entry: Entry, images: Tensor | None = None) -> Figure:
 
 
 @torch.no_grad()
-def prior_samples(entry: Entry, images: Tensor | None = None, seed: int = 0) -> Figure:
-    """Mean images of draws from the discrete model's prior."""
-    return image_rows(
-        {f"draws {i + 1}-{i + 12}": sample_prior(entry, 12, seed + i) for i in range(0, 36, 12)},
-        "Samples from the prior",
-    )
+def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
+    """Mean images of 36 draws from the discrete model's prior."""
+    drawn = sample_prior(model, 36, seed).split(12)
+    rows = {f"draws {12 * i + 1}-{12 * i + 12}": images for i, images in enumerate(drawn)}
+    return image_rows(rows, "Samples from the prior")
 
 
 @torch.no_grad()
-def sample_prior(entry: Entry, number: int, seed: int = 0) -> Tensor:
+def sample_prior(model: PartWholeCapsules, number: int, seed: int = 0) -> Tensor:
     """Mean images (number, C, H, W) of draws from the discrete model's prior."""
-    model = entry.model.with_discrete_presences()
+    model = model.with_discrete_presences()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         nodes = poutine.trace(model).get_trace(batch_size=number).nodes

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from pyro.infer import Trace_ELBO
+from torch import Tensor
 
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 
-GUIDE_SIZES = dict(channels=64, width=64, max_scale=0.6, anisotropy=1.6)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GUIDE_SIZES = dict(channels=64, width=64, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
     image_shape=(1, 12, 12),
     objects=2,
@@ -23,6 +28,19 @@ SMALL = dict(
 def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
     """The entry's guide with another law of the poses; its trained weights are kept."""
     return entry.guide.with_poses(pose)
+
+
+def _picture(entry: Entry, images: Tensor, name: str) -> Figure:
+    from capsule_zoo import figures  # only here, so that listing the zoo needs no matplotlib
+
+    if name == "parses":
+        return figures.parses(entry.model, entry.guide, images)
+    return {"templates": figures.learned_templates, "samples": figures.prior_samples}[name](
+        entry.model
+    )
+
+
+PICTURES = {name: partial(_picture, name=name) for name in ("parses", "templates", "samples")}
 
 
 @register("part-whole", small=SMALL)
@@ -44,5 +62,6 @@ def part_whole(
         guides={pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
         objective=Trace_ELBO(),
         training=dict(lr={"model": 6e-3, "guide": 1e-3}, schedule="linear", clip=1e4),
+        figures=PICTURES,
         default_guide="delta",
     )
