@@ -155,7 +155,7 @@ def save(entry: Entry, folder: str | Path, **config: object) -> None:
     folder = Path(folder)
     save_checkpoint(folder / "model.safetensors", entry.model.state_dict())
     save_checkpoint(folder / "guide.safetensors", entry.guide.state_dict())
-    _write_json(folder / "config.json", {**_recipe(entry), **config})
+    _write_json(folder / "config.json", {**recipe(entry), **config})
 
 
 def load(source: str | Path) -> Entry:
@@ -168,12 +168,11 @@ def load(source: str | Path) -> Entry:
         CheckpointError: files are missing, damaged or of another model.
     """
     path = _recipe_path(source)
-    recipe = read_recipe(source)
     if path.name == "config.json":
         states = {p: load_checkpoint(path.parent / f"{p}.safetensors") for p in ("model", "guide")}
     else:
         states = load_checkpoint(path.with_suffix(".safetensors"))
-    return _rebuild(recipe, states, str(source))
+    return _rebuild(read_recipe(source), states, str(source))
 
 
 def read_recipe(source: str | Path) -> dict:
@@ -185,9 +184,9 @@ def read_recipe(source: str | Path) -> dict:
     """
     path = _recipe_path(source)
     try:
-        recipe = json.loads(path.read_text())
-        if {"entry", "sizes", "guide"} <= recipe.keys() and isinstance(recipe["sizes"], dict):
-            return recipe
+        found = json.loads(path.read_text())
+        if {"entry", "sizes", "guide"} <= found.keys() and isinstance(found["sizes"], dict):
+            return found
         reason = "it does not say entry, sizes and guide"
     except (ValueError, AttributeError) as error:
         reason = str(error)
@@ -209,10 +208,11 @@ def save_weights(entry: Entry, name: str, card: dict, folder: Path = WEIGHTS) ->
     """Write `<name>.safetensors` and its card `<name>.json`, from which `load(name)` rebuilds."""
     states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
     save_checkpoint(folder / f"{name}.safetensors", states)
-    _write_json(folder / f"{name}.json", {**_recipe(entry), **card})
+    _write_json(folder / f"{name}.json", {**recipe(entry), **card})
 
 
-def _recipe(entry: Entry) -> dict:
+def recipe(entry: Entry) -> dict:
+    """What rebuilds an entry, but for its weights."""
     return {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
 
 
@@ -227,9 +227,9 @@ def _factory(name: str) -> Callable[..., Entry]:
     return _factories[name]
 
 
-def _rebuild(recipe: dict, states: dict[str, dict], source: str) -> Entry:
-    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in recipe["sizes"].items()}
-    entry = create(recipe["entry"], **sizes).use_guide(recipe["guide"])
+def _rebuild(made: dict, states: dict[str, dict], source: str) -> Entry:
+    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in made["sizes"].items()}
+    entry = create(made["entry"], **sizes).use_guide(made["guide"])
     for part, state in states.items():
         module = getattr(entry, part)
         try:

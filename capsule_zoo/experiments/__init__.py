@@ -12,13 +12,14 @@ from __future__ import annotations
 import fnmatch
 import pkgutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capsule_zoo.records import check_experiment_name
+from capsule_zoo.records import FOLDER, Metric, check_experiment_name, write_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,3 +138,51 @@ def find_experiment(name: str) -> Experiment:
     if name not in known:
         raise ValueError(unknown("experiment", name, known))
     return _experiments[name]
+
+
+def reproduce(
+    name: str, options: Options, *, folder: str | Path = FOLDER, keep: str | Path | None = None
+) -> tuple[Result, Path]:
+    """Run an experiment and write its record and its figures.
+
+    Args:
+        folder: where records lie.
+        keep: an empty folder for the trained entry, as a run folder.
+
+    Returns:
+        The result and the path of the record.
+
+    Raises:
+        ValueError: there is no such experiment, or `keep` is in use.
+    """
+    from capsule_zoo.registry import save
+    from capsule_zoo.runs import check_folder
+
+    chosen = find_experiment(name)
+    if keep is not None:
+        check_folder(Path(keep))
+    began = time.perf_counter()
+    result = chosen(options)
+    minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
+    seed = f" --seed {options.seed}" if options.seed else ""
+    path = write_record(
+        name,
+        as_metrics(result),
+        command=f"capsule-zoo reproduce {name}{minutes}{seed}",
+        seed=options.seed,
+        data=chosen.data,
+        seconds=time.perf_counter() - began,
+        figure=result.figures,
+        folder=folder,
+    )
+    if keep is not None and result.entry is not None:
+        save(result.entry, keep, data=chosen.data, seed=options.seed)
+    return result, path
+
+
+def as_metrics(result: Result) -> dict[str, Metric]:
+    """A result's headline numbers as records hold them."""
+    return {
+        name: Metric(value=value, se=error, n=count)
+        for name, (value, error, count) in result.metrics.items()
+    }

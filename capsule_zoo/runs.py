@@ -1,0 +1,262 @@
+"""Run folders: what `capsule-zoo train` writes, and what the other commands read and add to.
+
+config.json               how to make the entry and the run again
+model.safetensors         the trained weights, and guide.safetensors beside them
+history.csv               one row a step
+metrics.json              what training, evaluation and comparison found
+checkpoint.safetensors    for `--resume`
+*.png                     the entry's figures
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, load_dataset, transforms
+from capsule_zoo.inference import Comparison, Run, compare, evaluate, fit, summarize, widen
+from capsule_zoo.records import save_figure, write_json
+from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LIMITS = ("epochs", "steps", "minutes")
+DEFAULTS: dict[str, Any] = {
+    "data": "digits",
+    "sizes": {},
+    "guide": None,
+    "seed": 0,
+    "batch_size": 128,
+    "lr": None,
+    "transform": None,
+    "limits": {},
+}
+TRANSFORMS = {"rotate": transforms.Rotate, "shift": lambda pixels: transforms.Shift(int(pixels))}
+WIDEN_IMAGES = 2000
+
+
+def train(
+    name: str,
+    folder: Path,
+    given: dict[str, Any],
+    *,
+    data_root: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "cpu",
+    progress: bool = True,
+) -> tuple[Entry, Run]:
+    """Train an entry and write its run folder.
+
+    Args:
+        name: one of `list_models()`.
+        folder: where to write.
+        given: settings that differ from `DEFAULTS`; on resuming, from those of the run.
+        resume: go on from the folder's checkpoint.
+        overwrite: replace a run that lies in the folder.
+
+    Raises:
+        ValueError: the folder is in use, or a setting is not allowed.
+    """
+    check_folder(folder, resume, overwrite)
+    before = _settings_of(folder, name) if resume else {}
+    settings = {**DEFAULTS, **before, **given}
+    transform = make_transform(settings["transform"])
+    shape = settings["sizes"].get("image_shape")
+    data = load_dataset(settings["data"], data_root, size=None if shape is None else shape[1:])
+    pyro.set_rng_seed(settings["seed"])
+    entry = create(name, **{"image_shape": data.image_shape, **settings["sizes"]})
+    entry.use_guide(settings["guide"] or entry.default_guide)
+    config = {key: settings[key] for key in DEFAULTS if key not in ("sizes", "guide")}
+    write_json(folder / "config.json", {**recipe(entry), **config})
+    checkpoint = folder / "checkpoint.safetensors"
+    run = fit(
+        entry.model,
+        entry.guide,
+        data,
+        objective=entry.objective,
+        transform=transform,
+        seed=settings["seed"],
+        batch_size=settings["batch_size"],
+        checkpoint=checkpoint,
+        resume=checkpoint if resume else None,
+        device=device,
+        progress=progress,
+        **_training(entry, settings["lr"], settings["limits"]),
+    )
+    save(entry, folder, **config)
+    run.save(folder)
+    for figure in entry.figures:
+        draw(entry, figure, data.test.images, folder)
+    return entry, run
+
+
+def check_folder(folder: Path, resume: bool = False, overwrite: bool = False) -> None:
+    """Raise ValueError where a run would lie on something else."""
+    if resume and overwrite:
+        raise ValueError("choose one of --resume and --overwrite")
+    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if used and not (resume or overwrite):
+        raise ValueError(
+            f"{folder} is in use; go on with its run by --resume, replace it by --overwrite, "
+            "or choose another folder"
+        )
+
+
+def make_transform(words: str | None) -> Any:
+    """The transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
+
+    Raises:
+        ValueError: there is no such transform, or its number is not one.
+    """
+    if words is None:
+        return None
+    name, _, number = words.partition("=")
+    if name not in TRANSFORMS:
+        raise ValueError(unknown("transform", name, list(TRANSFORMS)))
+    try:
+        return TRANSFORMS[name](float(number))
+    except ValueError as error:
+        raise ValueError(f"transform {words!r} is not of the form {name}=20: {error}") from error
+
+
+def open_run(
+    source: str, data: str | None = None, data_root: Path | None = None
+) -> tuple[Entry, Dataset, Path]:
+    """A trained entry, data of the size that it takes, and the folder for what is found.
+
+    Args:
+        source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
+        data: a data set's name; by default the one that the entry was trained on.
+    """
+    entry = load(source)
+    name = data or read_recipe(source).get("data", DEFAULTS["data"])
+    dataset = load_dataset(name, data_root, size=entry.model.image_shape[1:])
+    return entry, dataset, output_folder(source)
+
+
+def output_folder(source: str) -> Path:
+    """Where findings about a trained entry go: its run folder, or `runs/<name>` for weights."""
+    folder = Path(source)
+    return folder if (folder / "config.json").is_file() else Path("runs") / folder.name
+
+
+def evaluate_run(entry: Entry, data: Dataset, *, images: int, particles: int, seed: int) -> dict:
+    """Held-out bounds on the discrete model; see `capsule_zoo.inference.summarize`."""
+    idata = evaluate(
+        entry.model,
+        entry.guide,
+        data.test[:images],
+        num_particles=particles,
+        seed=seed,
+        draws=0,
+    )
+    return {"data": data.test.name, "guide": entry.default_guide, **summarize(idata)}
+
+
+def compare_run(
+    entry: Entry,
+    data: Dataset,
+    guides: list[str],
+    *,
+    tune_steps: int,
+    images: int,
+    particles: int,
+    seed: int,
+    progress: bool = True,
+) -> Comparison:
+    """Guides to one trained model, side by side.
+
+    The entry's own guide is taken as it is; every other is made from the entry and tuned on
+    training images with the model frozen. A guide of points gets two rows: its MAP objective,
+    which is no bound, and `<name>, widened`, which is.
+    """
+    pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
+    limits = {"steps": tune_steps}
+    for name in guides:
+        guide = entry.guide
+        if name != entry.default_guide:
+            guide = entry.make_guide(name)
+            fit(
+                entry.model,
+                guide,
+                data.train,
+                objective=entry.objective,
+                freeze="model",
+                seed=seed,
+                progress=progress,
+                **_training(entry, None, limits),
+            )
+        pairs[name] = (entry.model, guide)
+        glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)
+        if not glance.attrs["is_bound"]:
+            wide = widen(entry.model, guide, data.train[:WIDEN_IMAGES], seed=seed)
+            pairs[f"{name}, widened"] = (entry.model, wide)
+    return compare(pairs, data.test[:images], num_particles=particles, seed=seed)
+
+
+def sample_means(entry: Entry, number: int, seed: int) -> Tensor:
+    """Mean images (number, C, H, W) of draws from the discrete model's prior."""
+    model = entry.model.with_discrete_presences()
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        image = poutine.trace(model).get_trace(batch_size=number).nodes["image"]["fn"]
+    return image.mean.reshape(number, *entry.model.image_shape)
+
+
+def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
+    """Write one of the entry's figures into a folder.
+
+    Raises:
+        ValueError: the entry has no such figure; says which it has.
+    """
+    if name not in entry.figures:
+        raise ValueError(unknown("figure", name, list(entry.figures)))
+    path = folder / f"{name}.png"
+    save_figure(entry.figures[name](entry, images), path)
+    return path
+
+
+def note(folder: Path, key: str, found: dict) -> None:
+    """Put what was found into the folder's `metrics.json`, beside what is there."""
+    path = folder / "metrics.json"
+    metrics = json.loads(path.read_text()) if path.is_file() else {}
+    write_json(path, plain({**metrics, key: found}))
+
+
+def plain(value: Any) -> Any:
+    """The same in types that JSON knows; what is not finite becomes None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _settings_of(folder: Path, name: str) -> dict[str, Any]:
+    """The settings that a run folder was trained with."""
+    saved = read_recipe(folder)
+    if saved["entry"] != name:
+        raise ValueError(f"{folder} holds a run of {saved['entry']!r}, not of {name!r}")
+    return {key: saved[key] for key in DEFAULTS if key in saved}
+
+
+def _training(entry: Entry, lr: float | None, limits: dict[str, float]) -> dict[str, Any]:
+    """Settings for `fit`: the entry's own, under what the user gave."""
+    settings = dict(entry.training)
+    if lr is not None:
+        settings["lr"] = lr
+    if limits:
+        settings = {key: value for key, value in settings.items() if key not in LIMITS} | limits
+    if not any(key in settings for key in LIMITS):
+        settings["epochs"] = 10
+    return settings
