@@ -1,8 +1,8 @@
 """What all models and guides of the zoo share: a unique name, declared sites, checked images.
 
 A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws
-from its prior when `images` is None. It declares its latent sites, so that guides, the pair check and the
-contract tests can read them without running anything.
+from its prior when `images` is None. It declares its latent sites, so that guides, the pair check
+and the contract tests can read them without running anything.
 """
 
 from __future__ import annotations

@@ -192,8 +192,8 @@ class PartWholeCapsules(Model):
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
         check_at_least(1, **{f"layers[{i}]": n for i, n in enumerate(layers)})
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        check_at_least(1, template_size=template_size, image_size=min(size))
+        height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
+        check_at_least(1, template_size=template_size, image_size=min(height, width))
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
         check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
         check_positive(epsilon=epsilon)
@@ -206,7 +206,7 @@ class PartWholeCapsules(Model):
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
-        self.image_shape = (channels, *size)
+        self.image_shape = (channels, height, width)
         self.selection, self.presence, self.temperature = selection, presence, temperature
         self.sigma_image, self.sigma_top = sigma_image, sigma_top
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
@@ -226,7 +226,7 @@ class PartWholeCapsules(Model):
         shape = (layers[-1], channels + 1, template_size, template_size)
         self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha
         if background == "learned":
-            self.background_logits = nn.Parameter(torch.full((channels, *size), -3.0))
+            self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
         self.background = background
 
     @property
