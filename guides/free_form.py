@@ -76,7 +76,7 @@ class FreeForm(Guide):
                 self.log_scales[level.name] = nn.Parameter(scale.log())
 
     @property
-    def covers(self) -> tuple[str, ...]:  # type: ignore[override]
+    def covers(self) -> tuple[str, ...]:
         return tuple(site.name for site in self.model.latent_sites)
 
     @property

@@ -16,6 +16,8 @@ References:
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -99,7 +101,7 @@ class AmortizedPartWhole(Guide):
         if pose not in POSES:
             raise ValueError(f"pose must be one of {', '.join(map(repr, POSES))}, not {pose!r}")
         super().__init__(model)
-        self.options = dict(
+        self.options: dict[str, Any] = dict(
             channels=channels,
             width=width,
             heads=heads,
@@ -127,7 +129,7 @@ class AmortizedPartWhole(Guide):
         )
 
     @property
-    def covers(self) -> tuple[str, ...]:  # type: ignore[override]
+    def covers(self) -> tuple[str, ...]:
         return tuple(site.name for site in self.model.latent_sites)
 
     def with_poses(self, pose: str) -> AmortizedPartWhole:
