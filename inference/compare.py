@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -57,7 +58,7 @@ class Comparison(pd.DataFrame):
 
 
 def compare(
-    pairs: dict[str, tuple[nn.Module, nn.Module]],
+    pairs: Mapping[str, tuple[nn.Module, nn.Module]],
     images: Tensor | Split,
     *,
     num_particles: int = 50,

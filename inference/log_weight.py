@@ -85,7 +85,8 @@ def _log_density(trace: Trace, images: Tensor) -> Tensor:
 
 def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:
     """Sum a packed tensor over every dim but one; packing has dropped the dims of size 1."""
-    others = [dim for dim, symbol in enumerate(term._pyro_dims) if symbol != kept]
+    symbols = term._pyro_dims  # type: ignore[attr-defined]  # left there by packing
+    others = [dim for dim, symbol in enumerate(symbols) if symbol != kept]
     return term.sum(others) if others else term
 
 

@@ -37,8 +37,8 @@ class Budget:
         cls, epochs: int | None, steps: int | None, minutes: float | None, per_epoch: int
     ) -> Budget:
         """Raises ValueError where no limit is given or one is not positive."""
-        limits = {"epochs": epochs, "steps": steps, "minutes": minutes}
-        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        asked = {"epochs": epochs, "steps": steps, "minutes": minutes}
+        limits = {name: limit for name, limit in asked.items() if limit is not None}
         if not limits:
             raise ValueError("give epochs, steps or minutes, to say when training ends")
         for name, limit in limits.items():

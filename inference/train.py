@@ -118,7 +118,7 @@ def _splits(data: Dataset | Split | Tensor, labels: bool) -> tuple[Split, Split 
             raise ValueError("labels=True needs data with labels: give a Split or a Dataset")
         check_images(data)
         return Split(data, torch.zeros(len(data), dtype=torch.int64)), None
-    if not hasattr(data, "train"):
+    if isinstance(data, Split):
         return data, None
     if data.validation is None or len(data.validation) == 0:
         return data.train, None

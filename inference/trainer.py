@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pyro
 import torch
@@ -50,7 +51,8 @@ class Trainer:
         workers: Workers,
         labels: bool,
     ) -> None:
-        self.modules = {"model": model.to(workers.device), "guide": guide.to(workers.device)}
+        self.pair = model.to(workers.device), guide.to(workers.device)
+        self.modules = dict(zip(("model", "guide"), self.pair, strict=True))
         self.batches, self.validation = batches, validation
         self.workers, self.labels = workers, labels
         self.dtype = next((p.dtype for p in self._all_parameters()), None)
@@ -72,7 +74,8 @@ class Trainer:
     def set_optimizer(
         self, factory: OptimizerFactory, lr: float | dict, schedule: str, clip: float | None
     ) -> None:
-        groups, seen = [], set()
+        groups: list[dict[str, Any]] = []
+        seen: set[nn.Parameter] = set()
         for role, module in self.modules.items():
             parameters = [p for p in module.parameters() if p.requires_grad and p not in seen]
             seen.update(parameters)
@@ -145,7 +148,7 @@ class Trainer:
 
     def _loss(self, images: Tensor, labels: Tensor | None, before: dict) -> Tensor:
         try:
-            return loss_per_image(self.objective, *self.modules.values(), images, labels)
+            return loss_per_image(self.objective, *self.pair, images, labels)
         except ValueError:  # Pyro refuses NaN parameters before there is a loss
             self._explain(images, labels, before, certain=False)
             raise
@@ -155,7 +158,7 @@ class Trainer:
     ) -> None:
         """Raise NonFiniteLoss with the first bad site, found by repeating the step's draws."""
         set_random_state(before, self.workers.device)
-        site = first_bad_site(*self.modules.values(), images, labels)
+        site = first_bad_site(*self.pair, images, labels)
         if site or certain:
             raise NonFiniteLoss(self.progress.step + 1, site, self.checkpoint)
 
@@ -176,15 +179,14 @@ class Trainer:
         """Loss on the validation split, nats per image; NaN where there is none."""
         if self.validation is None:
             return math.nan
-        model, guide = self.modules.values()
         total = 0.0
-        with _evaluating(self.objective, model, guide), torch.random.fork_rng():
+        with _evaluating(self.objective, *self.pair), torch.random.fork_rng():
             torch.manual_seed(self.seed)
             size = self.batches.batch_size
             for begin in range(0, len(self.validation), size):
                 part = self.validation[begin : begin + size]
                 images, labels = self._ready(part.images, part.labels)
-                loss = loss_per_image(self.objective, model, guide, images, labels)
+                loss = loss_per_image(self.objective, *self.pair, images, labels)
                 total += loss.item() * len(images)
         return self.workers.agree(total / len(self.validation))
 
@@ -204,7 +206,7 @@ class Trainer:
         for later in itertools.count(epoch + 1):
             yield from self.batches.epoch(later)
 
-    def _ready(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """A batch where and as the modules want it."""
         device = self.workers.device
         images = images.to(device, self.dtype or images.dtype)
@@ -217,12 +219,11 @@ class Trainer:
         generators = {k: self.workers.gather(v) for k, v in self.random.items()}
         if self.checkpoint is None or not self.workers.is_first:
             return
-        objective = getattr(self.objective, "state_dict", dict)()
         tree = {
             "classes": {role: type(m).__name__ for role, m in self.modules.items()},
             **{role: module.state_dict() for role, module in self.modules.items()},
             "optimizer": self.optimizer.state_dict(),
-            "objective": objective,
+            "objective": getattr(self.objective, "state_dict", dict)(),
             "best": self.best,
             "random": generators,
             "progress": self.progress.state_dict(),

@@ -46,7 +46,7 @@ class Widened(Guide):
 
     def __init__(self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05):
         check_positive(scale=scale)
-        super().__init__(model)
+        super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
         self.covers = tuple(getattr(guide, "covers", ()))
         self.per_image = is_per_image(guide)

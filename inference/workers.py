@@ -33,9 +33,9 @@ class Workers:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def share(self, batch: Tensor | None) -> Tensor | None:
+    def share(self, batch: Tensor) -> Tensor:
         """This process's slice of a batch; slices differ by at most one row."""
-        if batch is None or self.size == 1:
+        if self.size == 1:
             return batch
         return torch.tensor_split(batch, self.size)[self.rank]
 
