@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -60,10 +60,10 @@ class Entry:
 
     model: Model
     guide: Guide
-    guides: dict[str, Callable[[Entry], Guide]]
+    guides: Mapping[str, Callable[[Entry], Guide]]
     objective: ELBO
     training: dict = field(default_factory=dict)
-    figures: dict[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""

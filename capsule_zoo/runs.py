@@ -180,7 +180,6 @@ def compare_run(
     which is no bound, and `<name>, widened`, which is.
     """
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
-    limits = {"steps": tune_steps}
     for name in guides:
         guide = entry.guide
         if name != entry.default_guide:
@@ -193,7 +192,7 @@ def compare_run(
                 freeze="model",
                 seed=seed,
                 progress=progress,
-                **_training(entry, None, limits),
+                **_training(entry, None, {"steps": tune_steps}),
             )
         pairs[name] = (entry.model, guide)
         glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)

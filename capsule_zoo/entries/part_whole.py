@@ -54,8 +54,8 @@ def part_whole(
         guide_sizes: arguments of `AmortizedPartWhole`.
         sizes: arguments of `PartWholeCapsules`.
     """
-    channels, *image_size = image_shape
-    model = PartWholeCapsules(channels=channels, image_size=tuple(image_size), **sizes)
+    channels, height, width = image_shape
+    model = PartWholeCapsules(channels=channels, image_size=(height, width), **sizes)
     return Entry(
         model=model,
         guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **(guide_sizes or {})}),
