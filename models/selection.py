@@ -24,6 +24,8 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
     References: Maddison, Mnih & Teh 2017, "The Concrete Distribution" (arXiv 1611.00712), eq. 25.
     """
 
+    has_rsample = True  # torch forgets to say so, and Pyro would fall back on the score function
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of the logit, in nats, by softplus: torch's form overflows in the tails."""
         difference = self.logits - value * self.temperature
