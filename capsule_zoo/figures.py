@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from capsule_zoo.guides import Guide
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
 
 
-def image_rows(rows: dict[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
+def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
     """One labelled row of pictures for each item, each (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
     pictures = {name: _as_pictures(images) for name, images in rows.items()}
     columns = max(len(images) for images in pictures.values())
