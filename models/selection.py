@@ -9,11 +9,15 @@ from __future__ import annotations
 import math
 
 import pyro.distributions as dist
+import torch
 import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli as _LogitRelaxedBernoulli
+from torch.distributions.utils import clamp_probs
+
+_NO_SHAPE = torch.Size()
 
 
 class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
@@ -25,6 +29,12 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
     """
 
     has_rsample = True  # torch forgets to say so, and Pyro would fall back on the score function
+
+    def rsample(self, sample_shape: torch.Size = _NO_SHAPE) -> Tensor:
+        """A logit; torch's form goes through probabilities, which saturate at 16 in float32."""
+        logits = self.logits.expand(self._extended_shape(sample_shape))
+        uniform = clamp_probs(torch.rand_like(logits))
+        return (uniform.log() - (-uniform).log1p() + logits) / self.temperature
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density of the logit, in nats, by softplus: torch's form overflows in the tails."""

@@ -36,3 +36,17 @@ def test_parents_that_are_off_leave_the_dummy():
     shares = parent_log_weights(log_presence, affinity, epsilon=0.1).softmax(-1)
     expected = torch.tensor([[[0.1 / 0.6, 0.5 / 0.6, 0.0]], [[1.0, 0.0, 0.0]]])
     torch.testing.assert_close(shares, expected.double(), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("logit", [-80.0, -3.0, 0.0, 80.0])
+def test_relaxed_draws_follow_their_density_far_from_zero(logit):
+    """value * temperature - logit is logistic whatever the logit, and its slope is exact."""
+    torch.manual_seed(0)
+    logits = torch.full((100_000,), logit, requires_grad=True)
+    temperature = torch.tensor(0.5)
+    value = LogitRelaxedBernoulli(temperature, logits=logits).rsample()
+    noise = (value * temperature - logits).detach()
+    assert noise.mean().abs() < 0.03  # deviation pi / sqrt(3 n) = .0057: five of them
+    assert noise.std().item() == pytest.approx(math.pi / math.sqrt(3), rel=0.02)
+    (slope,) = torch.autograd.grad(value.sum(), logits)
+    assert torch.equal(slope, torch.full_like(logits, 2.0))
