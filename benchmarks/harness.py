@@ -1,0 +1,152 @@
+"""Speed and memory side by side with peers.
+
+The contestants run in turns, round after round, so that a machine that slows down slows all of
+them; medians and the ratios of each round are reported. Memory is the growth of the resident set
+above what imports and inputs take, each contestant in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from capsule_zoo.records import FOLDER, Metric, write_record
+
+Contestants = dict[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is compared with what.
+
+    Attributes:
+        name: of the record, `benchmarks/<name>`.
+        make: returns the contestants by name, without running them: memory that one has touched
+            would not count as another's. One that returns a float has timed itself, in seconds.
+        check: raises AssertionError unless the contestants compute the same; called first.
+        ours: the contestant that is ours.
+        peers: those that it is compared with; all others are only timed.
+        data: what the inputs are, in words.
+    """
+
+    name: str
+    make: Callable[[], Contestants]
+    check: Callable[[], None]
+    ours: str
+    peers: tuple[str, ...]
+    data: str
+
+
+def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[str, np.ndarray]:
+    """Seconds of each contestant in each round, by name; the order turns from round to round."""
+    names = list(contestants)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(warmup + repeats):
+        turn = round_ % len(names)
+        for name in names[turn:] + names[:turn]:
+            taken = stopwatch(contestants[name])
+            if round_ >= warmup:
+                seconds[name].append(taken)
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def stopwatch(call: Callable[[], object]) -> float:
+    """Seconds that a call takes, or those that it returns."""
+    began = time.perf_counter()
+    own = call()
+    taken = time.perf_counter() - began
+    return own if isinstance(own, float) else taken
+
+
+def peak_memory(make: Callable[[], Contestants], name: str) -> float:
+    """MiB by which a contestant's resident set grows at its peak, in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as fresh:
+        return fresh.submit(_peak_growth, make, name, torch.get_num_threads()).result()
+
+
+def _peak_growth(make: Callable[[], Contestants], name: str, threads: int) -> float:
+    torch.set_num_threads(threads)
+    contestant = make()[name]
+    resettable = Path("/proc/self/clear_refs")
+    if resettable.exists():
+        resettable.write_text("5")  # the peak begins anew
+    before = _peak()
+    for _ in range(2):
+        contestant()
+    return _peak() - before
+
+
+def _peak() -> float:
+    """Peak of the resident set, MiB."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(lines["VmHWM"].split()[0]) / 1024
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def measure(benchmark: Benchmark, repeats: int) -> dict[str, Metric]:
+    """Median seconds of all, `ratio_<peer>` (peer's time over ours) and `memory_ratio_<peer>`.
+
+    Raises:
+        AssertionError: the contestants do not compute the same.
+    """
+    benchmark.check()
+    seconds = interleave(benchmark.make(), repeats)
+    metrics = {f"seconds_{name}": median(values) for name, values in seconds.items()}
+    memory = {n: peak_memory(benchmark.make, n) for n in (benchmark.ours, *benchmark.peers)}
+    for name, growth in memory.items():
+        metrics[f"mebibytes_{name}"] = Metric(value=growth, se=None, n=1)
+    for peer in benchmark.peers:
+        metrics[f"ratio_{peer}"] = median(seconds[peer] / seconds[benchmark.ours])
+        ratio = memory[peer] / memory[benchmark.ours]
+        metrics[f"memory_ratio_{peer}"] = Metric(value=ratio, se=None, n=1)
+    return metrics
+
+
+def median(values: np.ndarray) -> Metric:
+    """The median, with a standard error from the median absolute deviation."""
+    centre = float(np.median(values))
+    deviation = 1.4826 * float(np.median(np.abs(values - centre)))
+    return Metric(value=centre, se=1.2533 * deviation / len(values) ** 0.5, n=len(values))
+
+
+def main(benchmark: Benchmark) -> None:
+    """Read the command line, measure, print a table and write the record."""
+    parser = argparse.ArgumentParser(description=f"benchmark {benchmark.name}")
+    parser.add_argument("--repeats", type=int, default=20, help="rounds (default: 20)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where records lie")
+    options = parser.parse_args()
+    if options.repeats < 1 or options.threads < 1:
+        parser.error("--repeats and --threads must be 1 or more")
+    torch.set_num_threads(options.threads)
+    began = time.perf_counter()
+    metrics = measure(benchmark, options.repeats)
+    print(f"{benchmark.name}, median of {options.repeats} rounds, {options.threads} threads")
+    for name, metric in metrics.items():
+        error = "" if metric["se"] is None else f" (s.e. {metric['se']:.2g})"
+        print(f"  {name:32}{metric['value']:10.4g}{error}")
+    path = write_record(
+        f"benchmarks/{benchmark.name}",
+        metrics,
+        command=f"python benchmarks/{benchmark.name}.py --repeats {options.repeats} "
+        f"--threads {options.threads}",
+        seed=0,
+        data=benchmark.data,
+        seconds=time.perf_counter() - began,
+        folder=options.out,
+    )
+    print(f"written to {path}")

@@ -1,0 +1,170 @@
+"""One training step of part-whole capsules, and what the frame costs.
+
+The frame is Pyro with all that the zoo puts around it: sites, plates, traces, checks. Its peer is
+the same loss written by hand in plain torch, from the same pure functions and networks, with the
+same random draws; both are checked to be equal before they are timed. The stages are those of the
+peer's forward pass: encoder, objects (set transformer), render, likelihood; then backward.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import pyro
+import torch
+import torch.nn.functional as F
+from harness import Benchmark, Contestants, main
+from pyro.infer import Trace_ELBO
+from torch import Tensor
+from torch.distributions.utils import clamp_probs
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.inference import loss_per_image
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+from capsule_zoo.models.selection import log_presence
+
+BATCH = 128
+
+
+class ByHand:
+    """The loss of a two-level model with delta poses, in nats per image, without Pyro."""
+
+    def __init__(self, model: PartWholeCapsules, guide: AmortizedPartWhole) -> None:
+        self.model, self.guide = model, guide
+
+    def __call__(self, images: Tensor) -> Tensor:
+        part_logits, part_pose = self.encode(images)
+        parts = Capsules(self.relax(part_logits), part_pose)
+        object_logits, object_pose = self.gather(parts)
+        objects = Capsules(self.relax(object_logits), object_pose)
+        log_q = self.concrete(part_logits, parts.presence).sum()
+        log_q = log_q + self.concrete(object_logits, objects.presence).sum()
+        return (log_q - self.log_joint(objects, parts, self.render(parts), images)) / len(images)
+
+    def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Presence logits (B, P) and poses (B, P, 6) of the parts."""
+        read = self.guide.pool(self.guide.encoder(images - 0.5))
+        options = self.guide.options
+        bounds = options["max_scale"], options["anisotropy"]
+        return read[..., 0], poses.from_parameters(read[..., 1:7], 0.01, *bounds)
+
+    def gather(self, parts: Capsules) -> tuple[Tensor, Tensor]:
+        """Presence logits (B, K) and poses (B, K, 6) of the objects."""
+        batch, number = parts.presence.shape
+        identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
+        members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
+        read = self.guide.transformers[0](members)
+        return read[..., 0], poses.from_parameters(read[..., 1:7])
+
+    def render(self, parts: Capsules) -> Tensor:
+        """Mean images (B, C, H, W)."""
+        return self.model.render(parts)
+
+    def log_joint(self, objects: Capsules, parts: Capsules, mean: Tensor, images: Tensor) -> Tensor:
+        """log p(image, parts, objects), summed over the batch, the choice of parents summed out."""
+        model, selection = self.model, self.model.selections[0]
+        there = parts.presence.sigmoid()[..., None]
+        affinity = log_presence(objects.presence, True)[:, None] + selection.log_affinity
+        weights = F.pad(affinity, (1, 0), value=math.log(selection.epsilon)).log_softmax(-1)
+        logits = F.pad(selection.presence_logits, (1, 0), value=selection.dummy_logit)
+        joint = weights + self.concrete(logits, parts.presence[..., None])  # (B, P, 1 + K)
+        identity = poses.identity_like(parts.pose)
+        votes = poses.compose(objects.pose[:, None], identity + selection.transform)
+        votes = torch.cat([identity.expand_as(votes[:, :, :1]), votes], dim=2)
+        on = selection.sigma_min + F.softplus(selection.raw_scale)
+        off = torch.full_like(on, selection.sigma_off)
+        on, off = (F.pad(s, (1, 0), value=selection.sigma_dummy) for s in (on, off))
+        scale = (there * on + (1 - there) * off)[..., None]
+        joint = joint + normal(parts.pose[:, :, None], votes, scale).sum(-1)
+        return (
+            joint.logsumexp(-1).sum()
+            + self.concrete(model.presence_logits, objects.presence).sum()
+            + normal(objects.pose, identity, model.sigma_top).sum()
+            + normal(images, mean, model.sigma_image).sum()
+        )
+
+    def relax(self, logits: Tensor) -> Tensor:
+        """A draw of the Concrete distribution, as a logit."""
+        uniform = clamp_probs(torch.rand_like(logits))
+        return (uniform.log() - (-uniform).log1p() + logits) / self.model.temperature
+
+    def concrete(self, logits: Tensor, value: Tensor) -> Tensor:
+        difference = logits - value * self.model.temperature
+        return math.log(self.model.temperature) + difference - 2 * F.softplus(difference)
+
+
+def normal(value: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
+    log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
+    return -0.5 * ((value - mean) / scale).square() - log_scale - 0.5 * math.log(2 * math.pi)
+
+
+def prepare(dtype: torch.dtype = torch.float32) -> tuple[ByHand, Tensor]:
+    """An untrained pair and a batch of noise."""
+    pyro.set_rng_seed(0)
+    model = PartWholeCapsules(objects=16, parts=24, template_size=11)
+    guide = AmortizedPartWhole(model, "delta", channels=128, width=128)
+    images = torch.rand(BATCH, *model.image_shape, dtype=dtype)
+    return ByHand(model.to(dtype), guide.to(dtype)), images
+
+
+def losses(by_hand: ByHand, images: Tensor) -> dict[str, Callable[[], Tensor]]:
+    objective = Trace_ELBO()
+    return {
+        "zoo": lambda: loss_per_image(objective, by_hand.model, by_hand.guide, images),
+        "plain_torch": lambda: by_hand(images),
+    }
+
+
+def make() -> Contestants:
+    by_hand, images = prepare()
+    drawn: list = []
+
+    def stage_inputs() -> tuple[Capsules, Capsules, Tensor]:
+        """Parts, objects and the mean image, drawn on first use."""
+        if not drawn:
+            with torch.no_grad():
+                logits, pose = by_hand.encode(images)
+                parts = Capsules(by_hand.relax(logits), pose)
+                logits, pose = by_hand.gather(parts)
+                objects = Capsules(by_hand.relax(logits), pose)
+                drawn.extend([parts, objects, by_hand.render(parts)])
+        return drawn[0], drawn[1], drawn[2]
+
+    def likelihood() -> Tensor:
+        parts, objects, mean = stage_inputs()
+        return by_hand.log_joint(objects, parts, mean, images)
+
+    def backward() -> float:
+        loss = by_hand(images)
+        began = time.perf_counter()
+        loss.backward()
+        return time.perf_counter() - began
+
+    return {
+        **{n: lambda loss=loss: loss().backward() for n, loss in losses(by_hand, images).items()},
+        "encoder": lambda: by_hand.encode(images),
+        "objects": lambda: by_hand.gather(stage_inputs()[0]),
+        "render": lambda: by_hand.render(stage_inputs()[0]),
+        "likelihood": likelihood,
+        "backward": backward,
+    }
+
+
+def check() -> None:
+    """In float64, where the two may differ in the last digits only."""
+    by_hand, images = prepare(torch.float64)
+    parameters = [*by_hand.model.parameters(), *by_hand.guide.parameters()]
+    found = []
+    for loss in losses(by_hand, images).values():
+        torch.manual_seed(1)
+        value = loss()
+        found.append((value, torch.autograd.grad(value, parameters)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+if __name__ == "__main__":
+    words = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
+    main(Benchmark("part_whole_step", make, check, "zoo", ("plain_torch",), words))

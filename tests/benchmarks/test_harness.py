@@ -1,0 +1,82 @@
+"""The harness takes turns, takes medians, and sees memory; what takes how long is never tested."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def harness(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import harness
+
+    return harness
+
+
+def light_and_heavy():
+    return {"light": lambda: torch.ones(1), "heavy": lambda: torch.ones(2**25).sum()}  # 128 MiB
+
+
+def test_contestants_take_turns_and_may_time_themselves(harness):
+    order: list[str] = []
+
+    def contestant(name: str, seconds: float):
+        return lambda: order.append(name) or seconds
+
+    taken = harness.interleave({"a": contestant("a", 2.0), "b": contestant("b", 3.0)}, 4, warmup=1)
+    assert "".join(order) == "abbaabbaab"
+    np.testing.assert_array_equal(taken["a"], [2.0] * 4)
+    np.testing.assert_array_equal(taken["b"], [3.0] * 4)
+
+
+def test_the_median_forgets_one_slow_round(harness):
+    slow, quick = np.array([1.0, 1.1, 0.9, 50.0, 1.0]), np.ones(5)
+    assert harness.median(slow)["value"] == 1.0
+    assert harness.median(slow)["se"] < 0.1
+    assert harness.median(quick) == {"value": 1.0, "se": 0.0, "n": 5}
+
+
+def test_peak_memory_is_that_of_the_contestant(harness):
+    heavy = harness.peak_memory(light_and_heavy, "heavy")
+    assert 100 < heavy < 300
+    assert harness.peak_memory(light_and_heavy, "light") < 60
+
+
+@pytest.mark.parametrize("name", ["render", "part_whole_step"])
+def test_contestants_of_the_benchmarks_compute_the_same(harness, monkeypatch, name):
+    module = pytest.importorskip(name)
+    for constant in ("IMAGES", "BATCH"):
+        if hasattr(module, constant):
+            monkeypatch.setattr(module, constant, 3)
+    module.check()
+    assert "zoo" in module.make()
+
+
+def test_the_record_holds_ratios_to_the_peer(harness, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(harness, "peak_memory", lambda make, name: {"ours": 2.0, "peer": 5.0}[name])
+    monkeypatch.setattr(sys, "argv", ["toy", "--repeats", "3", "--out", str(tmp_path)])
+    contestants = {"ours": lambda: 1.0, "peer": lambda: 4.0, "stage": lambda: 0.5}
+    toy = harness.Benchmark("toy", lambda: contestants, lambda: None, "ours", ("peer",), "none")
+    harness.main(toy)
+    metrics = json.loads((tmp_path / "benchmarks" / "toy.json").read_text())["metrics"]
+    assert metrics["ratio_peer"] == {"value": 4.0, "se": 0.0, "n": 3}
+    assert metrics["memory_ratio_peer"]["value"] == 2.5
+    assert metrics["seconds_stage"]["value"] == 0.5
+    assert "ratio_peer" in capsys.readouterr().out
+
+
+def test_unequal_contestants_are_not_timed(harness):
+    def differ() -> None:
+        torch.testing.assert_close(torch.ones(1), torch.zeros(1))
+
+    toy = harness.Benchmark("toy", dict, differ, "ours", ("peer",), "none")
+    with pytest.raises(AssertionError):
+        harness.measure(toy, 1)

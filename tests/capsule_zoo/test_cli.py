@@ -1,0 +1,227 @@
+"""Every command does what its help says, and every mistake is one clear line and status 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from capsule_zoo import cli, experiments
+from capsule_zoo.experiments import Options, Result, experiment, find_experiment, list_experiments
+from capsule_zoo.registry import load, small_sizes
+
+SIZES = [
+    word
+    for key, value in small_sizes("part-whole").items()
+    for word in ("--set", f"{key}={json.dumps(value)}")
+]
+TRAIN = ["train", "part-whole", *SIZES, "--batch-size", "32"]
+
+
+def run(*words: str) -> int:
+    """The exit status of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+def last_json(capsys) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def refused(capsys, *words: str) -> str:
+    """What a refused command says."""
+    assert run(*words) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    assert run(*TRAIN, "--steps", "3", "--seed", "1", "--out", folder) == 0
+    return folder
+
+
+@pytest.fixture
+def scratch_experiments(monkeypatch):
+    """Whatever a test registers is forgotten."""
+    list_experiments()
+    monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
+
+
+def test_help_and_lists_import_neither_models_nor_plots():
+    code = (
+        "import sys; from capsule_zoo.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'matplotlib', 'arviz'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "reproduce" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "train", "evaluate", "compare", "sample", "figure", "reproduce"]
+)
+def test_every_command_has_help_with_an_example(capsys, command):
+    assert run(command, "--help") == 0
+    assert f"capsule-zoo {command}" in capsys.readouterr().out
+
+
+def test_list_shows_entries(capsys):
+    assert run("list", "part*", "--json") == 0
+    assert "part-whole" in last_json(capsys)
+    assert "no entry matches 'nothing'" in refused(capsys, "list", "nothing")
+
+
+def test_train_writes_a_run_folder_that_loads(trained, capsys):
+    names = {path.name for path in trained.iterdir()}
+    assert names >= {
+        "config.json",
+        "history.csv",
+        "metrics.json",
+        "model.safetensors",
+        "guide.safetensors",
+        "checkpoint.safetensors",
+    }
+    entry = load(trained)
+    assert {f"{name}.png" for name in entry.figures} <= names
+    config = json.loads((trained / "config.json").read_text())
+    assert (config["data"], config["seed"], config["batch_size"]) == ("digits", 1, 32)
+    assert len(pd.read_csv(trained / "history.csv")) == 3
+
+
+def test_resume_goes_on_with_the_settings_of_the_run(tmp_path):
+    folder = tmp_path / "run"
+    assert run(*TRAIN, "--seed", "3", "--steps", "2", "--out", folder) == 0
+    before = json.loads((folder / "config.json").read_text())
+    losses = pd.read_csv(folder / "history.csv").loss
+    assert run("train", "part-whole", "--steps", "4", "--resume", "--out", folder) == 0
+    after = json.loads((folder / "config.json").read_text())
+    assert after == {**before, "limits": {"steps": 4}}
+    resumed = pd.read_csv(folder / "history.csv").loss
+    assert len(resumed) == 4
+    assert list(resumed[:2]) == list(losses)
+
+
+def test_train_overwrites_only_when_told(trained, tmp_path, capsys):
+    before = (trained / "model.safetensors").read_bytes()
+    said = refused(capsys, *TRAIN, "--steps", "1", "--out", trained)
+    assert "--resume" in said and "--overwrite" in said
+    assert (trained / "model.safetensors").read_bytes() == before
+    mine = tmp_path / "mine"
+    for more in ([], ["--overwrite"]):
+        assert run(*TRAIN, "--steps", "1", "--out", mine, *more) == 0
+    both = [*TRAIN, "--steps", "1", "--out", mine, "--overwrite", "--resume"]
+    assert "one of" in refused(capsys, *both)
+
+
+def test_evaluate_prints_and_keeps_its_metrics(trained, capsys):
+    words = ["evaluate", trained, "--images", "6", "--particles", "4", "--json"]
+    assert run(*words) == 0
+    found = last_json(capsys)
+    assert found["is_bound"] is False and found["elbo"] is None
+    assert found["num_images"] == 6 and found["num_particles"] == 4
+    kept = json.loads((trained / "metrics.json").read_text())
+    assert kept["evaluate"] == found
+    assert kept["steps"] == 3
+
+
+def test_compare_widens_points_and_tunes_the_others(trained, capsys):
+    before = {p.name: p.read_bytes() for p in trained.glob("*.safetensors")}
+    words = ["compare", trained, "--guides", "delta,normal", "--tune-steps", "2"]
+    assert run(*words, "--images", "6", "--particles", "4", "--json") == 0
+    found = last_json(capsys)
+    assert list(found) == ["delta", "delta, widened", "normal"]
+    assert [row["is_bound"] for row in found.values()] == [False, True, True]
+    assert found["delta"]["elbo"] is None and found["normal"]["elbo"] is not None
+    assert (trained / "compare.png").is_file()
+    assert len(pd.read_csv(trained / "compare.csv")) == 3
+    assert {p.name: p.read_bytes() for p in trained.glob("*.safetensors")} == before
+
+
+def test_sample_and_figure_draw(trained, capsys):
+    assert run("sample", trained, "--n", "5") == 0
+    assert (trained / "draws.png").is_file()
+    name = sorted(load(trained).figures)[0]
+    (trained / f"{name}.png").unlink()
+    assert run("figure", name, trained) == 0
+    assert (trained / f"{name}.png").is_file()
+    assert "unknown figure" in refused(capsys, "figure", f"{name}s", trained)
+
+
+def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
+    @experiment("test/toy", data="none")
+    def toy(options: Options) -> Result:
+        """What a toy shows."""
+        table = pd.DataFrame({"seed": [options.seed]})
+        return Result({"share": (0.5, 0.1, 25)}, {"plot": plt.figure()}, table)
+
+    assert run("reproduce", "test/toy", "--seed", "7", "--out", tmp_path, "--json") == 0
+    assert last_json(capsys) == {"share": {"value": 0.5, "se": 0.1, "n": 25}}
+    record = json.loads((tmp_path / "test" / "toy.json").read_text())
+    assert record["command"] == "capsule-zoo reproduce test/toy --seed 7"
+    assert (record["seed"], record["data"]) == (7, "none")
+    assert (tmp_path / "test" / "toy_plot.png").is_file()
+    assert run("reproduce") == 0
+    assert "What a toy shows." in capsys.readouterr().out
+    assert "did you mean 'test/toy'" in refused(capsys, "reproduce", "test/tiy")
+    with pytest.raises(ValueError, match="registered already"):
+        experiment("test/toy")(toy)
+
+
+def test_every_experiment_says_what_it_shows():
+    assert all(find_experiment(name).summary for name in list_experiments())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "partwhole", "--steps", "1"], "did you mean 'part-whole'"),
+        (["train", "part-whole", "--data", "digit", "--steps", "1"], "did you mean 'digits'"),
+        (["train", "part-whole", "--data", "mnist", "--data-root", "nowhere"], "no folder nowhere"),
+        (["train", "part-whole", "--data", "folder:nowhere"], "nowhere"),
+        (["train", "part-whole", "--set", "objects=0"], "must be at least 1"),
+        (["train", "part-whole", "--set", "objects"], "KEY=VALUE"),
+        (["train", "part-whole", "--set", "legs=4"], "legs"),
+        (["train", "part-whole", "--guide", "nromal"], "did you mean 'normal'"),
+        (["train", "part-whole", "--transform", "rotat=3"], "did you mean 'rotate'"),
+        (["train", "part-whole", "--transform", "rotate"], "rotate=20"),
+        (["train", "part-whole", "--epochs", "0"], "epochs must be positive"),
+        (["train", "part-whole", "--lr", "-1"], "lr must be positive"),
+        (["train", "part-whole", "--resume"], "folder of a run"),
+        (["evaluate", "nothing"], "folder of a run"),
+        (["compare", "nothing"], "folder of a run"),
+        (["sample", "nothing"], "folder of a run"),
+        (["reproduce", "part-whole/digit"], "did you mean 'part-whole/digits'"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
+    assert message in refused(capsys, *words)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_loss_that_is_not_finite_is_told(tmp_path, capsys):
+    said = refused(capsys, *TRAIN, "--lr", "1e30", "--steps", "30", "--out", tmp_path / "run")
+    assert "not finite" in said
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_errors_of_ours_keep_their_traceback(monkeypatch):
+    from capsule_zoo import registry
+
+    def broken(pattern: str) -> list[str]:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(registry, "list_models", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main(["list"])

@@ -1,0 +1,86 @@
+"""Records say all that is needed to find a number again, and hold nothing that is not finite."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import matplotlib.pyplot as plt
+import pytest
+
+from capsule_zoo import __version__
+from capsule_zoo.records import FIELDS, machine, read_record, versions, write_record
+
+METRICS = {"elbo": {"value": -1.5, "se": 0.1, "n": 100}, "exact": {"value": 2, "se": None, "n": 1}}
+REST = {"command": "make it", "seed": 0, "data": "digits", "seconds": 1.23456}
+
+
+def test_a_record_reads_back(tmp_path):
+    path = write_record("part-whole/digits", METRICS, folder=tmp_path, **REST)
+    assert path == tmp_path / "part-whole" / "digits.json"
+    record = read_record("part-whole/digits", tmp_path)
+    assert tuple(record) == FIELDS
+    assert record["metrics"] == METRICS
+    assert record["versions"]["capsule-zoo"] == __version__
+    assert {k: record[k] for k in ("command", "seed", "data")} == {
+        k: REST[k] for k in ("command", "seed", "data")
+    }
+
+
+def test_versions_and_machine_are_those_of_this_process():
+    import torch
+
+    assert versions()["torch"] == torch.__version__.partition("+")[0]
+    cores, memory = machine().split(", ")
+    assert int(cores.split()[0]) <= os.cpu_count()
+    assert float(memory.split()[0]) > 0
+
+
+def test_figures_lie_beside_the_record_and_are_closed(tmp_path):
+    figures = {"templates": plt.figure(), "guides": plt.figure()}
+    write_record("part-whole/digits", METRICS, figure=figures, folder=tmp_path, **REST)
+    write_record("part-whole/one", METRICS, figure=plt.figure(), folder=tmp_path, **REST)
+    drawn = {path.name for path in (tmp_path / "part-whole").glob("*.png")}
+    assert drawn == {"digits_templates.png", "digits_guides.png", "one.png"}
+    assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experiment": "digits"}, "<model>/<name>"),
+        ({"experiment": "../part/digits"}, "<model>/<name>"),
+        ({"experiment": "Part/digits"}, "<model>/<name>"),
+        ({"metrics": {"E L": METRICS["exact"]}}, "lower case"),
+        (
+            {"metrics": {"elbo": {"value": float("nan"), "se": None, "n": 1}}},
+            "value of metric",
+        ),
+        (
+            {"metrics": {"elbo": {"value": float("inf"), "se": None, "n": 1}}},
+            "value of metric",
+        ),
+        ({"metrics": {"elbo": {"value": 1, "se": -1.0, "n": 1}}}, "se of metric elbo"),
+        ({"metrics": {"elbo": {"value": 1, "se": float("nan"), "n": 1}}}, "se of metric elbo"),
+        ({"metrics": {"elbo": {"value": 1, "se": None, "n": 0}}}, "n of metric elbo"),
+        ({"metrics": {"elbo": {"value": 1, "n": 1}}}, "needs value, se and n"),
+        ({"seconds": float("nan")}, "seconds"),
+    ],
+)
+def test_a_bad_record_is_refused_before_anything_is_written(tmp_path, changes, message):
+    arguments = {"experiment": "part-whole/digits", "metrics": METRICS, **REST, **changes}
+    with pytest.raises(ValueError, match=message):
+        write_record(**arguments, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_record_is_said_to_be_none(tmp_path):
+    with pytest.raises(ValueError, match="reproduce part-whole/digits"):
+        read_record("part-whole/digits", tmp_path)
+    path = write_record("part-whole/digits", METRICS, folder=tmp_path, **REST)
+    path.write_text(json.dumps({"experiment": "part-whole/digits"}))
+    with pytest.raises(ValueError, match="lacks command"):
+        read_record("part-whole/digits", tmp_path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="not a record"):
+        read_record("part-whole/digits", tmp_path)

@@ -1,0 +1,134 @@
+"""Entries are made, saved and loaded by name; what is wrong is told with the nearest right name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+
+from capsule_zoo import registry
+from capsule_zoo.inference import CheckpointError
+from capsule_zoo.registry import (
+    create,
+    describe,
+    list_models,
+    load,
+    read_recipe,
+    register,
+    save,
+    save_weights,
+    small_sizes,
+)
+
+
+@pytest.fixture
+def entry():
+    return create("part-whole", **small_sizes("part-whole"))
+
+
+@pytest.fixture
+def scratch_registry(monkeypatch):
+    """Whatever a test registers is forgotten."""
+    for name in ("_factories", "_small"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+
+
+def test_entries_are_listed_by_pattern():
+    assert "part-whole" in list_models()
+    assert list_models() == sorted(list_models())
+    assert "part-whole" in list_models("part*")
+    assert list_models("no such*") == []
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_entry_says_what_it_is(name):
+    assert describe(name)
+
+
+def test_an_unknown_name_meets_the_nearest():
+    for look_up in (create, describe, small_sizes):
+        with pytest.raises(ValueError, match="did you mean 'part-whole'"):
+            look_up("partwhole")
+
+
+def test_a_name_is_registered_once(scratch_registry):
+    @register("of-a-test", small={"size": 1})
+    def factory():
+        """First line.
+
+        Second."""
+
+    assert "of-a-test" in list_models()
+    assert small_sizes("of-a-test") == {"size": 1}
+    assert describe("of-a-test") == "First line."
+    with pytest.raises(ValueError, match="registered already"):
+        register("of-a-test")(factory)
+
+
+def test_small_sizes_are_not_shared():
+    small_sizes("part-whole")["objects"] = 99
+    assert small_sizes("part-whole")["objects"] != 99
+
+
+def test_sizes_that_are_unknown_or_not_allowed_are_refused():
+    with pytest.raises(ValueError, match=r"part-whole does not take these sizes.*legs"):
+        create("part-whole", legs=4)
+    with pytest.raises(ValueError, match=r"layers\[0\] must be at least 1"):
+        create("part-whole", objects=0)
+
+
+def test_guides_go_by_name(entry):
+    assert entry.make_guide("normal").pose == "normal"
+    with pytest.raises(ValueError, match="did you mean 'normal'"):
+        entry.make_guide("normall")
+
+
+def test_weights_load_by_name(entry, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "WEIGHTS", tmp_path)
+    save_weights(entry, "trained", {"data": "digits"}, folder=tmp_path)
+    twin = load("trained")
+    for role in ("model", "guide"):
+        ours, theirs = getattr(entry, role).state_dict(), getattr(twin, role).state_dict()
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert twin.model.image_shape == entry.model.image_shape
+    assert read_recipe("trained")["data"] == "digits"
+    with pytest.raises(ValueError, match=r"did you mean 'trained'.*folder of a run"):
+        load("trainet")
+
+
+def test_a_run_of_another_size_is_refused(entry, tmp_path):
+    save(entry, tmp_path)
+    config = tmp_path / "config.json"
+    recipe = json.loads(config.read_text())
+    recipe["sizes"]["objects"] += 1
+    config.write_text(json.dumps(recipe))
+    with pytest.raises(CheckpointError, match="does not fit"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"entry": "part-whole"}'])
+def test_a_damaged_description_is_refused(entry, tmp_path, text):
+    save(entry, tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="does not describe an entry"):
+        load(tmp_path)
+
+
+class Malicious:
+    def __reduce__(self):
+        return pytest.fail, ("a pickle was opened",)
+
+
+def test_truncated_missing_and_pickled_weights_are_refused(entry, tmp_path):
+    save(entry, tmp_path)
+    weights = tmp_path / "model.safetensors"
+    for content in (weights.read_bytes()[:-7], pickle.dumps(Malicious())):
+        weights.write_bytes(content)
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load(tmp_path)
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        load(tmp_path)
