@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from capsule_zoo.data import Batches, Dataset, Split
 from capsule_zoo.inference.check import isolated_parameters
 from capsule_zoo.inference.history import Run
+from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.trainer import OptimizerFactory, Trainer
 from capsule_zoo.inference.workers import join_workers
@@ -89,6 +90,7 @@ def fit(
     kind = _InOrder if batch_size >= len(train) else Batches
     batches = kind(train, batch_size, seed, transform)
     budget = Budget.of(epochs, steps, minutes, len(batches))
+    keep_memory()
     with (
         _frozen(model, guide, freeze),
         isolated_parameters(model, guide) as refreeze,

@@ -1,0 +1,49 @@
+"""Memory that is freed is kept where glibc can be told so, and the user's own settings win."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource, torch
+from capsule_zoo.inference.memory import keep_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)  # 64 MiB, freed at once: more than glibc ever keeps by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+given_back = faults()
+done = keep_memory()
+faults()
+print(done, given_back, faults())
+"""
+
+
+def outcome(**environment: str) -> list[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CODE],
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+def test_freed_memory_is_kept():
+    done, given_back, kept = outcome()
+    assert done == "True"
+    assert int(kept) <= 0.1 * int(given_back)
+
+
+def test_settings_of_the_user_are_respected():
+    assert outcome(MALLOC_ARENA_MAX="2")[0] == "False"
