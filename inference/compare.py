@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference.evaluate import evaluate, per_image_elbo, standard_error, summarize
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _NUMBERS = (
     "elbo",
@@ -44,6 +45,8 @@ class Comparison(pd.DataFrame):
 
     def plot(self, figure: Figure | None = None) -> Figure:
         """Draw ELBO and IWAE of each row with two standard errors; MAP objectives apart."""
+        import matplotlib.pyplot as plt
+
         bounds, points = self[self["is_bound"]], self[~self["is_bound"]]
         rows = [max(len(part), 0.6) for part in (bounds, points) if len(part)]
         figure = figure or plt.figure(figsize=(7, 1.1 + 0.55 * sum(rows) + 0.6 * len(rows)))

@@ -6,15 +6,15 @@ Up to 0.23 `from_dict` takes groups as keywords and accepts a nested dict silent
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-import arviz
 import numpy as np
 
 if TYPE_CHECKING:
     from arviz import InferenceData
 
-_MODERN = int(arviz.__version__.split(".")[0]) >= 1
+_MODERN = int(version("arviz").split(".")[0]) >= 1  # arviz itself takes seconds to import
 _FEWEST_DRAWS = 25  # with fewer, the tail is too short for a Pareto law to be fitted
 
 
@@ -30,6 +30,8 @@ def inference_data(
         dims: names of each variable's dims behind chain and draw; those left out are numbered.
         attributes: of the whole.
     """
+    import arviz
+
     if _MODERN:
         return arviz.from_dict(groups, dims=dims, attrs={"/": attributes})
     return arviz.from_dict(**groups, dims=dims, attrs=attributes)
@@ -50,6 +52,8 @@ def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
 
             shape = array_stats.psislw(-log_weight)[1]  # takes log likelihoods, negated weights
         else:
+            import arviz
+
             shape = arviz.psislw(log_weight)[1]
     equal = np.ptp(log_weight, axis=-1) <= 1e-9 * (1 + np.abs(log_weight).max(-1))
     return np.where(equal, 0.0, np.nan_to_num(shape, nan=np.inf, posinf=np.inf))
