@@ -56,7 +56,7 @@ class ByHand:
         identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
         members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
         read = self.guide.transformers[0](members)
-        return read[..., 0], poses.from_parameters(read[..., 1:7])
+        return self.guide.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
 
     def render(self, parts: Capsules) -> Tensor:
         """Mean images (B, C, H, W)."""

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.guides import Guide
+from capsule_zoo.guides.base import Guide, in_eval_mode
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
 
 
@@ -54,7 +54,8 @@ def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
     """Up to 12 images, their reconstructions, and each part in its own colour."""
     model, images = model.with_discrete_presences(), images[:12]
-    nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
+    with in_eval_mode(guide):
+        nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
     rows = {"image": images, "reconstruction": model.render(parts)}
     return image_rows(

@@ -20,7 +20,7 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.base import Guide, in_eval_mode
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 
 _INITIAL_SCALE = 0.02
@@ -57,7 +57,8 @@ class FreeForm(Guide):
             if init is None:
                 start = poutine.trace(model).get_trace(batch_size=len(images))
             else:
-                start = poutine.trace(init).get_trace(images)
+                with in_eval_mode(init):
+                    start = poutine.trace(init).get_trace(images)
         self.presence_logits, self.poses = (
             PyroModule[nn.ParameterDict](),
             PyroModule[nn.ParameterDict](),

@@ -5,9 +5,12 @@
     t_object, A_object ~ q(. | set_transformer({A_i, t_i, identity i})) # (B, K), (B, K, 6)
 
 The objects see the image only through the parts that were drawn. Deeper models get one set
-transformer a level. Poses are points (`pose="delta"`, the paper's choice: the loss is then a MAP
-objective and no bound), or `"normal"`, or `"low_rank"` (a low-rank plus diagonal covariance over a
-pose's six numbers).
+transformer a level. Presences above the parts are balanced over the batch (`BalancedLogits`):
+without it each becomes always on or always off within a few hundred steps, and stays so.
+
+Poses are points (`pose="delta"`, the paper's choice: the loss is then a MAP objective and no
+bound), or `"normal"`, or `"low_rank"` (a low-rank plus diagonal covariance over a pose's six
+numbers).
 
 References:
     Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), section 4; encoder and sizes after
@@ -27,7 +30,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models import poses
-from capsule_zoo.models.layers import AttentionPooling, SetTransformer
+from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.selection import as_presence
 
@@ -124,6 +127,7 @@ class AmortizedPartWhole(Guide):
             SetTransformer(7 + child.size, parent.size, _OUTPUTS, width, heads, blocks, inducing)
             for parent, child in zip(above, model.levels[1:], strict=True)
         )
+        self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
         self.pose_heads = PyroModule[nn.ModuleList](
             PoseHead(_OUTPUTS, level.size, pose, rank) for level in model.levels
         )
@@ -157,7 +161,9 @@ class AmortizedPartWhole(Guide):
         with pyro.plate("images", len(images), dim=-2):
             capsules = self._draw(-1, self.pool(self.encoder(images - 0.5)))
             for index in reversed(range(len(model.levels) - 1)):
-                capsules = self._draw(index, self.transformers[index](self._as_set(capsules)))
+                read = self.transformers[index](self._as_set(capsules))
+                logits = self.balance[index](read[..., 0])
+                capsules = self._draw(index, torch.cat([logits[..., None], read[..., 1:]], -1))
         return capsules
 
     def _draw(self, index: int, read: Tensor) -> Capsules:

@@ -20,6 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.models.base import check_images
 
 
@@ -51,7 +52,7 @@ def latents(
     """
     check_images(images)
     rows = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_eval_mode(guide):
         pyro.set_rng_seed(seed)
         for batch in images.split(batch_size):
             trace = poutine.trace(guide).get_trace(batch)

@@ -31,6 +31,37 @@ class AttentionPooling(PyroModule):
         return (maps[:, :, :-1] * attention).sum(-1)
 
 
+class BalancedLogits(PyroModule):
+    """Logits whose mean and spread over the images are fixed: batch normalisation without learning.
+
+    Each column has mean zero and deviation `spread` over a batch in training mode, and over the
+    running statistics otherwise, or when the batch is a single image. A presence can then be
+    neither always on nor always off, which is where relaxed presences collapse early in training.
+
+    Reference: Zhu et al. 2020, "A Batch Normalized Inference Network Keeps the KL Vanishing Away"
+    (arXiv 2004.12585), section 4.
+    """
+
+    running_mean: Tensor
+    running_variance: Tensor
+
+    def __init__(self, columns: int, spread: float = 3.0, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.spread, self.momentum = spread, momentum
+        self.register_buffer("running_mean", torch.zeros(columns))
+        self.register_buffer("running_variance", torch.ones(columns))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        normal = F.batch_norm(
+            logits,
+            self.running_mean,
+            self.running_variance,
+            training=self.training and len(logits) > 1,
+            momentum=self.momentum,
+        )
+        return self.spread * normal
+
+
 class MultiheadAttentionBlock(PyroModule):
     """MAB(X, Y) = LN(H + ReLU(linear(H))) with H = LN(X + attention(X, Y, Y)); (B, n, width)."""
 

@@ -118,9 +118,12 @@ class ParentSelection(PyroModule):
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))
         self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
-        spread = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4])
+        # Parents begin nearly alike and part ways as the data ask. Begun apart, the first lucky one
+        # takes a child for good.
+        place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(children, 1, 6)
+        apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(children, parents, 6)
         shrink = torch.tensor(poses.IDENTITY) * (child_scale - 1)
-        self.transform = nn.Parameter(shrink + spread * torch.randn(children, parents, 6))
+        self.transform = nn.Parameter(shrink + place + apart)
 
     def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
         identity = poses.identity_like(parents.pose)

@@ -15,7 +15,9 @@ from capsule_zoo.registry import Entry, register
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GUIDE_SIZES = dict(channels=64, width=64, max_scale=0.8, anisotropy=1.6)
+# Few, large parts of bounded stretch become strokes; many free ones become blobs.
+MODEL_SIZES = dict(objects=32, parts=16, sigma_top=0.1, sigma_min=0.05)
+GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
     image_shape=(1, 12, 12),
     objects=2,
@@ -55,13 +57,14 @@ def part_whole(
         sizes: arguments of `PartWholeCapsules`.
     """
     channels, height, width = image_shape
+    sizes = {**MODEL_SIZES, **sizes}
     model = PartWholeCapsules(channels=channels, image_size=(height, width), **sizes)
     return Entry(
         model=model,
         guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **(guide_sizes or {})}),
         guides={pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
         objective=Trace_ELBO(),
-        training=dict(lr={"model": 6e-3, "guide": 1e-3}, schedule="linear", clip=1e4),
+        training=dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", clip=1e4),
         figures=PICTURES,
         default_guide="delta",
     )

@@ -63,7 +63,7 @@ def pictures(entry: Entry, images: Tensor) -> dict:
     return {name: draw(entry, images) for name, draw in entry.figures.items()}
 
 
-@experiment("part-whole/digits")
+@experiment("part-whole/digits", data="digits")
 def digits(options: Options) -> Result:
     """First light: learn scikit-learn's digits, swap the guide, read held-out nats (5 minutes)."""
     data = load_dataset("digits")
@@ -106,7 +106,7 @@ def digits(options: Options) -> Result:
     )
 
 
-@experiment("part-whole/classify")
+@experiment("part-whole/classify", data="mnist")
 def classify(options: Options) -> Result:
     """MNIST without labels: how well a linear probe reads the class off objects (30 minutes)."""
     data = load_dataset("mnist", root=options.data_root)

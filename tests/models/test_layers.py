@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from capsule_zoo.models.layers import AttentionPooling, MultiheadAttentionBlock, SetTransformer
+from capsule_zoo.models.layers import (
+    AttentionPooling,
+    BalancedLogits,
+    MultiheadAttentionBlock,
+    SetTransformer,
+)
 
 
 def test_a_set_transformer_does_not_see_the_order():
@@ -39,3 +44,17 @@ def test_attention_pooling_of_a_constant_map_is_that_constant():
 def test_width_must_divide_into_heads():
     with pytest.raises(ValueError, match="width must be a multiple of heads"):
         MultiheadAttentionBlock(10, heads=4)
+
+
+def test_balanced_logits_have_the_same_mean_and_spread_whatever_comes_in():
+    balance = BalancedLogits(3, spread=2.0).double()
+    shifted = torch.randn(4000, 3, dtype=torch.float64) * torch.tensor([0.01, 1.0, 30.0]) + 50
+    for _ in range(200):
+        out = balance(shifted)
+    torch.testing.assert_close(out.mean(0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-6)
+    expected = torch.full((3,), 2.0, dtype=torch.float64)
+    torch.testing.assert_close(out.std(0), expected, rtol=0.1, atol=0)  # .01 meets the floor
+    balance.eval()  # the running statistics have converged to those of the batch
+    torch.testing.assert_close(balance(shifted)[:5], out[:5], rtol=1e-2, atol=1e-2)
+    alone = balance(shifted[:1])
+    torch.testing.assert_close(balance.train()(shifted[:1]), alone)  # one image has no spread
