@@ -1,7 +1,14 @@
 """Approximate posteriors: every routing, encoder and settling procedure, as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
 
-__all__ = ["AmortizedPartWhole", "FreeForm", "Guide"]
+__all__ = [
+    "AmortizedPartWhole",
+    "ExactSwitches",
+    "FreeForm",
+    "Guide",
+    "MeanFieldSwitches",
+]

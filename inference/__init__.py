@@ -12,8 +12,10 @@ Everything is in nats per image.
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.checkpoint import CheckpointError
 from capsule_zoo.inference.compare import Comparison, compare
+from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.evaluate import evaluate, summarize
 from capsule_zoo.inference.history import Run
+from capsule_zoo.inference.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.train import fit
@@ -23,7 +25,9 @@ from capsule_zoo.inference.widen import Widened, widen
 __all__ = [
     "CheckpointError",
     "Comparison",
+    "ContrastiveDivergence",
     "IncompatibleGuide",
+    "LogPartition",
     "NonFiniteLoss",
     "Objective",
     "Run",
@@ -33,6 +37,7 @@ __all__ = [
     "evaluate",
     "fit",
     "is_bound",
+    "log_partition",
     "log_weights",
     "loss_per_image",
     "summarize",

@@ -1,0 +1,121 @@
+"""Guides to the capsule RBM: its posterior, which is closed form, and the paper's mean field.
+
+    ExactSwitches      z_k ~ Bernoulli(c_k + Omega_k.x + sum_j [B(b + m_k) - B(b)])
+                       h_k ~ family(b + z_k m_k)                            # m_k = W_k'x
+    MeanFieldSwitches  z_k ~ Bernoulli(pi_k),  h_k ~ family(b + pi_k m_k)   # z and h independent
+                       logit pi_k = c_k + Omega_k.x + m_k.B'(b + pi_k m_k)  # iterated
+
+Neither has parameters of its own. Both know their variational free energy in closed form,
+
+    E_q[E(x, h, z)] - entropy of q  >=  F(x),  with equality for ExactSwitches,
+
+which is what `ContrastiveDivergence` lowers on the data.
+
+References:
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 2.2: the mean field.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.capsule_layer import draw_capsules
+from capsule_zoo.models.capsule_rbm import CapsuleRBM
+
+
+class ExactSwitches(Guide):
+    """The exact posterior of a `CapsuleRBM` or an `RBM`.
+
+    Under it the log weight, log density of the model less that of the guide, is one number for
+    every draw: -F(x) less the model's `log_base_partition`.
+
+    Raises:
+        ValueError: `model` is no capsule RBM.
+    """
+
+    def __init__(self, model: CapsuleRBM) -> None:
+        _check_model(model)
+        super().__init__(model)
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.model.latent_sites)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        self.model.check_images(images)
+        with pyro.plate("images", len(images), dim=-2):
+            draw_capsules("capsule", self.model.posterior(images))
+
+    def free_energy(self, images: Tensor) -> Tensor:
+        """Of images (B, C, H, W): F(x) itself, (B,), in nats."""
+        return self.model.free_energy(images)
+
+
+class MeanFieldSwitches(Guide):
+    """Switches and hidden units as if independent given the image: the paper's inference.
+
+    The iteration has two fixed points for most images of a trained machine; it starts at
+    pi = 1/2, and where it ends depends on that.
+
+    Args:
+        model: a `CapsuleRBM`.
+        iterations: of the fixed-point equation.
+
+    Raises:
+        ValueError: `model` has no switches, or `iterations` is below 1.
+    """
+
+    covers = ("capsule_switch", "capsule_hidden")
+
+    def __init__(self, model: CapsuleRBM, iterations: int = 20) -> None:
+        _check_model(model)
+        if not model.switched:
+            raise ValueError("model must have switches; for an RBM use ExactSwitches")
+        check_at_least(1, iterations=iterations)
+        super().__init__(model)
+        self.iterations = iterations
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        self.model.check_images(images)
+        field = self.model.fields(images).hidden
+        probability = self.switch_probabilities(images)
+        units = self.model.hidden.law(probability[..., None] * field)
+        capsules = pyro.plate("capsules", self.model.num_capsules, dim=-1)
+        with pyro.plate("images", len(images), dim=-2), capsules:
+            pyro.sample("capsule_switch", dist.Bernoulli(probability))
+            pyro.sample("capsule_hidden", units.to_event(1))
+
+    @torch.no_grad()
+    def switch_probabilities(self, images: Tensor) -> Tensor:
+        """pi, (B, K), after the iterations; a constant, for at a fixed point its gradient is 0."""
+        field, switch = self.model.fields(images)
+        prior = self.model.switch_bias + switch
+        probability = torch.full_like(prior, 0.5)
+        for _ in range(self.iterations):
+            mean = self.model.hidden.mean(probability[..., None] * field)
+            probability = (prior + (field * mean).sum(-1)).sigmoid()
+        return probability
+
+    def free_energy(self, images: Tensor) -> Tensor:
+        """E_q[E] less the entropy of q, (B,), in nats, for images (B, C, H, W).
+
+        It is -a.x - log f(x) - sum B(b + pi m) - sum_k [pi_k (c_k + Omega_k.x) + H(pi_k)].
+        """
+        model, probability = self.model, self.switch_probabilities(images)
+        field, switch = model.fields(images)
+        own = model.visible.log_base(images).flatten(1).sum(1)
+        hidden = model.hidden.log_partition(probability[..., None] * field).flatten(1).sum(1)
+        logits = model.switch_bias + switch
+        entropy = F.binary_cross_entropy(probability, probability, reduction="none")
+        return -(own + hidden + (probability * logits + entropy).sum(1))
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, CapsuleRBM):
+        raise ValueError(f"model must be a CapsuleRBM or an RBM, not a {type(model).__name__}")

@@ -1,0 +1,144 @@
+"""Contrastive divergence: maximum likelihood for energy models, with negatives from Gibbs chains.
+
+    loss = mean F_q(x_data) - mean F(x_model),      x_model: k sweeps of Gibbs, not differentiated
+
+Its gradient is that of the mean of -log p(x) as far as the negatives follow the model. Its value is
+no bound on anything, and models are never ranked by it: see `log_partition`.
+
+>>> fit(model, ExactSwitches(model), images, objective=ContrastiveDivergence(persistent=True))
+
+References:
+    Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence" (CD-k).
+    Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
+    Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
+    Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.centering import RunningMeans, centered_gradient
+from capsule_zoo.inference.objective import Objective
+from capsule_zoo.inference.tempering import TemperedChains
+from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.capsule_layer import CapsuleLaw, CapsuleState
+from capsule_zoo.models.capsule_rbm import CapsuleRBM
+
+
+class ContrastiveDivergence(Objective):
+    """CD-k for `CapsuleRBM` and `RBM`; see the top of this file.
+
+    The data term is the guide's variational free energy: F(x) itself under `ExactSwitches`, the
+    paper's mean field under `MeanFieldSwitches`. Before each loss it makes sure that the model has
+    a partition function (`CapsuleRBM.keep_normalisable`).
+
+    Args:
+        k: Gibbs sweeps for each update.
+        persistent: let chains run on from update to update, instead of from the data.
+        chains: persistent chains; they are part of a checkpoint.
+        centered: use the gradient in coordinates centered at running means of the data, which
+            does not depend on whether pixels are counted as on or as off. For SGD: an optimizer
+            that rescales each parameter undoes it in part.
+        tempering: inverse temperatures, 1 first and falling, such as (1, .9, .8), each with
+            `chains` persistent chains that exchange their images.
+
+    Raises:
+        ValueError: a number below 1, temperatures that do not fall from 1 or without
+            `persistent`; on use, a model or a guide that has no free energy.
+    """
+
+    def __init__(
+        self,
+        k: int = 1,
+        *,
+        persistent: bool = False,
+        chains: int = 100,
+        centered: bool = False,
+        tempering: tuple[float, ...] | None = None,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, k=k, chains=chains)
+        if tempering is not None:
+            tempering = tuple(tempering)
+            falling = all(low < high for high, low in pairwise(tempering))
+            if len(tempering) < 2 or tempering[0] != 1 or not falling or tempering[-1] < 0:
+                raise ValueError(
+                    f"tempering must be 1 and then falling numbers, 0 or more, not {tempering}"
+                )
+            if not persistent:
+                raise ValueError("tempering needs persistent=True, for its chains are never reset")
+        self.k, self.persistent, self.chains = k, persistent, chains
+        self.tempering = tempering
+        self.means = RunningMeans() if centered else None
+        self._state: CapsuleState | None = None
+        self._tempered: TemperedChains | None = None
+
+    def differentiable_loss(
+        self, model: CapsuleRBM, guide: Guide, images: Tensor, labels: Tensor | None = None
+    ) -> Tensor:
+        """mean F_q(data) - mean F(negatives), in nats per image."""
+        _check_pair(model, guide)
+        model.keep_normalisable()
+        negatives, law = self._negatives(model, images)
+        data = guide.free_energy(images).mean()
+        loss = data - model.free_energy(negatives, law).mean()
+        if self.means is None or not torch.is_grad_enabled():
+            return loss
+        self.means.update(model, images)
+        return centered_gradient(loss, model, self.means)
+
+    def _negatives(self, model: CapsuleRBM, images: Tensor) -> tuple[Tensor, CapsuleLaw]:
+        """Images after k more sweeps, and their posterior, which the loss differentiates."""
+        if self.tempering is not None:
+            if self._tempered is None:
+                self._tempered = TemperedChains(self.tempering, model.base_images(self.chains))
+            for _ in range(self.k):
+                self._tempered.sweep(model)
+            negatives = self._tempered.images[0]
+            return negatives, model.posterior(negatives)
+        with torch.no_grad():
+            state = self._state if self.persistent else model.posterior(images).sample()
+            if state is None:
+                state = model.posterior(model.base_images(self.chains)).sample()
+            negatives = model.gibbs(model.draw_images(state), self.k - 1)
+        law = model.posterior(negatives)
+        if self.persistent:  # hidden units that the next update starts from, at no extra product
+            with torch.no_grad():
+                self._state = law.sample()
+        return negatives, law
+
+    def state_dict(self) -> dict:
+        """Chains and running means, as checkpoints hold them."""
+        state: dict = {} if self.means is None else {"means": self.means.state_dict()}
+        if self._state is not None:
+            state["chains"] = self._state._asdict()
+        if self._tempered is not None:
+            state["tempered"] = self._tempered.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict) -> None:
+        """Take up the chains and means of `state_dict`."""
+        self._state = CapsuleState(**state["chains"]) if "chains" in state else None
+        self._tempered = None
+        if self.tempering is not None and "tempered" in state:
+            self._tempered = TemperedChains(self.tempering, **state["tempered"])
+        if self.means is not None:
+            self.means.load_state_dict(state.get("means", {}))
+
+
+def _check_pair(model: object, guide: object) -> None:
+    if not isinstance(model, CapsuleRBM):
+        raise ValueError(
+            f"ContrastiveDivergence needs a CapsuleRBM or an RBM as model, not a "
+            f"{type(model).__name__}"
+        )
+    if not hasattr(guide, "free_energy"):
+        raise ValueError(
+            f"ContrastiveDivergence needs a guide with a free energy in closed form, such as "
+            f"ExactSwitches, not a {type(guide).__name__}"
+        )

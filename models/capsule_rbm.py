@@ -1,0 +1,319 @@
+"""Capsule RBM: a restricted Boltzmann machine whose hidden units come in switched groups.
+
+Story. Each capsule is a group of hidden units with a switch. A capsule that is on talks to the
+image as an RBM does; one that is off is silent. The energy of an image x with hidden units h_k and
+switches z_k is
+
+    -E(x, h, z) = a.x + log f(x) + sum_k [b_k.h_k + log g(h_k)] + c.z       # independent units
+                + sum_k z_k x'W_k h_k + x'Omega z                           # what couples them
+
+and the joint density is exp(-E) / Z. As a Pyro model it is drawn from the top, with a factor that
+makes the product the unnormalised joint (A is the log-partition of the visible units):
+
+    z_k ~ Bernoulli(c_k)                                                    # (B, K)
+    h_k ~ family(b_k)                                                       # (B, K, J)
+    phi = sum_k z_k W_k h_k + Omega z                                       # (B, C, H, W)
+    factor A(a + phi) - A(a)
+    x   ~ family(a + phi)                                                   # p(x | h, z)
+
+This is exp(-E) over the partition functions of the independent units (`log_base_partition`).
+
+Given x the energy is a sum over capsules, so everything that the paper approximates is exact. With
+m_k = W_k'x, and B the log-partition of the hidden units,
+
+    z_k | x      ~ Bernoulli(c_k + Omega_k.x + sum_j [B(b_kj + m_kj) - B(b_kj)])
+    h_k | z_k, x ~ family(b_k + z_k m_k)
+    F(x) = -a.x - log f(x) - sum_j B(b) - sum_k log[1 + exp(logit of z_k | x)]  # -log sum exp(-E)
+
+so that the two blocks x and (z, h) make an exact Gibbs chain. With one capsule whose switch is
+always on it is an RBM (`RBM`); with Gaussian x and h it is a spike-and-slab RBM.
+
+References:
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 2: the energy is theirs; they
+    infer by mean field, which has two fixed points for most images (`MeanFieldSwitches`).
+    Courville, Bergstra & Bengio 2011, "A Spike and Slab Restricted Boltzmann Machine": the
+    special case. Welling, Rosen-Zvi & Hinton 2004, "Exponential Family Harmoniums": the families.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import torch
+import torch.nn.functional as F
+from pyro.nn import pyro_method
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import Model, Site, check_at_least
+from capsule_zoo.models.capsule_layer import (
+    CapsuleLaw,
+    CapsuleState,
+    Fields,
+    capsule_law,
+    capsule_sites,
+    draw_capsules,
+)
+from capsule_zoo.models.exponential_family import GaussianUnits, PoissonUnits, Units, make_units
+
+COUPLING_LIMIT = 0.95  # of 1, beyond which a Gaussian-Gaussian machine has no partition function
+
+
+class CapsuleRBM(Model):
+    """The capsule RBM; see the top of this file.
+
+    Args:
+        visible: pixels, a square number, or (channels, height, width).
+        capsules: K.
+        units: hidden units of a capsule, J.
+        visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
+            be grey. Gaussian with Poisson units has no partition function and is refused.
+        sweeps: Gibbs sweeps behind a draw of the model without images.
+
+    Raises:
+        ValueError: a size below 1, an unknown family, a pair of families without a partition
+            function.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    With images its trace is the unnormalised joint. Without, there is no prior to draw from, and
+    it runs a Gibbs chain from the visible biases: its trace is the chain's last sweep.
+    """
+
+    plate_dims = {"images": -2, "capsules": -1}
+    switched = True
+
+    def __init__(
+        self,
+        visible: int | tuple[int, int, int] = 784,
+        capsules: int = 40,
+        units: int = 16,
+        *,
+        visible_family: str = "bernoulli",
+        hidden_family: str = "bernoulli",
+        sweeps: int = 100,
+    ) -> None:
+        super().__init__()
+        self.image_shape = _image_shape(visible)
+        check_at_least(1, capsules=capsules, units=units, sweeps=sweeps)
+        if {visible_family, hidden_family} == {"gaussian", "poisson"}:
+            raise ValueError(
+                "visible_family and hidden_family may not be one Gaussian and one Poisson: their "
+                "joint has no partition function; use Bernoulli units on one side"
+            )
+        self.visible = make_units("visible_family", visible_family, *self.image_shape)
+        self.hidden = make_units("hidden_family", hidden_family, capsules, units)
+        self.pixel_range = self.visible.value_range
+        self.sweeps = sweeps
+        pixels = math.prod(self.image_shape)
+        self.weight = nn.Parameter(0.01 * torch.randn(pixels, capsules, units))  # W
+        if self.switched:
+            self.switch_weight = nn.Parameter(torch.zeros(pixels, capsules))  # Omega
+            self.switch_bias = nn.Parameter(torch.zeros(capsules))  # c
+        self.keep_normalisable()
+
+    @property
+    def num_capsules(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def num_units(self) -> int:
+        return self.weight.shape[2]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return capsule_sites("capsule", self.hidden, self.switched)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_images(images)
+        batch = batch_size if images is None else len(images)
+        with pyro.plate("images", batch, dim=-2):
+            law = self._chain(batch) if images is None else self._independent(batch)
+            capsules = draw_capsules("capsule", law)
+            field = self.visible_field(capsules)
+            if images is not None:
+                gain = self.visible.log_partition(field) - self.visible.log_partition()
+                pyro.factor("interaction", gain.flatten(1).sum(1, keepdim=True))
+            pixels = self.visible.law(field[:, None]).to_event(3)  # (B, 1, C, H, W)
+            observed = None if images is None else images[:, None]
+            return pyro.sample("image", pixels, obs=observed).squeeze(1)
+
+    def _independent(self, batch: int) -> CapsuleLaw:
+        """The capsules without an image: no field, only biases."""
+        field = self.weight.new_zeros(batch, self.num_capsules, self.num_units)
+        return self.posterior_of(Fields(field, field[..., 0]))
+
+    def _chain(self, batch: int) -> CapsuleLaw:
+        """What the model's own Gibbs chain knows of the capsules before its last sweep."""
+        return self.posterior(self.gibbs(self.base_images(batch), self.sweeps - 1))
+
+    @pyro_method
+    def fields(self, images: Tensor) -> Fields:
+        """What images (B, C, H, W) add to the biases of the capsules."""
+        pixels = images.flatten(1)
+        hidden = (pixels @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:])
+        return Fields(hidden, pixels @ self.switch_weight if self.switched else hidden[..., 0])
+
+    @pyro_method
+    def posterior_of(self, fields: Fields) -> CapsuleLaw:
+        """p(z, h | x) from the fields of x."""
+        return capsule_law(self.hidden, self.switch_bias if self.switched else None, fields)
+
+    @pyro_method
+    def posterior(self, images: Tensor) -> CapsuleLaw:
+        """p(z, h | x), exactly, for images (B, C, H, W)."""
+        return self.posterior_of(self.fields(images))
+
+    @pyro_method
+    def visible_field(self, capsules: CapsuleState) -> Tensor:
+        """phi, which the capsules add to the visible biases, (B, C, H, W)."""
+        field = capsules.activity.flatten(1) @ self.weight.flatten(1).T
+        if self.switched:
+            field = field + capsules.switch @ self.switch_weight.T
+        return field.unflatten(1, self.image_shape)
+
+    @pyro_method
+    def free_energy(self, images: Tensor, law: CapsuleLaw | None = None) -> Tensor:
+        """F(x) = -log sum_{h, z} exp(-E), (B,), in nats: log p(x) = -F(x) - log Z.
+
+        Args:
+            images: (B, C, H, W).
+            law: `posterior(images)`, where it is at hand.
+        """
+        law = self.posterior(images) if law is None else law
+        own = self.visible.log_base(images).flatten(1).sum(1)
+        return -(own + self.hidden.log_partition().sum() + law.log_partition())
+
+    @pyro_method
+    def log_base_partition(self) -> Tensor:
+        """log of the independent units' partition functions, in nats.
+
+        The log density of this model's trace is -E(x, h, z) minus this number.
+        """
+        total = self.visible.log_partition().sum() + self.hidden.log_partition().sum()
+        return total + F.softplus(self.switch_bias).sum() if self.switched else total
+
+    @pyro_method
+    @torch.no_grad()
+    def base_images(self, batch: int) -> Tensor:
+        """Draws from the visible biases alone, (batch, C, H, W)."""
+        return self.visible.law().sample((batch,))
+
+    @pyro_method
+    @torch.no_grad()
+    def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:
+        """`steps` sweeps of exact block Gibbs, x -> (z, h) -> x, started at images (B, C, H, W)."""
+        for _ in range(steps):
+            images = self.draw_images(self.posterior(images).sample())
+        return images
+
+    @pyro_method
+    @torch.no_grad()
+    def draw_images(self, capsules: CapsuleState) -> Tensor:
+        """A draw from p(x | h, z), (B, C, H, W)."""
+        return self.visible.law(self.visible_field(capsules)).sample()
+
+    @pyro_method
+    def switch_probabilities(self, images: Tensor) -> Tensor:
+        """p(z_k = 1 | x), (B, K): the image's spectrum."""
+        return self.posterior(images).switch_probability
+
+    @pyro_method
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """The mean image of the capsules' posterior means, (B, C, H, W)."""
+        return self.visible.mean(self.visible_field(self.posterior(images).mean()))
+
+    @pyro_method
+    @torch.no_grad()
+    def projective_field(self, capsule: int, steps: int = 50, chains: int = 64) -> Tensor:
+        """The mean image (C, H, W) of Gibbs chains in which one capsule is on and no other.
+
+        Raises:
+            ValueError: there is no such capsule.
+        """
+        if not 0 <= capsule < self.num_capsules:
+            raise ValueError(f"capsule must be from 0 to {self.num_capsules - 1}, not {capsule!r}")
+        only = F.one_hot(torch.tensor(capsule), self.num_capsules).to(self.weight)
+        only = only.expand(chains, -1)
+        images = self.base_images(chains)
+        for _ in range(steps):
+            hidden = self.hidden.law(self.fields(images).hidden).sample()
+            field = self.visible_field(CapsuleState(only, only[..., None] * hidden))
+            images = self.visible.law(field).sample()
+        return self.visible.mean(field).mean(0)
+
+    @torch.no_grad()
+    def set_base_rates(self, images: Tensor) -> None:
+        """Start the visible biases at the mean of images (B, C, H, W), as Hinton (2010) advises."""
+        self.check_images(images)
+        self.visible.bias.copy_(base_rates(self.visible, images))
+
+    @torch.no_grad()
+    def coupling_norm(self) -> float:
+        """How near the couplings are to having no partition function, which is at 1.
+
+        Two Gaussian sides are normalisable if and only if the spectral norm of
+        precision_x^-1/2 [W_1 ... W_K] precision_h^-1/2 is below 1 (all switches on is the worst
+        case). One Bernoulli side always is: 0.
+        """
+        if not (isinstance(self.visible, GaussianUnits) and isinstance(self.hidden, GaussianUnits)):
+            return 0.0
+        left = (-0.5 * self.visible.log_precision).exp().flatten()[:, None]
+        right = (-0.5 * self.hidden.log_precision).exp().flatten()
+        coupling = left * self.weight.flatten(1) * right
+        if (bound := coupling.norm().item()) < COUPLING_LIMIT:  # Frobenius: cheap, and no less
+            return bound
+        return torch.linalg.matrix_norm(coupling, ord=2).item()
+
+    @torch.no_grad()
+    def keep_normalisable(self) -> None:
+        """Scale W back to where the partition function exists, if it has left it.
+
+        Training calls this after every step. Two Gaussian sides: see `coupling_norm`. Two Poisson
+        sides: no coupling may be positive.
+        """
+        if (norm := self.coupling_norm()) > COUPLING_LIMIT:
+            self.weight.mul_(COUPLING_LIMIT / norm)
+        elif isinstance(self.visible, PoissonUnits) and isinstance(self.hidden, PoissonUnits):
+            self.weight.clamp_(max=0)
+
+
+class RBM(CapsuleRBM):
+    """The restricted Boltzmann machine: one capsule whose switch is always on.
+
+    Args:
+        visible: pixels, a square number, or (channels, height, width).
+        hidden: hidden units.
+        options: families and sweeps, as for `CapsuleRBM`.
+    """
+
+    switched = False
+
+    def __init__(
+        self, visible: int | tuple[int, int, int] = 784, hidden: int = 640, **options
+    ) -> None:
+        check_at_least(1, hidden=hidden)
+        super().__init__(visible, capsules=1, units=hidden, **options)
+
+
+def base_rates(units: Units, images: Tensor) -> Tensor:
+    """Biases at which independent units have the mean of images (B, C, H, W); pixels that never
+    or always are on are taken for on once in twice as many images."""
+    mean = images.mean(0)
+    rare = 0.5 / (len(images) + 1)
+    low, high = units.value_range
+    return units.link(mean.clamp(low + rare, high - rare))
+
+
+def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    if isinstance(visible, int):
+        side = math.isqrt(max(visible, 0))
+        if side * side == visible >= 1:
+            return 1, side, side
+    elif len(visible) == 3 and min(visible) >= 1:
+        channels, height, width = visible
+        return channels, height, width
+    raise ValueError(
+        f"visible must be a square number of pixels or (channels, height, width), not {visible!r}"
+    )

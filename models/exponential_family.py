@@ -1,0 +1,155 @@
+"""Units in natural form: Bernoulli, Gaussian and Poisson, as energy models are made of.
+
+A unit u with bias a and base measure f obeys, when a field phi is added to its bias,
+
+    log p(u | phi) = (a + phi) u + log f(u) - A(a + phi),      A' = mean
+
+    family       support      log f(u)               A(eta)
+    Bernoulli    {0, 1}       0                      log(1 + e^eta)
+    Gaussian     reals        -precision u^2 / 2     (eta^2 / precision + log(2 pi / precision)) / 2
+    Poisson      0, 1, ...    -log u!                e^eta
+
+The Gaussian's precision is learned through its logarithm, so that its second natural parameter,
+-precision / 2, is negative whatever the optimizer does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import check_at_least
+
+
+class Units(PyroModule):
+    """Independent units of one family, each with a bias.
+
+    Fields are added to the biases, so they broadcast against `shape` on the right; every method
+    works unit by unit and keeps the shape of the field.
+
+    Args:
+        shape: of the units, such as (channels, height, width).
+
+    Attributes:
+        discrete: whether the support is countable.
+        value_range: smallest and largest value of a unit.
+    """
+
+    discrete = True
+    value_range = (0.0, math.inf)
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        check_at_least(1, **{f"shape[{i}]": n for i, n in enumerate(shape)})
+        self.bias = nn.Parameter(torch.zeros(shape))
+
+    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+        """The distribution of the units under a field; all dims are batch dims."""
+        raise NotImplementedError
+
+    def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
+        """A(bias + field), in nats."""
+        raise NotImplementedError
+
+    def mean(self, field: Tensor | float = 0.0) -> Tensor:
+        """A'(bias + field), the expected value."""
+        raise NotImplementedError
+
+    def link(self, mean: Tensor) -> Tensor:
+        """The natural parameter bias + field whose mean is `mean`: the inverse of A'."""
+        raise NotImplementedError
+
+    def log_base(self, value: Tensor) -> Tensor:
+        """bias u + log f(u): the units' own part of the negative energy, in nats."""
+        raise NotImplementedError
+
+
+class BernoulliUnits(Units):
+    """Binary units. Values between 0 and 1 are read as probabilities, as is usual for pixels."""
+
+    value_range = (0.0, 1.0)
+
+    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+        return dist.Bernoulli(logits=self.bias + field, validate_args=False)  # admits grey pixels
+
+    def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
+        return F.softplus(self.bias + field)
+
+    def mean(self, field: Tensor | float = 0.0) -> Tensor:
+        return torch.sigmoid(self.bias + field)
+
+    def link(self, mean: Tensor) -> Tensor:
+        return torch.logit(mean)
+
+    def log_base(self, value: Tensor) -> Tensor:
+        return self.bias * value
+
+
+class GaussianUnits(Units):
+    """Real units with a learned precision each."""
+
+    discrete = False
+    value_range = (-math.inf, math.inf)
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__(*shape)
+        self.log_precision = nn.Parameter(torch.zeros(shape))
+
+    @property
+    def precision(self) -> Tensor:
+        return self.log_precision.exp()
+
+    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+        return dist.Normal(self.mean(field), (-0.5 * self.log_precision).exp())
+
+    def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
+        normaliser = 0.5 * (math.log(2 * math.pi) - self.log_precision)
+        return (self.bias + field).square() / (2 * self.precision) + normaliser
+
+    def mean(self, field: Tensor | float = 0.0) -> Tensor:
+        return (self.bias + field) / self.precision
+
+    def link(self, mean: Tensor) -> Tensor:
+        return mean * self.precision
+
+    def log_base(self, value: Tensor) -> Tensor:
+        return self.bias * value - 0.5 * self.precision * value.square()
+
+
+class PoissonUnits(Units):
+    """Counts. Numbers between two counts are let through, as grey pixels are."""
+
+    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
+        return dist.Poisson(self.mean(field), validate_args=False)
+
+    def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
+        return (self.bias + field).exp()
+
+    def mean(self, field: Tensor | float = 0.0) -> Tensor:
+        return (self.bias + field).exp()
+
+    def link(self, mean: Tensor) -> Tensor:
+        return mean.log()
+
+    def log_base(self, value: Tensor) -> Tensor:
+        return self.bias * value - torch.lgamma(value + 1)
+
+
+FAMILIES: dict[str, type[Units]] = {
+    "bernoulli": BernoulliUnits,
+    "gaussian": GaussianUnits,
+    "poisson": PoissonUnits,
+}
+
+
+def make_units(argument: str, family: str, *shape: int) -> Units:
+    """Units of a family by name; ValueError names the `argument` where the family is unknown."""
+    if family not in FAMILIES:
+        known = ", ".join(map(repr, FAMILIES))
+        raise ValueError(f"{argument} must be one of {known}, not {family!r}")
+    return FAMILIES[family](*shape)

@@ -1,0 +1,137 @@
+"""log Z against brute force over every state, and annealing against log Z."""
+
+import math
+
+import pytest
+import torch
+from small_rbms import PAIRS, log_masses, randomized, small
+
+from capsule_zoo.inference import log_partition
+from capsule_zoo.inference.enumeration import _of_capsules, _of_images, exact_log_partition
+from capsule_zoo.inference.log_partition import _anneal, annealing_schedule
+from capsule_zoo.inference.tempering import TemperedRBM
+from capsule_zoo.models import RBM, CapsuleRBM
+from capsule_zoo.models.capsule_rbm import base_rates
+
+KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
+COUNTABLE = [pair for pair in PAIRS if pair != ("poisson", "poisson")]
+
+
+@KINDS
+@pytest.mark.parametrize("families", COUNTABLE, ids="-".join)
+def test_exact_is_the_sum_over_every_image_switch_and_hidden_unit(families, kind):
+    model = small(*families, kind=kind)
+    masses, _ = log_masses(model, families)
+    found = log_partition(model, "exact")
+    assert found.value == pytest.approx(masses.logsumexp(0).item(), abs=1e-10)
+    assert found.standard_error == 0 and found.direction == "exact"
+
+
+@KINDS
+def test_summing_over_images_or_over_capsules_is_the_same(kind):
+    options = dict(hidden=6) if kind is RBM else dict(capsules=3, units=2)
+    model = randomized(kind(9, **options))
+    states = (2**2 + 1) ** 3 if kind is CapsuleRBM else 2**6
+    by_images = _of_images(model, torch.arange(2**9)).logsumexp(0)
+    by_capsules = _of_capsules(model, torch.arange(states)).logsumexp(0)
+    torch.testing.assert_close(by_images, by_capsules, rtol=0, atol=1e-10)
+    torch.testing.assert_close(exact_log_partition(model), by_images, rtol=0, atol=1e-10)
+
+
+def test_exact_probabilities_of_all_images_sum_to_one():
+    model = small()
+    _, images = log_masses(model, PAIRS[0])
+    log_density = -model.free_energy(images) - log_partition(model).value
+    assert log_density.logsumexp(0).item() == pytest.approx(0, abs=1e-10)
+
+
+def log_weights_of_annealing(model, families, number, temperatures, reverse):
+    """Log weights over the ratio of partition functions that they estimate, both directions.
+
+    Reverse chains start at exact draws of the model, all taken for one image's.
+    """
+    masses, listed = log_masses(model, families)
+    torch.manual_seed(9)
+    exact = listed[torch.multinomial(masses.softmax(0).detach(), number, replacement=True)]
+    machine = TemperedRBM(model, base_rates(model.visible, exact) - model.visible.bias)
+    log_ratio = log_partition(model).value - machine.log_base_partition()
+    betas = annealing_schedule(temperatures).tolist()
+    if reverse:
+        return _anneal(machine, exact, betas[::-1]) + log_ratio
+    return _anneal(machine, machine.base_images(number), betas) - log_ratio
+
+
+@KINDS
+@pytest.mark.parametrize("families", [PAIRS[0], ("poisson", "bernoulli")], ids="-".join)
+@pytest.mark.parametrize("reverse", [False, True])
+@torch.no_grad()
+def test_weights_are_unbiased_even_after_a_hasty_annealing(reverse, families, kind):
+    """E[w] = Z / Z_0, and its inverse in reverse, at any number of temperatures: here three."""
+    weight = log_weights_of_annealing(small(*families, kind=kind), families, 50_000, 3, reverse)
+    weight = weight.exp()
+    assert (weight.mean() - 1).abs() < 5.5 * weight.std() / math.sqrt(50_000) < 0.1
+
+
+@KINDS
+@torch.no_grad()
+def test_a_hasty_annealing_errs_in_the_stated_direction(kind):
+    """Jensen: log Z is low on average over forward chains, and high over reverse ones."""
+    model = randomized(small(kind=kind), scale=1.0)
+    for reverse in (False, True):
+        log_weight = log_weights_of_annealing(model, PAIRS[0], 200_000, 1, reverse)
+        assert log_weight.mean() + 5.5 * log_weight.std() / math.sqrt(200_000) < 0
+
+
+@KINDS
+def test_annealing_brackets_the_exact_value(kind):
+    """12 to 16 hidden units, couplings of a trained machine's size."""
+    options = dict(hidden=16) if kind is RBM else dict(capsules=4, units=3)
+    model = randomized(kind(16, **options), scale=1.0)
+    exact = log_partition(model).value
+    start = model.gibbs(model.base_images(400), 1000)
+    low = log_partition(model, "ais", images=start, temperatures=500)
+    high = log_partition(model, "raise", images=start, chains=400, temperatures=500)
+    assert (low.direction, high.direction) == ("low", "high")
+    assert abs(low.value - exact) < max(0.1, 3 * low.standard_error)
+    assert abs(high.value - exact) < max(0.1, 3 * high.standard_error)
+    assert low.value - 3 * low.standard_error < exact < high.value + 3 * high.standard_error
+
+
+def test_gaussian_annealing_agrees_with_the_determinants():
+    model = randomized(CapsuleRBM(4, 3, 2, visible_family="gaussian", hidden_family="gaussian"))
+    exact = log_partition(model).value
+    found = log_partition(model, "ais", chains=500, temperatures=500)
+    assert abs(found.value - exact) < max(0.05, 5 * found.standard_error)
+
+
+def test_the_schedule_is_denser_towards_one():
+    betas = annealing_schedule(14_500)
+    assert betas[0] == 0 and betas[-1] == 1 and (betas.diff() > 0).all()
+    for beta, below in ((0.5, 500), (0.9, 4_500)):
+        assert ((betas <= beta + 1e-12).sum() - 1).item() == below
+
+
+def test_draws_leave_the_random_state_alone_and_seeds_repeat_them():
+    model = small()
+    before = torch.get_rng_state()
+    first, again = (log_partition(model, "ais", temperatures=5, seed=3) for _ in range(2))
+    assert first == again and torch.equal(before, torch.get_rng_state())
+    assert log_partition(model, "ais", temperatures=5, seed=4) != first
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="method must be one of 'exact', 'ais', 'raise'"):
+        log_partition(small(), "reverse")
+    with pytest.raises(ValueError, match="needs images to start from"):
+        log_partition(small(), "raise")
+    with pytest.raises(ValueError, match="chains must be at least 1"):
+        log_partition(small(), "ais", chains=0)
+    with pytest.raises(ValueError, match="at most 2\\^25 states"):
+        log_partition(CapsuleRBM(36, 2, 16))
+    with pytest.raises(ValueError, match="at most 2\\^25 states"):
+        log_partition(small("poisson", "poisson"))
+    wild = small("gaussian", "gaussian")
+    with torch.no_grad():
+        wild.weight.mul_(10)
+    with pytest.raises(ValueError, match="has no partition function"):
+        log_partition(wild)

@@ -1,0 +1,54 @@
+"""Every family against the definition of a density in natural form."""
+
+import math
+
+import pytest
+import torch
+
+from capsule_zoo.models.exponential_family import FAMILIES, make_units
+
+
+def make(family):
+    torch.manual_seed(0)
+    units = make_units("family", family, 2, 3).double()
+    with torch.no_grad():
+        for parameter in units.parameters():
+            parameter.copy_(0.7 * torch.randn_like(parameter))
+    return units, 0.8 * torch.randn(4, 2, 3, dtype=torch.float64)
+
+
+def support(family):
+    """Values and the measure that a sum over them stands for."""
+    if family == "bernoulli":
+        return torch.arange(2.0, dtype=torch.float64), 1.0
+    if family == "poisson":
+        return torch.arange(80.0, dtype=torch.float64), 1.0
+    return torch.linspace(-60, 60, 2401, dtype=torch.float64), 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_density_is_the_natural_form_and_sums_to_one(family):
+    units, field = make(family)
+    values, measure = support(family)
+    values = values[:, None, None, None]
+    log_density = units.log_base(values) + field * values - units.log_partition(field)
+    torch.testing.assert_close(units.law(field).log_prob(values), log_density)
+    total = log_density.logsumexp(0) + math.log(measure)
+    torch.testing.assert_close(total, torch.zeros_like(field), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mean_is_the_slope_of_the_log_partition_and_of_the_law(family):
+    units, field = make(family)
+    field.requires_grad_()
+    (slope,) = torch.autograd.grad(units.log_partition(field).sum(), field)
+    torch.testing.assert_close(units.mean(field), slope)
+    torch.testing.assert_close(units.law(field).mean, slope)
+    torch.testing.assert_close(units.link(units.mean(field)), units.bias + field)
+
+
+def test_unknown_family_is_refused_by_argument():
+    with pytest.raises(ValueError, match="hidden_family must be one of 'bernoulli', 'gaussian'"):
+        make_units("hidden_family", "binary", 2)
+    with pytest.raises(ValueError, match=r"shape\[1\] must be at least 1"):
+        make_units("hidden_family", "bernoulli", 2, 0)

@@ -1,0 +1,101 @@
+"""Small capsule RBMs, and their energy written out as the paper has it, for brute force."""
+
+import itertools
+import math
+
+import torch
+
+from capsule_zoo.models import RBM, CapsuleRBM
+
+PAIRS = [
+    ("bernoulli", "bernoulli"),
+    ("bernoulli", "gaussian"),
+    ("bernoulli", "poisson"),
+    ("gaussian", "bernoulli"),
+    ("gaussian", "gaussian"),
+    ("poisson", "bernoulli"),
+    ("poisson", "poisson"),
+]
+
+
+def randomized(model, scale=0.6):
+    """The model in float64, every parameter drawn anew."""
+    torch.manual_seed(3)
+    model = model.double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(scale * torch.randn_like(parameter))
+    model.keep_normalisable()
+    return model
+
+
+def small(visible_family="bernoulli", hidden_family="bernoulli", kind=CapsuleRBM):
+    """A machine whose every state can be listed: binary sides have more units."""
+    units = 2 if hidden_family == "bernoulli" else 1
+    visible = (1, 2, 2) if (visible_family, hidden_family) == ("bernoulli", "bernoulli") else 1
+    families = dict(visible_family=visible_family, hidden_family=hidden_family)
+    if kind is RBM:
+        return randomized(RBM(visible, 2 * units, **families))
+    return randomized(CapsuleRBM(visible, 2, units, **families))
+
+
+def support(family):
+    """Every value of a unit, and the log of the measure that each stands for."""
+    if family == "bernoulli":
+        return torch.arange(2.0, dtype=torch.float64), 0.0
+    if family == "poisson":
+        return torch.arange(50.0, dtype=torch.float64), 0.0
+    return torch.linspace(-30, 30, 121, dtype=torch.float64), math.log(0.5)
+
+
+def states(family, *shape):
+    """All values of units of this shape, (states, *shape), and their log measure."""
+    values, log_measure = support(family)
+    count = math.prod(shape)
+    listed = torch.cartesian_prod(*[values] * count).view(-1, *shape)
+    return listed, log_measure * count
+
+
+def switches(model):
+    """All values of the switches, (states, K)."""
+    if not model.switched:
+        return torch.ones(1, 1, dtype=torch.float64)
+    listed = list(itertools.product([0.0, 1.0], repeat=model.num_capsules))
+    return torch.tensor(listed, dtype=torch.float64)
+
+
+def log_base_measure(units, family, value):
+    if family == "gaussian":
+        return -0.5 * units.precision * value**2
+    return -torch.lgamma(value + 1) if family == "poisson" else torch.zeros_like(value)
+
+
+def negative_energy(model, families, x, z, h):
+    """-E(x, h, z) with the sums of the paper; x (..., C, H, W), z (..., K), h (..., K, J)."""
+    visible, hidden = model.visible, model.hidden
+    own = visible.bias * x + log_base_measure(visible, families[0], x)
+    total = own.flatten(-3).sum(-1)
+    own = hidden.bias * h + log_base_measure(hidden, families[1], h)
+    total = total + own.flatten(-2).sum(-1)
+    pixels = x.flatten(-3)
+    for k in range(model.num_capsules):
+        for j in range(model.num_units):
+            total = total + z[..., k] * (pixels @ model.weight[:, k, j]) * h[..., k, j]
+        if model.switched:
+            total = total + z[..., k] * (model.switch_bias[k] + pixels @ model.switch_weight[:, k])
+    return total
+
+
+def table_given(model, families, x):
+    """-E of every (z, h) for one image (C, H, W): the energies (Z, H), z, h and log measure."""
+    z = switches(model)
+    h, log_measure = states(families[1], model.num_capsules, model.num_units)
+    energies = negative_energy(model, families, x[None, None], z[:, None], h[None])
+    return energies + log_measure, z, h
+
+
+def log_masses(model, families):
+    """log sum_{z, h} exp(-E) of every image (with its measure), and the images."""
+    images, log_measure = states(families[0], *model.image_shape)
+    rows = [table_given(model, families, x)[0].flatten().logsumexp(0) for x in images]
+    return torch.stack(rows) + log_measure, images
