@@ -308,6 +308,9 @@ def reproduce(
     keep: Annotated[
         Path | None, typer.Option(help="Keep what was trained in this run folder.")
     ] = None,
+    run: Annotated[
+        str | None, typer.Option(help="Measure this run, or these weights, without training.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment; write its record and figures. Without a name, list the experiments.
@@ -327,7 +330,7 @@ def reproduce(
             print(f"{name:28}{words}")
     else:
         options = experiments.Options(
-            minutes=minutes, seed=seed, data_root=data_root, device=device
+            minutes=minutes, seed=seed, data_root=data_root, device=device, run=run
         )
         result, path = experiments.reproduce(experiment, options, folder=out, keep=keep)
         if result.table is not None:

@@ -94,6 +94,19 @@ def sample_prior(model: PartWholeCapsules, number: int, seed: int = 0) -> Tensor
     return model.render(Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"]))
 
 
+def climbs(paths: dict[str, Tensor]) -> Figure:
+    """How the mean objective of several refinements rises, step by step."""
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, path in paths.items():
+        axis.plot(range(1, len(path) + 1), path, label=name)
+    axis.set_xscale("log")
+    axis.set_xlabel("steps + 1")
+    axis.set_ylabel("objective (nats per image)")
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
 def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
     if array.ndim == 4 and array.shape[1] in (1, 3):

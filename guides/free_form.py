@@ -84,6 +84,17 @@ class FreeForm(Guide):
     def num_images(self) -> int:
         return len(self.poses["part"])
 
+    def select(self, index: Tensor) -> FreeForm:
+        """The guide to `images[index]`, with copies of these images' parameters."""
+        chosen = self.sharing_parameters()
+        chosen._modules = dict(self._modules)
+        for name, tensors in self._modules.items():
+            chosen._modules[name] = PyroModule[nn.ParameterDict](
+                {level: nn.Parameter(tensor.detach()[index]) for level, tensor in tensors.items()}
+            )
+        chosen._rename()
+        return chosen
+
     def with_discrete_presences(self) -> FreeForm:
         return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
 

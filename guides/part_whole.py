@@ -19,7 +19,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import pyro
 import pyro.distributions as dist
@@ -35,6 +35,7 @@ from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.selection import as_presence
 
 POSES = ("delta", "normal", "low_rank")
+_OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are read
 _INITIAL_SCALE = 0.02  # deviation of a fresh normal pose: close to the point that it replaces
 
 
@@ -50,7 +51,7 @@ class PoseHead(PyroModule):
 
     def __init__(self, features: int, capsules: int, kind: str, rank: int = 2) -> None:
         super().__init__()
-        self.kind, self.rank = kind, rank
+        self.kind, self.rank, self.features = kind, rank, features
         numbers = {"delta": 0, "normal": 6, "low_rank": 6 * (1 + rank)}[kind]
         if numbers:
             self.weight = nn.Parameter(torch.zeros(capsules, features, numbers))
@@ -69,14 +70,30 @@ class PoseHead(PyroModule):
         return dist.LowRankMultivariateNormal(loc, factor, scale.square())
 
 
-class AmortizedPartWhole(Guide):
-    """q(parts | image) q(objects | parts), one network evaluation for each image.
+class Belief(NamedTuple):
+    """What a guide thinks of one level before it draws.
+
+    Attributes:
+        logits: of the presences, (B, capsules).
+        pose: centres of the poses, (B, capsules, 6).
+        features: from which deviations are read, (B, capsules, features).
+    """
+
+    logits: Tensor
+    pose: Tensor
+    features: Tensor
+
+
+class PartEncoder(Guide):
+    """Base of the guides that read parts from the image and everything above from the parts.
+
+    Subclasses write `parents`, the belief about one level given the capsules drawn below it, and
+    say in `parent_features` from how many features its deviations are read.
 
     Args:
         model: the model to invert.
         pose: "delta", "normal" or "low_rank".
         channels: width of the convolutions.
-        width, heads, blocks, inducing: sizes of the set transformers.
         max_scale: largest part, in units of half an image.
         anisotropy: bound on a part's stretch; None leaves it free (`poses.from_parameters`).
         rank: columns of the low-rank factor where `pose="low_rank"`.
@@ -85,16 +102,14 @@ class AmortizedPartWhole(Guide):
         ValueError: `pose` is none of the three, or `model` has no parts.
     """
 
+    parent_features: int
+
     def __init__(
         self,
         model: PartWholeCapsules,
         pose: str = "delta",
         *,
         channels: int = 128,
-        width: int = 128,
-        heads: int = 4,
-        blocks: int = 3,
-        inducing: int = 16,
         max_scale: float = 1.01,
         anisotropy: float | None = None,
         rank: int = 2,
@@ -105,77 +120,111 @@ class AmortizedPartWhole(Guide):
             raise ValueError(f"pose must be one of {', '.join(map(repr, POSES))}, not {pose!r}")
         super().__init__(model)
         self.options: dict[str, Any] = dict(
-            channels=channels,
-            width=width,
-            heads=heads,
-            blocks=blocks,
-            inducing=inducing,
-            max_scale=max_scale,
-            anisotropy=anisotropy,
-            rank=rank,
+            channels=channels, max_scale=max_scale, anisotropy=anisotropy, rank=rank
         )
         self.pose = pose
-        *above, parts = model.levels
         convolutions: list[nn.Module] = []
         inputs = model.image_shape[0]
         for stride in (2, 2, 1, 1):
             convolutions += [nn.Conv2d(inputs, channels, 3, stride, padding=1), nn.ELU()]
             inputs = channels
         self.encoder = PyroModule[nn.Sequential](*convolutions)
-        self.pool = AttentionPooling(channels, parts.size, _OUTPUTS)
-        self.transformers = PyroModule[nn.ModuleList](
-            SetTransformer(7 + child.size, parent.size, _OUTPUTS, width, heads, blocks, inducing)
-            for parent, child in zip(above, model.levels[1:], strict=True)
-        )
-        self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
+        self.pool = AttentionPooling(channels, model.levels[-1].size, _OUTPUTS)
+        above = model.levels[:-1]
+        features = [self.parent_features] * len(above) + [_OUTPUTS]
         self.pose_heads = PyroModule[nn.ModuleList](
-            PoseHead(_OUTPUTS, level.size, pose, rank) for level in model.levels
+            PoseHead(read, level.size, pose, rank)
+            for read, level in zip(features, model.levels, strict=True)
         )
 
     @property
     def covers(self) -> tuple[str, ...]:
         return tuple(site.name for site in self.model.latent_sites)
 
-    def with_poses(self, pose: str) -> AmortizedPartWhole:
+    def with_poses(self, pose: str) -> Self:
         """A new guide to the same model with the same weights and another law of the poses.
 
         Train with `"delta"` first: sampled poses from the start underfit. A fresh normal starts
         at the delta's point with a deviation of .02.
         """
-        twin = AmortizedPartWhole(self.model, pose, **self.options)
-        twin.to(next(self.parameters()))
-        mine = twin.state_dict()
-        same = {
-            k: v for k, v in self.state_dict().items() if k in mine and mine[k].shape == v.shape
-        }
-        twin.load_state_dict({**mine, **same})
-        return twin
+        return type(self)(self.model, pose, **self.options).copy_matching(self)
 
-    def with_discrete_presences(self) -> AmortizedPartWhole:
+    def copy_matching(self, source: PartEncoder) -> Self:
+        """Take over every tensor that another guide has under the same name and shape."""
+        self.to(next(source.parameters()))
+        mine = self.state_dict()
+        same = {
+            k: v for k, v in source.state_dict().items() if k in mine and mine[k].shape == v.shape
+        }
+        self.load_state_dict({**mine, **same})
+        return self
+
+    def with_discrete_presences(self) -> Self:
         return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
+
+    def parents(self, index: int, children: Capsules) -> Belief:
+        """The belief about level `index` of the model, given the capsules drawn one level down."""
+        raise NotImplementedError(f"{type(self).__name__} must write parents")
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
         """Draws every level and returns the objects' choices."""
-        model = self.model
-        model.check_images(images)
+        self.model.check_images(images)
         with pyro.plate("images", len(images), dim=-2):
-            capsules = self._draw(-1, self.pool(self.encoder(images - 0.5)))
-            for index in reversed(range(len(model.levels) - 1)):
-                read = self.transformers[index](self._as_set(capsules))
-                logits = self.balance[index](read[..., 0])
-                capsules = self._draw(index, torch.cat([logits[..., None], read[..., 1:]], -1))
+            capsules = self._draw(-1, self._parts(images))
+            for index in reversed(range(len(self.model.levels) - 1)):
+                capsules = self._draw(index, self.parents(index, capsules))
         return capsules
 
-    def _draw(self, index: int, read: Tensor) -> Capsules:
-        """One level's sites, from what was read for its capsules, (B, capsules, _OUTPUTS)."""
+    def _parts(self, images: Tensor) -> Belief:
+        read = self.pool(self.encoder(images - 0.5))  # (B, parts, _OUTPUTS)
+        bounds = self.options["max_scale"], self.options["anisotropy"]
+        pose = poses.from_parameters(read[..., 1:7], 0.01, *bounds)
+        return Belief(read[..., 0], pose, F.elu(read))
+
+    def _draw(self, index: int, belief: Belief) -> Capsules:
         level = self.model.levels[index]
-        logits, raw_pose = read[..., 0], read[..., 1:7]
-        bounds = (self.options["max_scale"], self.options["anisotropy"])
-        loc = poses.from_parameters(raw_pose, 0.01, *(bounds if level.name == "part" else ()))
+        law = self.pose_heads[index](belief.pose, belief.features)
         with pyro.plate(level.plate, level.size, dim=-1):
-            presence = pyro.sample(f"{level.name}_presence", self.model.presence_law(logits))
-            pose = pyro.sample(f"{level.name}_pose", self.pose_heads[index](loc, F.elu(read)))
-        return Capsules(presence, pose)
+            presence_law = self.model.presence_law(belief.logits)
+            presence = pyro.sample(f"{level.name}_presence", presence_law)
+            return Capsules(presence, pyro.sample(f"{level.name}_pose", law))
+
+
+class AmortizedPartWhole(PartEncoder):
+    """q(parts | image) q(objects | parts), one network evaluation for each image.
+
+    Args:
+        model, pose: as for every `PartEncoder`.
+        width, heads, blocks, inducing: sizes of the set transformers.
+        encoder: further arguments of `PartEncoder`.
+    """
+
+    parent_features = _OUTPUTS
+
+    def __init__(
+        self,
+        model: PartWholeCapsules,
+        pose: str = "delta",
+        *,
+        width: int = 128,
+        heads: int = 4,
+        blocks: int = 3,
+        inducing: int = 16,
+        **encoder: Any,
+    ) -> None:
+        super().__init__(model, pose, **encoder)
+        self.options |= dict(width=width, heads=heads, blocks=blocks, inducing=inducing)
+        above = model.levels[:-1]
+        self.transformers = PyroModule[nn.ModuleList](
+            SetTransformer(7 + child.size, parent.size, _OUTPUTS, width, heads, blocks, inducing)
+            for parent, child in zip(above, model.levels[1:], strict=True)
+        )
+        self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
+
+    def parents(self, index: int, children: Capsules) -> Belief:
+        read = self.transformers[index](self._as_set(children))  # (B, parents, _OUTPUTS)
+        logits = self.balance[index](read[..., 0])
+        return Belief(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
 
     def _as_set(self, capsules: Capsules) -> Tensor:
         """Drawn capsules as a set: pose, presence and one-hot identity, (B, n, 7 + n)."""
@@ -183,6 +232,3 @@ class AmortizedPartWhole(Guide):
         batch, n = capsules.presence.shape
         identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(batch, n, n)
         return torch.cat([capsules.pose, there, identity], dim=-1)
-
-
-_OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are read

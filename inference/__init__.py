@@ -18,6 +18,7 @@ from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
+from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.train import fit
 from capsule_zoo.inference.trouble import NonFiniteLoss
 from capsule_zoo.inference.widen import Widened, widen
@@ -30,7 +31,9 @@ __all__ = [
     "LogPartition",
     "NonFiniteLoss",
     "Objective",
+    "Refinement",
     "Run",
+    "SemiAmortized",
     "Widened",
     "check_pair",
     "compare",
@@ -40,6 +43,7 @@ __all__ = [
     "log_partition",
     "log_weights",
     "loss_per_image",
+    "refine",
     "summarize",
     "widen",
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyro.infer import Trace_ELBO
 from torch import Tensor
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 
@@ -30,6 +30,13 @@ SMALL = dict(
 def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
     """The entry's guide with another law of the poses; its trained weights are kept."""
     return entry.guide.with_poses(pose)
+
+
+def _routing(entry: Entry) -> RoutingPartWhole:
+    """EM routing above the entry's own encoder of parts."""
+    shared = ("channels", "max_scale", "anisotropy", "rank")
+    sizes = {name: entry.guide.options[name] for name in shared}
+    return RoutingPartWhole(entry.model, **sizes).copy_matching(entry.guide)
 
 
 def _picture(entry: Entry, images: Tensor, name: str) -> Figure:
@@ -62,7 +69,10 @@ def part_whole(
     return Entry(
         model=model,
         guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **(guide_sizes or {})}),
-        guides={pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
+        guides={
+            **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
+            "routing": _routing,
+        },
         objective=Trace_ELBO(),
         training=dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", clip=1e4),
         figures=PICTURES,

@@ -37,6 +37,7 @@ class Options:
         seed: of everything that is random.
         data_root: see `load_dataset`.
         device: where to train.
+        run: a run folder, or the name of trained weights, to measure instead of training anew.
         progress: say what is being done and show progress bars, on stderr.
     """
 
@@ -44,6 +45,7 @@ class Options:
     seed: int = 0
     data_root: str | Path | None = None
     device: str = "cpu"
+    run: str | None = None
     progress: bool = True
 
     def say(self, words: str) -> None:
@@ -165,10 +167,11 @@ def reproduce(
     result = chosen(options)
     minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
     seed = f" --seed {options.seed}" if options.seed else ""
+    run = f" --run {options.run}" if options.run else ""
     path = write_record(
         name,
         as_metrics(result),
-        command=f"capsule-zoo reproduce {name}{minutes}{seed}",
+        command=f"capsule-zoo reproduce {name}{minutes}{seed}{run}",
         seed=options.seed,
         data=chosen.data,
         seconds=time.perf_counter() - began,

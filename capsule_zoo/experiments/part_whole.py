@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from capsule_zoo import figures
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import compare, evaluate, fit, summarize, widen
 from capsule_zoo.inference.probe import Accuracy, latents, linear_probe
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.inference.refine import refine
+from capsule_zoo.registry import Entry, create, load
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
 
@@ -106,20 +108,57 @@ def digits(options: Options) -> Result:
     )
 
 
-@experiment("part-whole/classify", data="mnist")
-def classify(options: Options) -> Result:
-    """MNIST without labels: how well a linear probe reads the class off objects (30 minutes)."""
-    data = load_dataset("mnist", root=options.data_root)
+def trained(options: Options, data: Dataset, minutes: float, **settings) -> Entry:
+    """The entry that the options name, or one trained on `data` for so long."""
+    if options.run:
+        return load(options.run)
     entry = create("part-whole", image_shape=data.image_shape)
+    settings = {**entry.training, "seed": options.seed, "progress": options.progress, **settings}
     fit(
         entry.model,
         entry.guide,
         data,
         objective=entry.objective,
-        minutes=options.minutes or 30,
-        seed=options.seed,
-        progress=options.progress,
+        minutes=options.minutes or minutes,
         device=options.device,
-        **entry.training,
+        **settings,
     )
+    return entry
+
+
+@experiment("part-whole/classify", data="mnist")
+def classify(options: Options) -> Result:
+    """MNIST without labels: how well a linear probe reads the class off objects (30 minutes)."""
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained(options, data, minutes=30)
     return Result(probes(entry, data), pictures(entry, data.test.images), None, entry)
+
+
+@experiment("part-whole/refine", data="mnist")
+def refinement(options: Options) -> Result:
+    """Test-time inference on 256 upright and 256 turned digits: scheduled against plain Adam."""
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained(options, data, minutes=30)
+    images = data.test.images[:256]
+    metrics, paths = {}, {}
+    for name, shown in (("upright", images), ("rotated", images.rot90(1, (2, 3)))):
+        for method, settings in METHODS.items():
+            options.say(f"{name}: {method}")
+            found = refine(entry.model, entry.guide, shown, seed=options.seed, **settings)
+            paths[f"{name}, {method}"] = found.path
+            key = f"{name}_{method}"
+            metrics[key] = mean_and_error(found.end)
+            metrics.setdefault(f"{name}_start", mean_and_error(found.start))
+    return Result(metrics, {"": figures.climbs(paths)}, None, entry)
+
+
+METHODS = {
+    "plain": dict(method="adam", steps=1000, lr=0.003),
+    "scheduled": dict(method="scheduled", steps=80),
+    "scheduled_8_starts": dict(method="scheduled", steps=80, starts=8),
+}
+
+
+def mean_and_error(values: Tensor) -> tuple[float, float, int]:
+    """Mean over images, its standard error, and how many there are."""
+    return values.mean().item(), (values.std() / len(values) ** 0.5).item(), len(values)

@@ -1,0 +1,107 @@
+"""Routing is coordinate ascent on the model's log joint: each step against the model itself."""
+
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides.routing_part_whole import RoutingPartWhole, activation, gather
+from capsule_zoo.inference import check_pair
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+
+LARGE = 60.0  # a logit so large that the presence is one to the last digit
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = PartWholeCapsules(3, 5, image_size=12, template_size=5, sigma_top=0.5).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.with_discrete_presences()
+
+
+def draw(model, batch=4):
+    nodes = poutine.trace(model).get_trace(batch_size=batch).nodes
+    return [
+        Capsules(nodes[f"{n}_presence"]["value"].detach(), nodes[f"{n}_pose"]["value"].detach())
+        for n in ("object", "part")
+    ]
+
+
+def log_children(model, objects, parts):
+    """log p(parts | objects) by the model's own mixtures, (B,)."""
+    law = model.selections[0](objects, relaxed=False)
+    presence = model._presence_mixture(law).log_prob(parts.presence)
+    pose = model._pose_mixture(law, parts.presence).log_prob(parts.pose)
+    return (presence + pose).sum(1)
+
+
+def test_activation_is_the_exact_change_of_the_children_log_density(model):
+    objects, parts = draw(model)
+    guide = RoutingPartWhole(model, channels=4).double()
+    logits = torch.where(objects.presence > 0, LARGE, -LARGE).double()
+    selection = model.selections[0]
+    law = selection(Capsules(logits, objects.pose), relaxed=True)
+    fit = guide._child_log_density(law, parts)
+    found = activation(logits, selection.log_affinity, fit, selection.epsilon)
+    for j in range(3):
+        on, off = objects.presence.clone(), objects.presence.clone()
+        on[:, j], off[:, j] = 1, 0
+        expected = log_children(model, objects._replace(presence=on), parts)
+        expected = expected - log_children(model, objects._replace(presence=off), parts)
+        torch.testing.assert_close(found[:, j], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_gather_minimises_the_weighted_distance(model):
+    _, parts = draw(model)
+    transform = model.selections[0].transform.detach()
+    weight = torch.rand(4, 5, 3, dtype=torch.float64)
+    best = gather(parts.pose, transform, weight, steadiness=0.7).requires_grad_()
+    identity = poses.identity_like(best)
+    votes = poses.compose(best[:, None], identity + transform)
+    distance = (weight * (parts.pose[:, :, None] - votes).square().sum(-1)).sum()
+    total = distance + 0.7 * (best - identity).square().sum()
+    (gradient,) = torch.autograd.grad(total, best)
+    assert gradient.abs().max() < 1e-9  # convex, so a vanishing gradient is the minimum
+
+
+def test_parts_placed_exactly_by_one_object_give_it_back(model):
+    """Noise-free parts of a single object: routing switches it on and finds its pose."""
+    model.sigma_top = 50.0  # so that the prior does not pull towards the identity
+    chosen = poses.rotation(torch.tensor([0.4])).double()[0]
+    identity = poses.identity_like(chosen)
+    with torch.no_grad():
+        model.selections[0].presence_logits.fill_(3.0)
+    placed = poses.compose(chosen, identity + model.selections[0].transform[:, 1]).detach()
+    parts = Capsules(torch.ones(1, 5).double(), placed[None])
+    belief = RoutingPartWhole(model, iterations=20, channels=4).double().parents(0, parts)
+    assert belief.logits.argmax(-1).item() == 1 and belief.logits[0, 1] > 3
+    assert (belief.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
+
+
+@pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
+@pytest.mark.parametrize("layers", [(3, 4), (2, 3, 4)])
+def test_it_fits_every_model_and_trains(layers, pose):
+    model = PartWholeCapsules(layers=layers, image_size=12, template_size=5).double()
+    guide = RoutingPartWhole(model, pose, channels=4).double()
+    images = torch.rand(3, 1, 12, 12, dtype=torch.float64)
+    check_pair(model, guide, images)
+    trace = poutine.trace(guide).get_trace(images)
+    joint = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images)
+    (trace.log_prob_sum() - joint.log_prob_sum()).backward()
+    for name, parameter in guide.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+
+
+def test_it_takes_over_a_trained_encoder():
+    model = PartWholeCapsules(3, 4, image_size=12, template_size=5)
+    trained = AmortizedPartWhole(model, channels=4, width=8, heads=2, blocks=1, inducing=2)
+    guide = RoutingPartWhole(model, channels=4).copy_matching(trained)
+    torch.testing.assert_close(guide.pool.read.weight, trained.pool.read.weight)
+    images = torch.rand(2, 1, 12, 12)
+    read = [g._parts(images).pose for g in (guide, trained)]
+    torch.testing.assert_close(*read)
+    with pytest.raises(ValueError, match="iterations must be at least 1"):
+        RoutingPartWhole(model, iterations=0)

@@ -1,0 +1,110 @@
+"""Test-time refinement: never worse than its start, image by image, with the model untouched."""
+
+import math
+
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.inference import check_pair, evaluate, summarize
+from capsule_zoo.inference.refine import SemiAmortized, refine
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+
+
+@pytest.fixture
+def pair():
+    torch.manual_seed(0)
+    model = PartWholeCapsules(3, 4, image_size=16, template_size=5).double()
+    guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    return model, guide.double()
+
+
+@pytest.fixture
+def images(pair):
+    """Images that the model itself has painted, so that good answers exist."""
+    torch.manual_seed(1)
+    nodes = poutine.trace(pair[0]).get_trace(batch_size=5).nodes
+    parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
+    return pair[0].render(parts).detach()
+
+
+@pytest.mark.parametrize("method", ["scheduled", "adam"])
+def test_no_image_ends_below_its_start_and_the_path_never_falls(pair, images, method):
+    model, guide = pair
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    found = refine(model, guide, images, steps=30, method=method, lr=0.5)  # far too long steps
+    assert (found.end >= found.start).all()
+    assert (found.path.diff() >= 0).all() and len(found.path) == 31
+    assert found.path[0] == found.start.mean() and found.path[-1] == found.end.mean()
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_the_guide_holds_what_the_path_promises(pair, images):
+    """Starting again from the refined guide under the same noise begins where it ended."""
+    model, guide = pair
+    found = refine(model, guide, images, steps=40, seed=3)
+    assert found.end.mean() > found.start.mean() + 10
+    again = refine(model, found.guide, images, steps=0, seed=3)
+    torch.testing.assert_close(again.start, found.end)
+
+
+def test_every_image_is_refined_as_if_it_were_alone(pair, images):
+    """An image's answer does not depend on the others: a hopeless one does not stop it."""
+    model, guide = pair
+    guide.eval()
+    both = torch.cat([images[:2], torch.rand_like(images[:1])])
+    other = torch.cat([images[:2], torch.zeros_like(images[:1])])
+    one, two = (refine(model, guide, x, steps=15) for x in (both, other))
+    torch.testing.assert_close(one.end[:2], two.end[:2])
+
+
+def test_a_turned_start_is_turned_back(pair, images):
+    """With four starts a quarter turn costs nothing: its rows are those of the upright image."""
+    model, guide = pair
+    quarter = images.rot90(1, (2, 3))  # counter-clockwise
+    upright = refine(model, guide, images, steps=0, starts=4).guide.poses["part"]
+    turned = refine(model, guide, quarter, steps=0, starts=1).start
+    best = refine(model, guide, quarter, steps=0, starts=4)
+    assert (best.start >= turned - 1e-9).all()
+    angle = torch.tensor(-math.pi / 2, dtype=torch.float64)
+    moved = poses.compose(poses.rotation(angle), upright)
+    distance = (moved - best.guide.poses["part"]).abs().amax((1, 2))
+    assert (distance < 1e-6).any()
+
+
+def test_refusals(pair, images):
+    model, guide = pair
+    with pytest.raises(ValueError, match="method must be 'scheduled' or 'adam', not 'newton'"):
+        refine(model, guide, images, method="newton")
+    with pytest.raises(ValueError, match="starts must be at least 1"):
+        refine(model, guide, images, starts=0)
+    with pytest.raises(ValueError, match="lr must be positive"):
+        refine(model, guide, images, lr=-1.0)
+    with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 16\)"):
+        refine(model, guide, images[..., :8])
+
+
+def test_semi_amortised_draws_from_the_refined_answer_in_any_order(pair, images):
+    model, guide = pair
+    guide.eval()
+    semi = SemiAmortized(guide, steps=15, seed=2)
+    check_pair(model, semi, images)
+    rows, places = torch.unique(images.flatten(1), dim=0, return_inverse=True)
+    refined = refine(model, guide, rows.view_as(images), steps=15, seed=2).guide.select(places)
+    order = torch.tensor([4, 0, 0, 2, 1, 3, 4])
+    nodes = poutine.trace(semi).get_trace(images[order]).nodes
+    torch.testing.assert_close(nodes["part_pose"]["value"], refined.poses["part"][order])
+    discrete = poutine.trace(semi.with_discrete_presences()).get_trace(images).nodes
+    assert set(discrete["part_presence"]["value"].unique().tolist()) <= {0.0, 1.0}
+
+
+def test_semi_amortised_bounds_are_tighter_than_where_they_start(pair, images):
+    model, guide = pair
+    normal = guide.with_poses("normal")
+    scores = [
+        summarize(evaluate(model, candidate, images, num_particles=10))["elbo"]
+        for candidate in (normal, SemiAmortized(normal, steps=60, pose="normal"))
+    ]
+    assert scores[1] > scores[0] + 10
