@@ -4,6 +4,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
+from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
 
 __all__ = [
@@ -12,5 +13,6 @@ __all__ = [
     "FreeForm",
     "Guide",
     "MeanFieldSwitches",
+    "RecognitionMachine",
     "RoutingPartWhole",
 ]

@@ -18,9 +18,11 @@ from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
+from capsule_zoo.inference.pretrain import pretrain
 from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.train import fit
 from capsule_zoo.inference.trouble import NonFiniteLoss
+from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.widen import Widened, widen
 
 __all__ = [
@@ -32,8 +34,10 @@ __all__ = [
     "NonFiniteLoss",
     "Objective",
     "Refinement",
+    "ReweightedWakeSleep",
     "Run",
     "SemiAmortized",
+    "WakeSleep",
     "Widened",
     "check_pair",
     "compare",
@@ -43,6 +47,7 @@ __all__ = [
     "log_partition",
     "log_weights",
     "loss_per_image",
+    "pretrain",
     "refine",
     "summarize",
     "widen",

@@ -28,7 +28,8 @@ from capsule_zoo.inference.check import isolated_parameters
 from capsule_zoo.inference.enumeration import exact_log_partition
 from capsule_zoo.inference.tempering import TemperedRBM
 from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.capsule_rbm import CapsuleRBM, base_rates
+from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.exponential_family import base_rates
 
 METHODS = ("exact", "ais", "raise")
 

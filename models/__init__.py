@@ -1,11 +1,13 @@
 """Generative stories: what exists in an image, and how it paints it."""
 
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 
 __all__ = [
     "RBM",
+    "CapsuleHelmholtzMachine",
     "CapsuleRBM",
     "Capsules",
     "Model",

@@ -13,6 +13,7 @@ with B the log-partition of the units: everything is closed form, for no two cap
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import pyro
@@ -119,3 +120,32 @@ def capsule_sites(name: str, units: Units, switched: bool = True) -> tuple[Site,
     plates = ("images", f"{name}s")
     hidden = Site(f"{name}_hidden", plates, event_dim=1, discrete=units.discrete)
     return (Site(f"{name}_switch", plates, discrete=True), hidden) if switched else (hidden,)
+
+
+def image_field(state: CapsuleState, weight: Tensor, switch_weight: Tensor | None) -> Tensor:
+    """sum_k W_k u_k + Omega z, which capsules add to the biases of an image, (B, pixels).
+
+    Args:
+        weight: W, (pixels, K, J).
+        switch_weight: Omega, (pixels, K), or None.
+    """
+    field = state.activity.flatten(1) @ weight.flatten(1).T
+    return field if switch_weight is None else field + state.switch @ switch_weight.T
+
+
+def image_shape_of(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    """(channels, height, width) from a square number of pixels, or as it is given.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(visible, int):
+        side = math.isqrt(max(visible, 0))
+        if side * side == visible >= 1:
+            return 1, side, side
+    elif len(visible) == 3 and min(visible) >= 1:
+        channels, height, width = visible
+        return channels, height, width
+    raise ValueError(
+        f"visible must be a square number of pixels or (channels, height, width), not {visible!r}"
+    )

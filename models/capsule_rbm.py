@@ -53,8 +53,15 @@ from capsule_zoo.models.capsule_layer import (
     capsule_law,
     capsule_sites,
     draw_capsules,
+    image_field,
+    image_shape_of,
 )
-from capsule_zoo.models.exponential_family import GaussianUnits, PoissonUnits, Units, make_units
+from capsule_zoo.models.exponential_family import (
+    GaussianUnits,
+    PoissonUnits,
+    base_rates,
+    make_units,
+)
 
 COUPLING_LIMIT = 0.95  # of 1, beyond which a Gaussian-Gaussian machine has no partition function
 
@@ -93,7 +100,7 @@ class CapsuleRBM(Model):
         sweeps: int = 100,
     ) -> None:
         super().__init__()
-        self.image_shape = _image_shape(visible)
+        self.image_shape = image_shape_of(visible)
         check_at_least(1, capsules=capsules, units=units, sweeps=sweeps)
         if {visible_family, hidden_family} == {"gaussian", "poisson"}:
             raise ValueError(
@@ -168,10 +175,8 @@ class CapsuleRBM(Model):
     @pyro_method
     def visible_field(self, capsules: CapsuleState) -> Tensor:
         """phi, which the capsules add to the visible biases, (B, C, H, W)."""
-        field = capsules.activity.flatten(1) @ self.weight.flatten(1).T
-        if self.switched:
-            field = field + capsules.switch @ self.switch_weight.T
-        return field.unflatten(1, self.image_shape)
+        coupling = self.switch_weight if self.switched else None
+        return image_field(capsules, self.weight, coupling).unflatten(1, self.image_shape)
 
     @pyro_method
     def free_energy(self, images: Tensor, law: CapsuleLaw | None = None) -> Tensor:
@@ -295,25 +300,3 @@ class RBM(CapsuleRBM):
     ) -> None:
         check_at_least(1, hidden=hidden)
         super().__init__(visible, capsules=1, units=hidden, **options)
-
-
-def base_rates(units: Units, images: Tensor) -> Tensor:
-    """Biases at which independent units have the mean of images (B, C, H, W); pixels that never
-    or always are on are taken for on once in twice as many images."""
-    mean = images.mean(0)
-    rare = 0.5 / (len(images) + 1)
-    low, high = units.value_range
-    return units.link(mean.clamp(low + rare, high - rare))
-
-
-def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
-    if isinstance(visible, int):
-        side = math.isqrt(max(visible, 0))
-        if side * side == visible >= 1:
-            return 1, side, side
-    elif len(visible) == 3 and min(visible) >= 1:
-        channels, height, width = visible
-        return channels, height, width
-    raise ValueError(
-        f"visible must be a square number of pixels or (channels, height, width), not {visible!r}"
-    )

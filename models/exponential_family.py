@@ -153,3 +153,14 @@ def make_units(argument: str, family: str, *shape: int) -> Units:
         known = ", ".join(map(repr, FAMILIES))
         raise ValueError(f"{argument} must be one of {known}, not {family!r}")
     return FAMILIES[family](*shape)
+
+
+def base_rates(units: Units, images: Tensor) -> Tensor:
+    """Biases at which units have the mean of images (B, C, H, W).
+
+    A pixel that is at the end of its range in all B images is taken for half an image's worth off.
+    """
+    mean = images.mean(0)
+    rare = 0.5 / (len(images) + 1)
+    low, high = units.value_range
+    return units.link(mean.clamp(low + rare, high - rare))

@@ -11,7 +11,7 @@ from capsule_zoo.inference.enumeration import _of_capsules, _of_images, exact_lo
 from capsule_zoo.inference.log_partition import _anneal, annealing_schedule
 from capsule_zoo.inference.tempering import TemperedRBM
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.capsule_rbm import base_rates
+from capsule_zoo.models.exponential_family import base_rates
 
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
 COUNTABLE = [pair for pair in PAIRS if pair != ("poisson", "poisson")]

@@ -1,0 +1,107 @@
+"""The recognition half of the capsule Helmholtz machine: its mirror image, from the image upward.
+
+    m_k = W_k x + e_k,  d = Omega x                                 # layer 1; above, x is u_{l-1}
+    z_1k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj) - B(b_kj)])
+    h_1k ~ family(b_k + z_1k m_k)                                   # and so on to the top
+
+b are the generative biases: the units of a capsule that is off follow their base law in the true
+posterior, for nothing feels them, and here.
+
+References:
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 3.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling
+from capsule_zoo.models.capsule_layer import (
+    CapsuleLaw,
+    Fields,
+    capsule_law,
+    draw_capsules,
+)
+from capsule_zoo.models.exponential_family import Units
+
+
+class RecognitionLayer(PyroModule):
+    """One layer of the mirror image: the coupling to what is below, e and c."""
+
+    def __init__(self, inputs: int, gates: int, capsules: int, units: int) -> None:
+        super().__init__()
+        self.coupling = Coupling(inputs, gates, capsules, units)
+        self.hidden_bias = nn.Parameter(torch.zeros(capsules, units))  # e
+        self.switch_bias = nn.Parameter(torch.zeros(capsules))  # c
+
+    def forward(self, inputs: Tensor, gates: Tensor, units: Units) -> CapsuleLaw:
+        """q(z, h | layer below), `units` being the generative layer's."""
+        fields = self.coupling(inputs, gates)
+        fields = Fields(fields.hidden + self.hidden_bias, fields.switch)
+        return capsule_law(units, self.switch_bias, fields)
+
+
+class RecognitionMachine(Guide):
+    """The recognition guide of a `CapsuleHelmholtzMachine`; see the top of this file.
+
+    Raises:
+        ValueError: `model` is no capsule Helmholtz machine.
+    """
+
+    def __init__(self, model: CapsuleHelmholtzMachine) -> None:
+        if not isinstance(model, CapsuleHelmholtzMachine):
+            raise ValueError(
+                f"model must be a CapsuleHelmholtzMachine, not a {type(model).__name__}"
+            )
+        super().__init__(model)
+        inputs = gates = math.prod(model.image_shape)
+        layers = []
+        for layer in reversed(model.layers):
+            capsules, units = layer.hidden.bias.shape
+            layers.append(RecognitionLayer(inputs, gates, capsules, units))
+            inputs, gates = capsules * units, capsules
+        self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.model.sites)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        self.model.check_images(images)
+        inputs = gates = images
+        names, generative = self.model.layer_names, self.model.layers
+        with pyro.plate("images", len(images), dim=-2):
+            for i, layer in enumerate(self.layers, start=1):
+                law = layer(inputs, gates, generative[-i].hidden)
+                gates, inputs = draw_capsules(names[-i], law)
+
+    def posterior(self, images: Tensor) -> CapsuleLaw:
+        """q(z_1, h_1 | x) of the lowest layer."""
+        return self.layers[0](images, images, self.model.layers[-1].hidden)
+
+    def switch_probabilities(self, images: Tensor) -> Tensor:
+        """q(z_1k = 1 | x), (B, K): the image's spectrum."""
+        return self.posterior(images).switch_probability
+
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """The mean image of the lowest layer's recognised means, (B, C, H, W)."""
+        return self.model.mean_image(self.posterior(images).mean())
+
+    @torch.no_grad()
+    def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:
+        """Alternate recognition of all layers and generation from the top one, (B, C, H, W).
+
+        It is Gibbs sampling as far as recognition is the posterior.
+        """
+        for _ in range(steps):
+            recognised = pyro.poutine.trace(self).get_trace(images)
+            for name in set(recognised.nodes) - set(self.model.top_sites):
+                recognised.remove_node(name)
+            images = pyro.poutine.replay(self.model, trace=recognised)(batch_size=len(images))
+        return images

@@ -1,0 +1,182 @@
+"""Capsule Helmholtz machine: layers of capsules, each drawn given the one above.
+
+Story. The top layer's capsules switch themselves on and fill their units. Every capsule below is
+told by those above whether to be on and what its units should be; the lowest layer paints the
+image. With u = z h what is felt of a layer, layer L on top and 1 nearest to the image:
+
+    z_Lk ~ Bernoulli(c_Lk),  h_Lk ~ family(b_Lk)                                # (B, K), (B, K, J)
+    m_k = sum_k' W_kk' u_{l+1,k'},  d = Omega_l z_{l+1}                         # l = L - 1 .. 1
+    z_lk ~ Bernoulli(c_lk + d_k + sum_j [B(b_lkj + m_kj) - B(b_lkj)])
+    h_lk ~ family(b_lk + z_lk m_k)
+    x    ~ family(a + sum_k W_k u_1k + Omega z_1)                               # (B, C, H, W)
+
+The paper writes each p(h_l, z_l | h_{l+1}, z_{l+1}) as an energy, z_l'(m h_l) and so on, and calls
+its partition function intractable. But it couples a layer to the one above only, so it is the law
+of `capsule_layer`, closed form: the machine is a directed model, drawn exactly from the top, and
+its ELBO and IWAE are those of exact densities.
+
+References:
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 3. Misprints there: products for
+    sums in equations 17, 18 and 21, no log in 22, the sign of the second line of 25, and 11
+    descends the likelihood.
+    Dayan, Hinton, Neal & Zemel 1995, "The Helmholtz Machine".
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import torch
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import Model, Site, check_at_least
+from capsule_zoo.models.capsule_layer import (
+    CapsuleLaw,
+    CapsuleState,
+    Fields,
+    capsule_law,
+    capsule_sites,
+    draw_capsules,
+    image_field,
+    image_shape_of,
+)
+from capsule_zoo.models.exponential_family import base_rates, make_units
+
+
+class Coupling(PyroModule):
+    """What one layer, or an image, adds to the biases of the next: m = W u and d = Omega v.
+
+    Args:
+        inputs: numbers in u, which speaks to units.
+        gates: numbers in v, which speaks to switches.
+        capsules, units: K and J of the layer that is spoken to.
+    """
+
+    def __init__(self, inputs: int, gates: int, capsules: int, units: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, capsules, units) / math.sqrt(inputs))
+        self.switch_weight = nn.Parameter(torch.zeros(gates, capsules))
+
+    def forward(self, inputs: Tensor, gates: Tensor) -> Fields:
+        """The fields from u (B, ...) and v (B, ...)."""
+        field = inputs.flatten(1) @ self.weight.flatten(1)
+        hidden = field.unflatten(1, self.weight.shape[1:])
+        return Fields(hidden, gates.flatten(1) @ self.switch_weight)
+
+
+class GenerativeLayer(PyroModule):
+    """One layer: its biases, and the coupling to the layer above unless it is the top.
+
+    Args:
+        family: of the hidden units.
+        capsules, units: K and J.
+        above: capsules of the layer above, 0 at the top.
+    """
+
+    def __init__(self, family: str, capsules: int, units: int, above: int = 0) -> None:
+        super().__init__()
+        self.hidden = make_units("hidden_family", family, capsules, units)
+        self.switch_bias = nn.Parameter(torch.zeros(capsules))
+        self.coupling = Coupling(above * units, above, capsules, units) if above else None
+
+    def forward(self, above: CapsuleState | None, batch: int) -> CapsuleLaw:
+        """p(z, h | layer above)."""
+        if self.coupling is None or above is None:
+            field = self.hidden.bias.new_zeros(batch, *self.hidden.bias.shape)
+            return capsule_law(self.hidden, self.switch_bias, Fields(field, field[..., 0]))
+        fields = self.coupling(above.activity, above.switch)
+        return capsule_law(self.hidden, self.switch_bias, fields)
+
+
+class CapsuleHelmholtzMachine(Model):
+    """The capsule Helmholtz machine; see the top of this file.
+
+    Args:
+        visible: pixels, a square number, or (channels, height, width).
+        capsules: of every layer, from the top down, one layer or more.
+        units: hidden units of a capsule, J.
+        visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
+            be grey.
+
+    Raises:
+        ValueError: no layer, a size below 1, an unknown family.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W);
+    without images that is an ancestral draw. Layer l, counted from the image, has the sites
+    `capsule<l>_switch` and `capsule<l>_hidden`.
+    """
+
+    def __init__(
+        self,
+        visible: int | tuple[int, int, int] = 784,
+        capsules: tuple[int, ...] = (40, 40),
+        units: int = 16,
+        *,
+        visible_family: str = "bernoulli",
+        hidden_family: str = "bernoulli",
+    ) -> None:
+        super().__init__()
+        self.image_shape = image_shape_of(visible)
+        capsules = tuple(capsules)
+        if not capsules:
+            raise ValueError("capsules must give the size of one layer or more, from the top down")
+        check_at_least(1, units=units, **{f"capsules[{i}]": k for i, k in enumerate(capsules)})
+        self.visible = make_units("visible_family", visible_family, *self.image_shape)
+        self.pixel_range = self.visible.value_range
+        self.layers = PyroModule[nn.ModuleList](
+            GenerativeLayer(hidden_family, size, units, above)
+            for above, size in zip((0, *capsules), capsules, strict=False)
+        )
+        pixels, lowest = math.prod(self.image_shape), capsules[-1]
+        scale = 1 / math.sqrt(lowest * units)
+        self.weight = nn.Parameter(scale * torch.randn(pixels, lowest, units))  # of the image
+        self.switch_weight = nn.Parameter(torch.zeros(pixels, lowest))
+        names = self.layer_names
+        self.plate_dims = {"images": -2, **{f"{name}s": -1 for name in names}}
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """From the top down: `capsule<L>` to `capsule1`."""
+        return tuple(f"capsule{level}" for level in range(len(self.layers), 0, -1))
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        layers = zip(self.layer_names, self.layers, strict=True)
+        return tuple(site for name, layer in layers for site in capsule_sites(name, layer.hidden))
+
+    @property
+    def top_sites(self) -> tuple[str, ...]:
+        """Names of the top layer's sites: given these, the rest can be dreamt."""
+        return tuple(site.name for site in self.sites[:2])
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_images(images)
+        batch = batch_size if images is None else len(images)
+        with pyro.plate("images", batch, dim=-2):
+            state = None
+            for name, layer in zip(self.layer_names, self.layers, strict=True):
+                state = draw_capsules(name, layer(state, batch))
+            pixels = self.visible.law(self.visible_field(state)[:, None]).to_event(3)
+            observed = None if images is None else images[:, None]  # (B, 1, C, H, W)
+            return pyro.sample("image", pixels, obs=observed).squeeze(1)
+
+    @pyro_method
+    def visible_field(self, lowest: CapsuleState) -> Tensor:
+        """What the lowest layer adds to the visible biases, (B, C, H, W)."""
+        field = image_field(lowest, self.weight, self.switch_weight)
+        return field.unflatten(1, self.image_shape)
+
+    @pyro_method
+    def mean_image(self, lowest: CapsuleState) -> Tensor:
+        """E[x | h_1, z_1], (B, C, H, W)."""
+        return self.visible.mean(self.visible_field(lowest))
+
+    @torch.no_grad()
+    def set_base_rates(self, images: Tensor) -> None:
+        """Start the visible biases at the mean of images (B, C, H, W)."""
+        self.check_images(images)
+        self.visible.bias.copy_(base_rates(self.visible, images))

@@ -1,0 +1,231 @@
+"""Wake-sleep and its reweighted kind against their definitions; bounds in their order."""
+
+import math
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO
+from pyro.poutine import Trace
+from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
+
+from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.inference import (
+    ReweightedWakeSleep,
+    WakeSleep,
+    compare,
+    evaluate,
+    fit,
+    pretrain,
+    summarize,
+)
+from capsule_zoo.models import CapsuleHelmholtzMachine
+
+
+def machine(capsules=(2, 2), units=1, scale=0.8):
+    torch.manual_seed(3)
+    model = CapsuleHelmholtzMachine(4, capsules, units).double()
+    guide = RecognitionMachine(model).double()
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *guide.parameters()):
+            parameter.copy_(scale * torch.randn_like(parameter))
+    return model, guide
+
+
+def binary_images(number=6):
+    torch.manual_seed(5)
+    return torch.randint(2, (number, 1, 2, 2)).double()
+
+
+def log_density(program, trace, *arguments, **keywords):
+    replayed = poutine.trace(poutine.replay(program, trace=trace))
+    return replayed.get_trace(*arguments, **keywords).log_prob_sum()
+
+
+@pytest.mark.parametrize("recycle_top", [True, False])
+def test_wake_sleep_gradients_are_their_definitions(recycle_top):
+    """The same draws, made by hand from the same seed: wake for the model, sleep for the guide."""
+    model, guide = machine()
+    images = binary_images()
+    pyro.set_rng_seed(1)
+    loss = WakeSleep(recycle_top).differentiable_loss(model, guide, images)
+    loss.backward()
+    pyro.set_rng_seed(1)
+    recognised = poutine.trace(guide).get_trace(images)
+    log_p = log_density(model, recognised, images) / 6
+    log_q = log_density(guide, recognised, images) / 6
+    assert loss.item() == pytest.approx((log_q - log_p).item(), abs=1e-10)
+    dreamer = model
+    if recycle_top:
+        top = {n: recognised.nodes[n]["value"] for n in ("capsule2_switch", "capsule2_hidden")}
+        dreamer = poutine.condition(model, data=top)
+    dream = poutine.trace(dreamer).get_trace(batch_size=6)
+    if recycle_top:
+        for name in top:
+            dream.nodes[name]["is_observed"] = False
+    seen = dream.nodes["_RETURN"]["value"]
+    for module, objective in (
+        (model, -log_p),
+        (guide, -log_density(guide, dream, seen) / 6),
+    ):
+        expected = torch.autograd.grad(objective, list(module.parameters()))
+        for parameter, gradient in zip(module.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-10)
+
+
+def test_reweighted_gradients_weigh_every_image_by_itself():
+    model, guide = machine()
+    images, count = binary_images(), 4
+    pyro.set_rng_seed(1)
+    loss = ReweightedWakeSleep(count, sleep=0.3).differentiable_loss(model, guide, images)
+    loss.backward()
+    pyro.set_rng_seed(1)
+    repeated = images.repeat(count, 1, 1, 1)
+    drawn = poutine.trace(guide).get_trace(repeated)
+    dream = poutine.trace(model).get_trace(batch_size=6)
+
+    def one(program, row):
+        """Log density of one row alone, by hand."""
+        own = Trace()
+        for name in guide.covers:
+            site = drawn.nodes[name]
+            own.add_node(name, **{**site, "value": site["value"][row : row + 1]})
+        return log_density(program, own, repeated[row : row + 1])
+
+    log_p = torch.stack([one(model, row) for row in range(24)]).view(count, 6)
+    log_q = torch.stack([one(guide, row) for row in range(24)]).view(count, 6)
+    log_weight = (log_p - log_q).detach()
+    bound = (log_weight.logsumexp(0) - math.log(count)).mean()
+    assert loss.item() == pytest.approx(-bound.item(), abs=1e-10)
+    share = log_weight.exp() / log_weight.exp().sum(0)
+    seen = dream.nodes["_RETURN"]["value"]
+    asleep = -log_density(guide, dream, seen) / 6
+    for module, objective in (
+        (model, -(share * log_p).sum() / 6),
+        (guide, -0.7 * (share * log_q).sum() / 6 + 0.3 * asleep),
+    ):
+        expected = torch.autograd.grad(objective, list(module.parameters()))
+        for parameter, gradient in zip(module.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-10)
+
+
+def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectation():
+    """Fisher's identity, on a model whose posterior and evidence are known."""
+    model = Conjugate().double()
+    guide = ExactGuide(model)
+    images = conjugate_images(3).repeat(20_000, 1, 1, 1)
+    loss = WakeSleep(recycle_top=False).differentiable_loss(model, guide, images)
+    loss.backward()
+    expected = torch.autograd.grad(-model.log_evidence(images).mean(), model.mean)[0]
+    assert loss.item() == pytest.approx(-model.log_evidence(images).mean().item(), abs=1e-8)
+    assert model.mean.grad.item() == pytest.approx(expected.item(), abs=5.5 * 0.25 / 60_000**0.5)
+
+
+def test_one_particle_awake_is_wake_sleeps_wake():
+    model, guide = machine()
+    images, found = binary_images(), []
+    for objective in (WakeSleep(), ReweightedWakeSleep(1)):
+        pyro.set_rng_seed(0)
+        model.zero_grad()
+        objective.differentiable_loss(model, guide, images).backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_reweighted_value_is_bounded_by_the_evidence_and_rises_with_particles():
+    model = Conjugate().double()
+    guide = LinearGuide(model).double()
+    images = conjugate_images(20)
+    evidence = model.log_evidence(images).mean().item()
+    means, errors = [], []
+    for count in (1, 3, 10, 100):
+        repeated = images.repeat(400, 1, 1, 1)
+        with torch.no_grad():
+            values = torch.tensor(
+                [
+                    -ReweightedWakeSleep(count).differentiable_loss(model, guide, repeated[:800])
+                    for _ in range(20)
+                ]
+            )
+        means.append(values.mean().item())
+        errors.append(5.5 * values.std().item() / 20**0.5)
+    for low, high, error in zip(means, means[1:], errors, strict=False):
+        assert low < high + error
+    assert means[0] < means[1] - errors[0]  # it does rise
+    assert means[-1] < evidence + errors[-1]
+
+
+@pytest.mark.parametrize("objective", [WakeSleep(), WakeSleep(False), ReweightedWakeSleep(4)])
+def test_training_raises_the_bound(objective):
+    torch.manual_seed(0)
+    model = CapsuleHelmholtzMachine(4, (2, 3), 2)
+    guide = RecognitionMachine(model)
+    images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
+    run = fit(model, guide, images, objective=objective, lr=0.04, steps=250, progress=False)
+    losses = run.history["loss"]
+    assert losses.iloc[0] > 2.3 and losses.iloc[-1] < 1.5  # log 16 = 2.77; the optimum is log 2
+
+
+def test_svi_trains_both_halves():
+    model, guide = machine()
+    before = {p: p.detach().clone() for p in (*model.parameters(), *guide.parameters())}
+    svi = SVI(model, guide, pyro.optim.SGD({"lr": 0.1}), loss=ReweightedWakeSleep(3))
+    for _ in range(2):
+        svi.step(binary_images())
+    assert all(not torch.equal(p, old) for p, old in before.items())
+
+
+def test_three_objectives_train_one_pair_and_stand_in_one_table():
+    pairs, images = {}, binary_images(40).float()
+    objectives = {
+        "wake-sleep": WakeSleep(),
+        "reweighted": ReweightedWakeSleep(3),
+        "elbo": Trace_ELBO(),
+    }
+    for name, objective in objectives.items():
+        torch.manual_seed(0)
+        model = CapsuleHelmholtzMachine(4, (2, 2), 2)
+        guide = RecognitionMachine(model)
+        fit(model, guide, images, objective=objective, steps=20, progress=False)
+        pairs[name] = (model, guide)
+    table = compare(pairs, images, num_particles=10)
+    assert list(table.index) == list(objectives) and table["is_bound"].all()
+    assert (table["elbo"] <= table["iwae"]).all()
+    assert summarize(evaluate(*pairs["elbo"], images, num_particles=5))["is_bound"]
+
+
+def test_pretraining_puts_each_rbm_into_both_halves():
+    torch.manual_seed(0)
+    model = CapsuleHelmholtzMachine(4, (2, 3), 2)
+    guide = RecognitionMachine(model)
+    images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
+    before = (
+        -fit(model, guide, images, objective=WakeSleep(), lr=1e-9, steps=1, progress=False)
+        .history["loss"]
+        .iloc[0]
+    )
+    runs = pretrain(model, guide, images, steps=400, lr=0.5, progress=False)
+    assert [run.steps for run in runs] == [400, 400]
+    lower, upper = guide.layers
+    torch.testing.assert_close(lower.coupling.weight, model.weight)
+    told = model.layers[1].coupling.weight  # (capsules and units above, 3, 2)
+    torch.testing.assert_close(upper.coupling.weight.flatten(1).T, told.flatten(1))
+    after = summarize(evaluate(model, guide, images[:2], num_particles=200))["iwae"]
+    assert after > before + 0.3
+    errors = (guide.reconstruct(images) - images).abs().mean()
+    assert errors < 0.2
+
+
+def test_bad_options_are_refused_by_name():
+    with pytest.raises(ValueError, match="num_particles must be at least 1"):
+        ReweightedWakeSleep(0)
+    with pytest.raises(ValueError, match="sleep must be from 0 to 1, not -1"):
+        ReweightedWakeSleep(sleep=-1)
+    toy = Conjugate()
+    with pytest.raises(ValueError, match="needs a model that names its top_sites, and Conjugate"):
+        WakeSleep().loss(toy, LinearGuide(toy), conjugate_images(2, torch.float32))
+    gaussian = CapsuleHelmholtzMachine(4, (2, 2), 2, hidden_family="gaussian")
+    with pytest.raises(ValueError, match="pretrain needs hidden units of the family"):
+        pretrain(gaussian, RecognitionMachine(gaussian), binary_images().float(), steps=1)

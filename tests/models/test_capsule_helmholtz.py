@@ -1,0 +1,206 @@
+"""The capsule Helmholtz machine against the paper's energies, summed by brute force."""
+
+import itertools
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.inference import check_pair
+from capsule_zoo.models import RBM, CapsuleHelmholtzMachine
+
+EXACT = dict(rtol=0, atol=1e-10)
+
+
+def randomized(*arguments, **options):
+    torch.manual_seed(3)
+    model = CapsuleHelmholtzMachine(*arguments, **options).double()
+    guide = RecognitionMachine(model).double()
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *guide.parameters()):
+            parameter.copy_(0.8 * torch.randn_like(parameter))
+    return model, guide
+
+
+def binary(*shape):
+    """All binary values of a shape, (states, *shape)."""
+    count = torch.Size(shape).numel()
+    listed = list(itertools.product([0.0, 1.0], repeat=count))
+    return torch.tensor(listed, dtype=torch.float64).view(-1, *shape)
+
+
+def at(values, batch):
+    """A guide that proposes these values with certainty."""
+
+    def guide(images, labels=None):
+        with pyro.plate("images", batch, dim=-2):
+            for level in {name.rpartition("_")[0]: None for name in values}:
+                switch, hidden = values[f"{level}_switch"], values[f"{level}_hidden"]
+                with pyro.plate(f"{level}s", switch.shape[1], dim=-1):
+                    pyro.sample(f"{level}_switch", dist.Delta(switch))
+                    pyro.sample(f"{level}_hidden", dist.Delta(hidden, event_dim=1))
+
+    return guide
+
+
+def every_state(model):
+    """All values of all latent sites, (states, ...) by name."""
+    tables = []
+    for name, layer in zip(model.layer_names, model.layers, strict=True):
+        capsules, units = layer.hidden.bias.shape
+        tables.append((f"{name}_switch", binary(capsules)))
+        tables.append((f"{name}_hidden", binary(capsules, units)))
+    indices = torch.cartesian_prod(*[torch.arange(len(table)) for _, table in tables])
+    return {name: table[indices[:, i]] for i, (name, table) in enumerate(tables)}
+
+
+def log_joint(model, values, images):
+    trace = poutine.trace(poutine.replay(model, trace=_trace_of(at(values, len(images)), images)))
+    trace = trace.get_trace(images)
+    trace.compute_log_prob()
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    return sum(s["log_prob"].sum(-1) for s in sites if s["log_prob"].dim() == 2)
+
+
+def _trace_of(program, images):
+    return poutine.trace(program).get_trace(images)
+
+
+def energy_of_layer(layer, z, h, above):
+    """-E of one layer given the one above, as the paper sums it; z (..., K), h (..., K, J)."""
+    total = (layer.hidden.bias * h).sum((-2, -1)) + (layer.switch_bias * z).sum(-1)
+    if above is None:
+        return total
+    coupling = layer.coupling
+    (capsules, units), above_units = layer.hidden.bias.shape, above[1].shape[-1]
+    weight = coupling.weight.view(-1, above_units, capsules, units)
+    for k, j in itertools.product(range(capsules), range(units)):
+        for i, u in itertools.product(range(above[0].shape[-1]), range(above_units)):
+            pull = above[0][..., i] * above[1][..., i, u] * weight[i, u, k, j]
+            total = total + pull * z[..., k] * h[..., k, j]
+    return total + (z * (above[0] @ coupling.switch_weight)).sum(-1)
+
+
+def test_the_joint_is_the_product_of_normalised_energies():
+    """Every conditional is exp(-E) over its partition function, found by summing all states."""
+    model, _ = randomized(4, (2, 2), 1)
+    values = every_state(model)
+    size = len(next(iter(values.values())))
+    images = torch.randint(2, (1, 1, 2, 2)).double().expand(size, -1, -1, -1)
+    expected = torch.zeros(size, dtype=torch.float64)
+    above = None
+    for name, layer in zip(model.layer_names, model.layers, strict=True):
+        z, h = values[f"{name}_switch"], values[f"{name}_hidden"]
+        capsules, units = layer.hidden.bias.shape
+        every = torch.cartesian_prod(
+            torch.arange(2**capsules), torch.arange(2 ** (capsules * units))
+        )
+        all_z, all_h = binary(capsules)[every[:, 0]], binary(capsules, units)[every[:, 1]]
+        told = None if above is None else tuple(v[:, None] for v in above)
+        normaliser = energy_of_layer(layer, all_z, all_h, told).logsumexp(-1)
+        expected = expected + energy_of_layer(layer, z, h, above) - normaliser
+        above = (z, h)
+    z, h = above
+    field = model.visible.bias.flatten() + z @ model.switch_weight.T
+    field = field + torch.einsum("sk,skj,mkj->sm", z, h, model.weight)
+    pixels = images.flatten(1)
+    expected = expected + (pixels * field - (1 + field.exp()).log()).sum(1)
+    torch.testing.assert_close(log_joint(model, values, images), expected, **EXACT)
+
+
+def test_the_joint_sums_to_one():
+    model, _ = randomized(1, (2, 1), 2)
+    values, total = every_state(model), []
+    size = len(next(iter(values.values())))
+    for pixel in (0.0, 1.0):
+        images = torch.full((size, 1, 1, 1), pixel).double()
+        total.append(log_joint(model, values, images).logsumexp(0))
+    assert torch.stack(total).logsumexp(0).item() == pytest.approx(0, abs=1e-10)
+
+
+def test_recognition_sums_to_one_and_fits_every_family():
+    model, guide = randomized(4, (1, 2), 2)
+    values = every_state(model)
+    images = torch.rand(1, 1, 2, 2).double().expand(len(values["capsule1_switch"]), -1, -1, -1)
+    proposed = _trace_of(at(values, len(images)), images)
+    trace = poutine.trace(poutine.replay(guide, trace=proposed)).get_trace(images)
+    trace.compute_log_prob()
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    log_q = sum(s["log_prob"].sum(-1) for s in sites if s["log_prob"].dim() == 2)
+    assert log_q.logsumexp(0).item() == pytest.approx(0, abs=1e-10)
+    for families in itertools.product(("bernoulli", "gaussian", "poisson"), repeat=2):
+        options = dict(zip(("visible_family", "hidden_family"), families, strict=True))
+        pair = randomized((1, 2, 3), (3, 2), 2, **options)
+        check_pair(*pair, torch.rand(2, 1, 2, 3).double())
+    assert guide.covers == tuple(site.name for site in model.latent_sites)
+
+
+def test_units_of_capsules_that_are_off_cancel():
+    """Both halves draw them from the same base law: the log weight does not see them."""
+    model, guide = randomized(4, (2, 2), 2)
+    images = torch.rand(6, 1, 2, 2).double()
+    trace = poutine.trace(guide).get_trace(images)
+
+    def log_weight():
+        total = 0
+        for sign, program in ((1, model), (-1, guide)):
+            replayed = poutine.trace(poutine.replay(program, trace=trace)).get_trace(images)
+            total = total + sign * replayed.log_prob_sum()
+        return total
+
+    before = log_weight()
+    for name in model.layer_names:
+        off = trace.nodes[f"{name}_switch"]["value"] == 0
+        assert off.any()
+        hidden = trace.nodes[f"{name}_hidden"]
+        hidden["value"] = torch.where(off[..., None], 1 - hidden["value"], hidden["value"])
+    torch.testing.assert_close(log_weight(), before, **EXACT)
+
+
+def test_ancestral_draws_have_the_exact_mean():
+    model, _ = randomized(1, (2, 1), 2)
+    values = every_state(model)
+    size = len(next(iter(values.values())))
+    images = torch.ones(size, 1, 1, 1).double()
+    mean = log_joint(model, values, images).logsumexp(0).exp().item()
+    drawn = model(batch_size=20_000)
+    assert drawn.mean().item() == pytest.approx(mean, abs=5.5 * 0.5 / 20_000**0.5)
+
+
+def test_gibbs_keeps_the_top_layer_and_runs_every_length():
+    _, guide = randomized(4, (2, 2), 2)
+    images = torch.rand(5, 1, 2, 2).double()
+    torch.testing.assert_close(guide.gibbs(images, 0), images)
+    moved = guide.gibbs(images, 3)
+    assert moved.shape == images.shape and set(moved.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_reconstruction_and_spectrum_are_means_of_recognition():
+    model, guide = randomized(4, (2, 2), 2)
+    images = torch.rand(1, 1, 2, 2).double().expand(40_000, -1, -1, -1)
+    trace = poutine.trace(guide).get_trace(images)
+    switch = trace.nodes["capsule1_switch"]["value"].mean(0)
+    expected = guide.switch_probabilities(images[:1])[0]
+    assert ((switch - expected).abs() < 5.5 * 0.5 / 200).all()
+    lowest = guide.posterior(images[:1]).mean()
+    torch.testing.assert_close(guide.reconstruct(images[:1]), model.mean_image(lowest), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(visible=10), "visible must be a square number"),
+        (dict(capsules=()), "capsules must give the size of one layer or more"),
+        (dict(capsules=(3, 0)), r"capsules\[1\] must be at least 1"),
+        (dict(units=0), "units must be at least 1"),
+        (dict(hidden_family="binary"), "hidden_family must be one of"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        CapsuleHelmholtzMachine(**options)
+    with pytest.raises(ValueError, match="model must be a CapsuleHelmholtzMachine, not a RBM"):
+        RecognitionMachine(RBM(4, 2))
