@@ -60,6 +60,11 @@ def free_form(entry: Entry, images: Split, options: Options, steps: int, pose: s
     return guide
 
 
+def steps(full: int, length: float) -> int:
+    """Optimizer steps of a run that is `length` times as long as a full one."""
+    return max(2, round(full * min(length, 1)))
+
+
 def pictures(entry: Entry, images: Tensor) -> dict:
     """Every picture that the entry offers, by name."""
     return {name: draw(entry, images) for name, draw in entry.figures.items()}
@@ -72,31 +77,24 @@ def digits(options: Options) -> Result:
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     jitter = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
     settings = {**entry.training, "seed": options.seed, "progress": options.progress}
+    length = (options.minutes or 3) / 3  # everything after training shrinks with it
     limit = {"minutes": options.minutes} if options.minutes else {"steps": 900}
-    options.say(
-        f"Training {entry.model.num_parameters:,} model parameters on {len(data.train)} digits"
-    )
-    fit(
-        entry.model,
-        entry.guide,
-        data,
-        objective=entry.objective,
-        transform=jitter,
-        **limit,
-        **settings,
-    )
+    size = f"{entry.model.num_parameters:,} model parameters"
+    options.say(f"Training {size} on {len(data.train):,} digits")
+    objective = entry.objective
+    fit(entry.model, entry.guide, data, objective=objective, transform=jitter, **limit, **settings)
 
     options.say("Tightening: the guide's points become normals, the model stays as it is")
-    normal = tighten(entry, data, options, steps=150, transform=jitter)
+    normal = tighten(entry, data, options, steps=steps(150, length), transform=jitter)
     few = data.test[:48]
+    options.say(f"Comparing guides on {len(few)} held-out digits")
+    wide = widen(entry.model, entry.guide, data.train, steps=steps(60, length))
+    free = free_form(normal, few, options, steps(150, length), "normal")
     pairs = {
         "normal": (entry.model, normal.guide),
         "delta": (entry.model, entry.guide),
-        "delta, widened": (
-            entry.model,
-            widen(entry.model, entry.guide, data.train[:512], steps=60),
-        ),
-        "free-form normal": (entry.model, free_form(normal, few, options, 150, "normal")),
+        "delta, widened": (entry.model, wide),
+        "free-form normal": (entry.model, free),
     }
     table = compare(pairs, few, num_particles=50, seed=options.seed)
     held_out = summarize(

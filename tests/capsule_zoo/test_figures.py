@@ -1,0 +1,52 @@
+"""Pictures show what they claim: colours add up to the image, rows are labelled."""
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo import figures
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.models import Capsules, PartWholeCapsules
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return PartWholeCapsules(3, 5, image_size=12, template_size=5).with_discrete_presences()
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def test_parts_in_one_colour_add_up_to_the_image(model, monkeypatch):
+    nodes = poutine.trace(model).get_trace(batch_size=4).nodes
+    parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
+    monkeypatch.setattr(figures, "part_colours", lambda number: torch.ones(number, 3))
+    painted = figures.coloured_parts(model, parts)
+    expected = model.render(parts).movedim(1, -1).expand_as(painted)
+    torch.testing.assert_close(painted, expected)
+
+
+def test_part_colours_are_all_different():
+    colours = figures.part_colours(24)
+    distance = torch.cdist(colours, colours) + 9 * torch.eye(24)
+    assert colours.shape == (24, 3) and distance.min() > 0.05
+
+
+def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
+    guide = AmortizedPartWhole(model, channels=4, width=8, heads=2, blocks=1, inducing=2).train()
+    figure = figures.parses(model, guide, torch.rand(5, 1, 12, 12))
+    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
+    assert labels == ["image", "reconstruction", "parts"] and guide.training
+
+
+def test_samples_are_seeded_and_leave_the_random_state(model):
+    state = torch.get_rng_state()
+    one, two, other = (figures.sample_prior(model, 3, seed) for seed in (1, 1, 2))
+    assert torch.equal(one, two) and not torch.equal(one, other)
+    assert torch.equal(state, torch.get_rng_state())
+    assert len(figures.learned_templates(model).axes) == 5

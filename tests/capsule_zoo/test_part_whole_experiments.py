@@ -1,0 +1,54 @@
+"""The part-whole experiments run from end to end in miniature and name what they promise."""
+
+import math
+
+import pytest
+import torch
+
+from capsule_zoo import experiments
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, part_whole, reproduce
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create, load, save
+
+
+@pytest.fixture
+def small_digits(monkeypatch):
+    """The digits, but few of them, whatever data set is asked for."""
+    full = load_dataset("digits")
+    few = type(full)(full.name, full.train[:80], full.validation[:8], full.test[:16])
+    monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
+
+
+def test_digits_gives_bounds_probes_pictures_and_a_table(small_digits, tmp_path):
+    options = Options(minutes=0.01, progress=False)
+    result, path = reproduce("part-whole/digits", options, folder=tmp_path)
+    record = read_record("part-whole/digits", tmp_path)
+    wanted = {"elbo", "iwae_50", "probe_presence", "probe_presence_pose"}
+    assert set(record["metrics"]) == wanted
+    assert record["metrics"]["elbo"]["value"] <= record["metrics"]["iwae_50"]["value"]
+    assert all(metric["se"] >= 0 for metric in record["metrics"].values())
+    pictures = {file.stem for file in path.parent.glob("*.png")}
+    assert pictures == {f"digits_{n}" for n in ("parses", "templates", "samples", "guides")}
+    table = result.table
+    assert math.isnan(table.loc["delta", "elbo"]) and not math.isnan(table.loc["normal", "elbo"])
+    assert not table.loc["delta", "is_bound"] and table.loc["delta, widened", "is_bound"]
+
+
+def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
+    torch.manual_seed(0)
+    entry = create("part-whole", objects=3, parts=4)
+    run_folder = tmp_path / "run"
+    save(entry, run_folder, data="digits", seed=0)
+    options = Options(run=str(run_folder), progress=False)
+    result, _ = reproduce("part-whole/classify", options, folder=tmp_path)
+    state = load(run_folder).model.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in result.entry.model.state_dict().items())
+    command = read_record("part-whole/classify", tmp_path)["command"]
+    assert command == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
+
+
+def test_every_experiment_says_what_it_shows():
+    for name in experiments.list_experiments("part-whole/*"):
+        found = experiments.find_experiment(name)
+        assert found.summary and found.data in {"digits", "mnist", "affnist"}
