@@ -69,7 +69,7 @@ def evaluate(
         observed_data; images are the variable `pixels` there, for `image` is the dim.
         Its attributes hold estimator, K, seed, names, versions, seconds, and is_bound: 0 when the
         guide has a Delta over a continuous site, for which the log weight is a MAP objective and
-        no bound on log p(image).
+        no bound on log p(image), or when the model is not `normalised` (see `log_partition`).
 
     Raises:
         ValueError: images are not what the model takes, or a number is below 1.
@@ -101,7 +101,7 @@ def evaluate(
         "guide": type(guide).__name__,
         "data": name,
         "units": "nats per image",
-        "is_bound": int(not collected.point_sites),
+        "is_bound": int(not collected.point_sites and getattr(model, "normalised", True)),
         "point_sites": ", ".join(sorted(collected.point_sites)),
         "seconds": seconds,
         "capsule_zoo": capsule_zoo.__version__,

@@ -88,6 +88,7 @@ class CapsuleRBM(Model):
 
     plate_dims = {"images": -2, "capsules": -1}
     switched = True
+    normalised = False
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ import torch
 from small_rbms import PAIRS, small, table_given
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
-from capsule_zoo.inference import check_pair, log_weights
+from capsule_zoo.inference import check_pair, evaluate, log_weights, summarize
 from capsule_zoo.models import RBM, CapsuleRBM, PartWholeCapsules
 
 EXACT = dict(rtol=0, atol=1e-10)
@@ -85,6 +85,12 @@ def test_at_a_fixed_point_the_gradient_is_that_of_the_definition():
                 parameter[index] -= step
         numeric = (values[0] - values[1]) / 2e-5
         assert gradient[index].item() == pytest.approx(numeric, abs=1e-7)
+
+
+def test_weights_of_an_unnormalised_joint_are_not_called_a_bound():
+    model = small()
+    summary = summarize(evaluate(model, ExactSwitches(model), some_images(model), draws=0))
+    assert not summary["is_bound"] and summary["elbo"] != summary["elbo"]
 
 
 def test_guides_refuse_what_they_do_not_fit():

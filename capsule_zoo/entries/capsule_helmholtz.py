@@ -1,0 +1,53 @@
+"""Capsule Helmholtz machine with its recognition half (Li and Zhu 2019)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.inference import ReweightedWakeSleep
+from capsule_zoo.models import CapsuleHelmholtzMachine
+from capsule_zoo.registry import Entry, register
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _samples(entry: Entry, images: Tensor) -> Figure:
+    from capsule_zoo import energy_figures  # only here, so that listing needs no matplotlib
+
+    return energy_figures.samples(entry.model)
+
+
+def _reconstructions(entry: Entry, images: Tensor) -> Figure:
+    from capsule_zoo import energy_figures
+
+    return energy_figures.reconstructions(entry.guide.reconstruct(images[:12]).detach(), images)
+
+
+@register("capsule-helmholtz", small=dict(image_shape=(1, 4, 4), capsules=(2, 3), units=2))
+def capsule_helmholtz(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    num_particles: int = 5,
+    sleep: float = 0.5,
+    **sizes,
+) -> Entry:
+    """Layers of capsules, each drawn given the one above; see `models.capsule_helmholtz`.
+
+    Args:
+        image_shape: (channels, height, width).
+        num_particles, sleep: of `ReweightedWakeSleep`.
+        sizes: arguments of `CapsuleHelmholtzMachine`.
+    """
+    model = CapsuleHelmholtzMachine(image_shape, **sizes)
+    return Entry(
+        model=model,
+        guide=RecognitionMachine(model),
+        guides={"recognition": lambda entry: RecognitionMachine(entry.model)},
+        objective=ReweightedWakeSleep(num_particles, sleep),
+        training=dict(lr=1e-3, schedule="linear", batch_size=100),
+        figures={"samples": _samples, "reconstructions": _reconstructions},
+        default_guide="recognition",
+    )
