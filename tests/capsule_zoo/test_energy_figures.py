@@ -18,9 +18,10 @@ def close_figures():
 @pytest.mark.parametrize("name", ["capsule-rbm", "rbm", "capsule-helmholtz"])
 def test_every_picture_of_an_entry_is_drawn(name):
     entry = create(name, **small_sizes(name))
+    images = torch.rand(3, *entry.model.image_shape)
     state = torch.get_rng_state()
     for draw in entry.figures.values():
-        figure = draw(entry, torch.rand(3, *entry.model.image_shape))
+        figure = draw(entry, images)
         assert any(axis.images for axis in figure.axes)
     assert torch.equal(state, torch.get_rng_state())
 
