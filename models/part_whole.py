@@ -42,6 +42,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models import poses, templates
 from capsule_zoo.models.base import Model, Site, check_at_least, check_positive
+from capsule_zoo.models.pixel_mixture import PixelMixture
 from capsule_zoo.models.selection import (
     LogitRelaxedBernoulli,
     ParentMixture,
@@ -49,6 +50,8 @@ from capsule_zoo.models.selection import (
     log_presence,
     parent_log_weights,
 )
+
+_BACKGROUND_WEIGHT = 0.1  # of what lies behind the parts, beside alphas that reach 1
 
 
 class Level(NamedTuple):
@@ -161,6 +164,8 @@ class PartWholeCapsules(Model):
         epsilon: weight of the dummy parent beside the parents' rho.
         dummy_presence: probability that a child of the dummy is there.
         background: "black", or "learned" for a trained image behind the parts.
+        likelihood: "composite" (parts laid over each other, as in the paper) or "mixture" (each
+            pixel from one part, as in stacked capsule autoencoders; `PixelMixture`).
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option.
@@ -189,6 +194,7 @@ class PartWholeCapsules(Model):
         epsilon: float = 0.02,
         dummy_presence: float = 0.01,
         background: str = "black",
+        likelihood: str = "composite",
     ) -> None:
         super().__init__()
         layers = (objects, parts) if layers is None else tuple(layers)
@@ -206,6 +212,7 @@ class PartWholeCapsules(Model):
         _check_option("selection", selection, ("marginal", "enumerate"))
         _check_option("presence", presence, ("relaxed", "discrete"))
         _check_option("background", background, ("black", "learned"))
+        _check_option("likelihood", likelihood, ("composite", "mixture"))
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
@@ -230,7 +237,7 @@ class PartWholeCapsules(Model):
         self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha
         if background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
-        self.background = background
+        self.background, self.likelihood = background, likelihood
 
     @property
     def relaxed(self) -> bool:
@@ -280,10 +287,8 @@ class PartWholeCapsules(Model):
                 with pyro.plate(level.plate, level.size, dim=-1):
                     draw = self._marginal if self.selection == "marginal" else self._enumerated
                     capsules = draw(level.name, law)
-            mean = self.render(capsules)[:, None]  # (B, 1, C, H, W)
             observed = None if images is None else images[:, None]
-            law = dist.Normal(mean, self.sigma_image).to_event(3)
-            return pyro.sample("image", law, obs=observed).squeeze(1)
+            return pyro.sample("image", self.image_law(capsules), obs=observed).squeeze(1)
 
     def _enumerated(self, name: str, law: ChildLaw) -> Capsules:
         """Children as the story tells them; the parent's choice is an enumerated site."""
@@ -352,10 +357,23 @@ class PartWholeCapsules(Model):
             return self.background_logits.sigmoid()[:, None]
         return like.new_zeros(self.image_shape)[:, None]
 
+    def image_law(self, parts: Capsules) -> dist.TorchDistribution:
+        """The law of the image site, batch shape (B, 1) and event shape (C, H, W)."""
+        if self.likelihood == "mixture":
+            return self._pixel_mixture(*self.layers(parts))
+        return dist.Normal(self.render(parts)[:, None], self.sigma_image).to_event(3)
+
     def render(self, parts: Capsules) -> Tensor:
         """The mean image (B, C, H, W) of the parts' choices."""
         colour, alpha = self.layers(parts)
+        if self.likelihood == "mixture":
+            return self._pixel_mixture(colour, alpha).mean.squeeze(1)
         return templates.over(colour, alpha, self.canvas(alpha)).transpose(0, 1)
+
+    def _pixel_mixture(self, colour: Tensor, alpha: Tensor) -> PixelMixture:
+        behind = self.canvas(alpha).expand(colour.shape[1:])
+        weight = F.pad(alpha, (0, 0) * 4 + (1, 0), value=_BACKGROUND_WEIGHT)
+        return PixelMixture(torch.cat([behind[None], colour]), weight, self.sigma_image)
 
 
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:
