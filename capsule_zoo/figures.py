@@ -51,16 +51,26 @@ def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
 
 
 @torch.no_grad()
+def infer_parts(guide: Guide, images: Tensor) -> Capsules:
+    """The parts as the guide draws them for the discrete model."""
+    with in_eval_mode(guide):
+        nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
+    return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
+
+
+@torch.no_grad()
+def reconstruct(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Tensor:
+    """Mean images (B, C, H, W) of the parts that the guide draws."""
+    return model.with_discrete_presences().render(infer_parts(guide, images))
+
+
+@torch.no_grad()
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
     """Up to 12 images, their reconstructions, and each part in its own colour."""
     model, images = model.with_discrete_presences(), images[:12]
-    with in_eval_mode(guide):
-        nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
-    parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
+    parts = infer_parts(guide, images)
     rows = {"image": images, "reconstruction": model.render(parts)}
-    return image_rows(
-        {**rows, "parts": coloured_parts(model, parts)}, "Test images and their parts"
-    )
+    return image_rows({**rows, "parts": coloured_parts(model, parts)}, "Images and their parts")
 
 
 @torch.no_grad()

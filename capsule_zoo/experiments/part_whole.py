@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -42,7 +43,7 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     guide = entry.guide.with_poses(pose)
     settings = {**entry.training, "lr": 1e-3, "freeze": "model", "seed": options.seed, **limits}
     fit(entry.model, guide, data, objective=entry.objective, progress=options.progress, **settings)
-    return Entry(**{**vars(entry), "guide": guide, "default_guide": pose})
+    return replace(entry, guide=guide, default_guide=pose)
 
 
 def free_form(entry: Entry, images: Split, options: Options, steps: int, pose: str) -> FreeForm:
@@ -133,6 +134,59 @@ def classify(options: Options) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     entry = trained(options, data, minutes=30)
     return Result(probes(entry, data), pictures(entry, data.test.images), None, entry)
+
+
+@experiment("part-whole/parts", data="mnist")
+def parts(options: Options) -> Result:
+    """What the parts are: templates, parses of upright and of turned digits, prior samples."""
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained(options, data, minutes=30)
+    images = data.test.images[:1000]
+    turned = images.rot90(1, (2, 3))
+    shown = pictures(entry, images)
+    shown["turned"] = figures.parses(entry.model, entry.guide, turned)
+    metrics: dict[str, tuple[float, float | None, int]] = {}
+    for name, seen in (("upright", images), ("turned", turned)):
+        error = figures.reconstruct(entry.model, entry.guide, seen).sub(seen).square()
+        metrics[f"squared_error_{name}"] = mean_and_error(error.sum((1, 2, 3)))
+    metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+    return Result(metrics, shown, None, entry)
+
+
+@experiment("part-whole/guides", data="mnist")
+def guides(options: Options) -> Result:
+    """Every guide on one trained model, on 1,000 held-out digits: ELBO, IWAE-100, ESS, seconds."""
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained(options, data, minutes=30)
+    model, held_out = entry.model, data.test[:1000]
+    tuning = dict(steps=600)
+    normal = tighten(entry, data, options, **tuning).guide
+    pairs = {
+        "normal": normal,
+        "low rank": tighten(entry, data, options, "low_rank", **tuning).guide,
+        "delta": entry.guide,
+        "delta, widened": widen(model, entry.guide, data.train[:2000], steps=200),
+        "routing": tighten(
+            replace(entry, guide=entry.make_guide("routing")), data, options, **tuning
+        ).guide,
+        "free-form normal": free_form(
+            replace(entry, guide=normal), held_out, options, 100, "normal"
+        ),
+    }
+    table = compare(
+        {name: (model, guide) for name, guide in pairs.items()},
+        held_out,
+        num_particles=100,
+        seed=options.seed,
+    )
+    metrics: dict[str, tuple[float, float | None, int]] = {}
+    for name, row in table[table["is_bound"]].iterrows():
+        key = str(name).replace(", ", "_").replace(" ", "_").replace("-", "_")
+        metrics[f"elbo_{key}"] = (row["elbo"], row["elbo_se"], len(held_out))
+        metrics[f"iwae_100_{key}"] = (row["iwae"], row["iwae_se"], len(held_out))
+        metrics[f"ess_{key}"] = (row["ess"], None, len(held_out))
+        metrics[f"seconds_per_image_{key}"] = (row["seconds_per_image"], None, len(held_out))
+    return Result(metrics, {"": table.plot()}, table, entry)
 
 
 PLAIN_RATES, BUDGETS = (1e-3, 3e-3, 1e-2), (20, 40, 60, 80, 100, 150)
