@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.energy import ExactSwitches
 from capsule_zoo.inference.centering import RunningMeans, centered_gradient
 from capsule_zoo.inference.objective import Objective
 from capsule_zoo.inference.tempering import TemperedChains
 from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.capsule_layer import CapsuleLaw, CapsuleState
+from capsule_zoo.models.capsule_layer import CapsuleState
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 
 
@@ -84,33 +85,36 @@ class ContrastiveDivergence(Objective):
         """mean F_q(data) - mean F(negatives), in nats per image."""
         _check_pair(model, guide)
         model.keep_normalisable()
-        negatives, law = self._negatives(model, images)
-        data = guide.free_energy(images).mean()
-        loss = data - model.free_energy(negatives, law).mean()
+        negatives = self._negatives(model, images)
+        both = torch.cat([images, negatives])  # one product with W instead of two
+        law = model.posterior(both)
+        energy = model.free_energy(both, law)
+        if self.persistent and self.tempering is None:
+            with torch.no_grad():  # what the next update starts from, at no product more
+                self._state = law.rows(slice(len(images), None)).sample()
+        data = energy[: len(images)]
+        if not isinstance(guide, ExactSwitches):
+            data = guide.free_energy(images)
+        loss = data.mean() - energy[len(images) :].mean()
         if self.means is None or not torch.is_grad_enabled():
             return loss
         self.means.update(model, images)
         return centered_gradient(loss, model, self.means)
 
-    def _negatives(self, model: CapsuleRBM, images: Tensor) -> tuple[Tensor, CapsuleLaw]:
-        """Images after k more sweeps, and their posterior, which the loss differentiates."""
+    @torch.no_grad()
+    def _negatives(self, model: CapsuleRBM, images: Tensor) -> Tensor:
+        """Images after k more sweeps, (chains, C, H, W)."""
         if self.tempering is not None:
             if self._tempered is None:
                 self._tempered = TemperedChains(self.tempering, model.base_images(self.chains))
             for _ in range(self.k):
                 self._tempered.sweep(model)
-            negatives = self._tempered.images[0]
-            return negatives, model.posterior(negatives)
-        with torch.no_grad():
-            state = self._state if self.persistent else model.posterior(images).sample()
-            if state is None:
-                state = model.posterior(model.base_images(self.chains)).sample()
-            negatives = model.gibbs(model.draw_images(state), self.k - 1)
-        law = model.posterior(negatives)
-        if self.persistent:  # hidden units that the next update starts from, at no extra product
-            with torch.no_grad():
-                self._state = law.sample()
-        return negatives, law
+            return self._tempered.images[0]
+        state = self._state
+        if state is None:
+            start = model.base_images(self.chains) if self.persistent else images
+            state = model.posterior(start).sample()
+        return model.gibbs(model.draw_images(state), self.k - 1)
 
     def state_dict(self) -> dict:
         """Chains and running means, as checkpoints hold them."""

@@ -43,7 +43,7 @@ class TemperedRBM:
         if isinstance(beta, Tensor):
             beta = beta[:, None, None, None]
         field = beta * self.model.visible_field(law.sample()) + (1 - beta) * self.offset
-        return self.model.visible.law(field).sample()
+        return self.model.visible.sample(field)
 
     def base_images(self, batch: int) -> Tensor:
         """Exact draws at beta = 0, (batch, C, H, W)."""

@@ -19,11 +19,10 @@ from typing import NamedTuple
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.exponential_family import Units
+from capsule_zoo.models.exponential_family import Units, draw_bernoulli, softplus
 
 
 class Fields(NamedTuple):
@@ -67,6 +66,11 @@ class CapsuleLaw(NamedTuple):
     gain: Tensor
     switch_logits: Tensor | None
 
+    def rows(self, rows: slice) -> CapsuleLaw:
+        """The laws of some rows of the batch."""
+        logits = None if self.switch_logits is None else self.switch_logits[rows]
+        return CapsuleLaw(self.units, self.field[rows], self.gain[rows], logits)
+
     @property
     def switch_probability(self) -> Tensor:
         """p(z_k = 1), (B, K)."""
@@ -78,7 +82,7 @@ class CapsuleLaw(NamedTuple):
         """log sum_{z, h} of the capsules' share of exp(-E), less sum_j B(b), in nats, (B,)."""
         if self.switch_logits is None:
             return self.gain.sum(-1)
-        return F.softplus(self.switch_logits).sum(-1)
+        return softplus(self.switch_logits).sum(-1)
 
     def mean(self) -> CapsuleState:
         """E[z] and E[z h]."""
@@ -87,10 +91,10 @@ class CapsuleLaw(NamedTuple):
 
     def sample(self) -> CapsuleState:
         """An exact draw; what units of capsules that are off do, nothing feels."""
-        hidden = self.units.law(self.field).sample()
+        hidden = self.units.sample(self.field)
         if self.switch_logits is None:
             return CapsuleState(torch.ones_like(self.gain), hidden)
-        switch = torch.bernoulli(self.switch_probability)
+        switch = draw_bernoulli(self.switch_probability)
         return CapsuleState(switch, switch[..., None] * hidden)
 
 

@@ -204,7 +204,7 @@ class CapsuleRBM(Model):
     @torch.no_grad()
     def base_images(self, batch: int) -> Tensor:
         """Draws from the visible biases alone, (batch, C, H, W)."""
-        return self.visible.law().sample((batch,))
+        return self.visible.sample(self.visible.bias.new_zeros(batch, *self.image_shape))
 
     @pyro_method
     @torch.no_grad()
@@ -218,7 +218,7 @@ class CapsuleRBM(Model):
     @torch.no_grad()
     def draw_images(self, capsules: CapsuleState) -> Tensor:
         """A draw from p(x | h, z), (B, C, H, W)."""
-        return self.visible.law(self.visible_field(capsules)).sample()
+        return self.visible.sample(self.visible_field(capsules))
 
     @pyro_method
     def switch_probabilities(self, images: Tensor) -> Tensor:
@@ -244,9 +244,9 @@ class CapsuleRBM(Model):
         only = only.expand(chains, -1)
         images = self.base_images(chains)
         for _ in range(steps):
-            hidden = self.hidden.law(self.fields(images).hidden).sample()
+            hidden = self.hidden.sample(self.fields(images).hidden)
             field = self.visible_field(CapsuleState(only, only[..., None] * hidden))
-            images = self.visible.law(field).sample()
+            images = self.visible.sample(field)
         return self.visible.mean(field).mean(0)
 
     @torch.no_grad()

@@ -19,11 +19,31 @@ import math
 
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import check_at_least
+
+
+class _Softplus(torch.autograd.Function):
+    """log(1 + e^x), a few times faster on CPUs than torch's; its error is absolute, of rounding."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.abs().neg_().exp_().add_(1).log_().add_(x.clamp(min=0))
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0].sigmoid()
+
+
+softplus = _Softplus.apply
+
+
+def draw_bernoulli(probability: Tensor) -> Tensor:
+    """Zeros and ones; a few times faster on CPUs than torch.bernoulli."""
+    return (torch.rand_like(probability) < probability).to(probability.dtype)
 
 
 class Units(PyroModule):
@@ -52,6 +72,10 @@ class Units(PyroModule):
         """The distribution of the units under a field; all dims are batch dims."""
         raise NotImplementedError
 
+    def sample(self, field: Tensor | float = 0.0) -> Tensor:
+        """A draw of the units under a field."""
+        return self.law(field).sample()
+
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
         """A(bias + field), in nats."""
         raise NotImplementedError
@@ -77,8 +101,12 @@ class BernoulliUnits(Units):
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         return dist.Bernoulli(logits=self.bias + field, validate_args=False)  # admits grey pixels
 
+    @torch.no_grad()
+    def sample(self, field: Tensor | float = 0.0) -> Tensor:
+        return draw_bernoulli(self.mean(field))
+
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
-        return F.softplus(self.bias + field)
+        return softplus(self.bias + field)
 
     def mean(self, field: Tensor | float = 0.0) -> Tensor:
         return torch.sigmoid(self.bias + field)
