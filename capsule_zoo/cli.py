@@ -294,6 +294,27 @@ def figure(
 
 
 @app.command()
+def publish(
+    run: RunArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the trained weights.")],
+    record: Annotated[
+        list[str] | None,
+        typer.Option(help="Experiment whose record goes on the card; may be repeated."),
+    ] = None,
+) -> None:
+    """Put a run's weights among the zoo's, with a card that says where they come from.
+
+    \b
+    Example:
+      capsule-zoo publish runs/part-whole-mnist-0 part-whole-mnist --record part-whole/classify
+    """
+    from capsule_zoo import runs
+
+    path = runs.publish(run, name, record or [])
+    print(f"card written to {path}")
+
+
+@app.command()
 def reproduce(
     experiment: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="Leave out for a list.")

@@ -204,11 +204,18 @@ def _recipe_path(source: str | Path) -> Path:
     )
 
 
-def save_weights(entry: Entry, name: str, card: dict, folder: Path = WEIGHTS) -> None:
-    """Write `<name>.safetensors` and its card `<name>.json`, from which `load(name)` rebuilds."""
+def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None) -> Path:
+    """Write `<name>.safetensors` and its card `<name>.json`, from which `load(name)` rebuilds.
+
+    Returns:
+        The path of the card.
+    """
+    folder = WEIGHTS if folder is None else folder
     states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
     save_checkpoint(folder / f"{name}.safetensors", states)
-    _write_json(folder / f"{name}.json", {**recipe(entry), **card})
+    path = folder / f"{name}.json"
+    _write_json(path, {**recipe(entry), **card})
+    return path
 
 
 def recipe(entry: Entry) -> dict:

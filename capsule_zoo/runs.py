@@ -22,8 +22,17 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import Comparison, Run, compare, evaluate, fit, summarize, widen
-from capsule_zoo.records import save_figure, write_json
-from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
+from capsule_zoo.records import machine, read_record, save_figure, versions, write_json
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    load,
+    read_recipe,
+    recipe,
+    save,
+    save_weights,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -222,6 +231,34 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
     path = folder / f"{name}.png"
     save_figure(entry.figures[name](entry, images), path)
     return path
+
+
+def publish(source: str, name: str, experiments: list[str]) -> Path:
+    """Put a run's weights and their card among the zoo's trained weights.
+
+    The card holds the recipe, the command that trained the run, versions, machine, and the metrics
+    of each experiment's record. Weights that were published before may be published again, with
+    more records.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        ValueError: neither a run nor trained weights, or an experiment without a record.
+    """
+    made, folder = read_recipe(source), Path(source)
+    training = made.get("training")
+    if training is None:
+        limits = " ".join(f"--{key} {value:g}" for key, value in made["limits"].items())
+        command = f"capsule-zoo train {made['entry']} --data {made['data']} --seed {made['seed']}"
+        metrics = json.loads((folder / "metrics.json").read_text())
+        training = {"command": f"{command} {limits}".strip(), "versions": versions()}
+        training |= {"machine": machine(), **metrics}
+    records = {experiment: read_record(experiment) for experiment in experiments}
+    card = {"data": made["data"], "seed": made["seed"], "training": training}
+    shown = ("command", "metrics")
+    card["records"] = {e: {key: r[key] for key in shown} for e, r in records.items()}
+    return save_weights(load(source), name, plain(card))
 
 
 def note(folder: Path, key: str, found: dict) -> None:

@@ -1,0 +1,51 @@
+"""Published weights: found by name, equal to the run's, with a card made from records."""
+
+import json
+
+import pytest
+import torch
+
+from capsule_zoo import registry, runs
+from capsule_zoo.cli import main
+from capsule_zoo.records import write_record
+from capsule_zoo.registry import load, small_sizes
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of two steps, in a folder of its own, with empty weights beside it."""
+    monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.chdir(tmp_path)
+    sizes = {**small_sizes("part-whole"), "image_shape": (1, 28, 28)}
+    given = {"data": "digits", "limits": {"steps": 2}, "sizes": sizes}
+    runs.train("part-whole", tmp_path / "run", given, progress=False)
+    return str(tmp_path / "run")
+
+
+def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
+    path = runs.publish(run, "mine", [])
+    states = [load(source).guide.state_dict() for source in (run, "mine")]
+    assert all(torch.equal(v, states[1][k]) for k, v in states[0].items())
+    card = json.loads(path.read_text())
+    assert card["training"]["command"].startswith("capsule-zoo train part-whole --data digits")
+    assert card["training"]["command"].endswith("--steps 2") and card["training"]["steps"] == 2
+    assert card["records"] == {} and str(tmp_path) not in path.read_text()
+
+
+def test_records_are_put_on_the_card_later(run):
+    runs.publish(run, "mine", [])
+    before = load("mine").model.state_dict()
+    metric = {"value": 0.5, "se": 0.1, "n": 25}
+    write_record("part-whole/toy", {"accuracy": metric}, command="c", seed=0, data="d", seconds=1.0)
+    runs.publish("mine", "mine", ["part-whole/toy"])
+    card = json.loads((registry.WEIGHTS / "mine.json").read_text())
+    assert card["records"]["part-whole/toy"]["metrics"] == {"accuracy": metric}
+    assert card["training"]["steps"] == 2
+    assert all(torch.equal(v, before[k]) for k, v in load("mine").model.state_dict().items())
+
+
+def test_an_experiment_without_a_record_is_refused(run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["publish", run, "mine", "--record", "part-whole/never"])
+    assert stopped.value.code == 2 and "no record" in capsys.readouterr().err
+    assert not registry.WEIGHTS.exists()
