@@ -46,11 +46,12 @@ class RunningMeans:
             setattr(self, name, torch.lerp(value, old, MOMENTUM) if len(old) else value)
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"visible": self.visible, "switch": self.switch, "hidden": self.hidden}
+        return {f"mean_{name}": getattr(self, name) for name in ("visible", "switch", "hidden")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up the means of `state_dict`; without, those of the next batch are the first."""
         for name in ("visible", "switch", "hidden"):
-            setattr(self, name, state.get(name, torch.empty(0)))
+            setattr(self, name, state.get(f"mean_{name}", torch.empty(0)))
 
 
 def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> Tensor:

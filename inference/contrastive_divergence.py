@@ -116,23 +116,24 @@ class ContrastiveDivergence(Objective):
             state = model.posterior(start).sample()
         return model.gibbs(model.draw_images(state), self.k - 1)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Tensor]:
         """Chains and running means, as checkpoints hold them."""
-        state: dict = {} if self.means is None else {"means": self.means.state_dict()}
+        state: dict[str, Tensor] = {} if self.means is None else self.means.state_dict()
         if self._state is not None:
-            state["chains"] = self._state._asdict()
+            state |= self._state._asdict()
         if self._tempered is not None:
-            state["tempered"] = self._tempered.state_dict()
+            state |= self._tempered.state_dict()
         return state
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take up the chains and means of `state_dict`."""
-        self._state = CapsuleState(**state["chains"]) if "chains" in state else None
-        self._tempered = None
-        if self.tempering is not None and "tempered" in state:
-            self._tempered = TemperedChains(self.tempering, **state["tempered"])
+        self._state = self._tempered = None
+        if "activity" in state:
+            self._state = CapsuleState(state["switch"], state["activity"])
+        if self.tempering is not None and "images" in state:
+            self._tempered = TemperedChains(self.tempering, state["images"], state["exchanges"])
         if self.means is not None:
-            self.means.load_state_dict(state.get("means", {}))
+            self.means.load_state_dict(state)
 
 
 def _check_pair(model: object, guide: object) -> None:

@@ -67,14 +67,16 @@ class TemperedChains:
         exchanges: how many there have been: they alternate between even and odd pairs.
     """
 
-    def __init__(self, betas: tuple[float, ...], images: Tensor, exchanges: int = 0) -> None:
+    def __init__(
+        self, betas: tuple[float, ...], images: Tensor, exchanges: int | Tensor = 0
+    ) -> None:
         self.betas = images.new_tensor(betas)
         self.images = images if images.dim() == 5 else images.repeat(len(betas), 1, 1, 1, 1)
-        self.exchanges = exchanges
+        self.exchanges = int(exchanges)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Tensor]:
         """What, with the temperatures, makes the same chains again."""
-        return {"images": self.images, "exchanges": self.exchanges}
+        return {"images": self.images, "exchanges": torch.tensor(self.exchanges)}
 
     @torch.no_grad()
     def sweep(self, model: CapsuleRBM) -> None:

@@ -7,6 +7,7 @@ from pyro.infer import SVI
 from small_rbms import PAIRS, log_masses, small
 from toys import Conjugate, LinearGuide
 
+from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence, fit, log_partition
 from capsule_zoo.inference.centering import RunningMeans, centered_gradient
@@ -56,7 +57,7 @@ def test_chains_started_at_the_exact_law_give_the_likelihood_gradient(kind):
     torch.manual_seed(0)
     start = listed[torch.multinomial(law, number, replacement=True)]
     state = model.posterior(start).sample()
-    objective.load_state_dict({"chains": {n: v.detach() for n, v in state._asdict().items()}})
+    objective.load_state_dict({n: v.detach() for n, v in state._asdict().items()})
     parameters = list(model.parameters())
     for _ in range(2):  # the second loss goes on from where the first one left the chains
         loss = objective.differentiable_loss(model, ExactSwitches(model), images)
@@ -133,6 +134,27 @@ def test_a_resumed_run_is_the_uninterrupted_one_chains_and_all(options, tmp_path
     resumed = run(fresh(), steps=8, resume=path)
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
+
+
+@pytest.mark.parametrize("options", MODES[1:], ids=str)
+def test_held_out_checks_leave_the_chains_alone(options):
+    images, states = Split(data(30).float(), torch.zeros(30, dtype=torch.int64)), []
+    for validation in (images[:0], images[:10]):
+        torch.manual_seed(1)
+        model = CapsuleRBM(4, 2, 2)
+        fit(
+            model,
+            ExactSwitches(model),
+            Dataset("noise", images, validation, images),
+            objective=ContrastiveDivergence(chains=10, **options),
+            lr=0.1,
+            batch_size=10,
+            steps=6,
+            validate_every=2,
+            progress=False,
+        )
+        states.append(model.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_svi_and_torch_optimizers_train_every_parameter_alike():
