@@ -42,7 +42,7 @@ class RunningMeans:
         hidden = state.activity.mean(0) / switch[:, None].clamp(min=1e-3)
         new = {"visible": images.flatten(1).mean(0), "switch": switch, "hidden": hidden}
         for name, value in new.items():
-            old = getattr(self, name)
+            old = getattr(self, name).to(value)
             setattr(self, name, torch.lerp(value, old, MOMENTUM) if len(old) else value)
 
     def state_dict(self) -> dict[str, Tensor]:

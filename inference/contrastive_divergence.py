@@ -110,10 +110,11 @@ class ContrastiveDivergence(Objective):
             for _ in range(self.k):
                 self._tempered.sweep(model)
             return self._tempered.images[0]
-        state = self._state
-        if state is None:
+        if self._state is None:
             start = model.base_images(self.chains) if self.persistent else images
             state = model.posterior(start).sample()
+        else:  # a checkpoint gives it back on the CPU
+            state = CapsuleState(*(value.to(model.weight) for value in self._state))
         return model.gibbs(model.draw_images(state), self.k - 1)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -82,6 +82,7 @@ class TemperedChains:
     def sweep(self, model: CapsuleRBM) -> None:
         """One Gibbs sweep at every temperature, and one exchange."""
         machine = TemperedRBM(model)
+        self.images, self.betas = self.images.to(model.weight), self.betas.to(model.weight)
         betas = self.betas.repeat_interleave(self.images.shape[1])
         law = machine.posterior(model.fields(self.images.flatten(0, 1)), betas)
         self.images = machine.draw_images(law, betas).view_as(self.images)

@@ -364,3 +364,16 @@ def test_models_without_a_free_energy_are_refused():
     with pytest.raises(ValueError, match="needs a guide with a free energy in closed form"):
         ContrastiveDivergence().loss(small(), LinearGuide(model), data())
     assert not ContrastiveDivergence().is_bound
+
+
+@pytest.mark.parametrize("options", MODES[1:], ids=str)
+def test_a_state_is_taken_up_in_the_models_precision_and_place(options):
+    """Checkpoints are read on the CPU; here in another precision, which would fail as loudly."""
+    model = small()
+    first, second = (ContrastiveDivergence(chains=5, **options) for _ in range(2))
+    first.differentiable_loss(model, ExactSwitches(model), data())
+    state = first.state_dict()
+    second.load_state_dict({n: v.float() if v.is_floating_point() else v for n, v in state.items()})
+    loss = second.differentiable_loss(model, ExactSwitches(model), data())
+    assert loss.dtype == torch.float64 and loss.isfinite()
+    assert all(second.state_dict()[name].dtype == value.dtype for name, value in state.items())
