@@ -1,0 +1,35 @@
+"""Every contestant of the RBM benchmark runs, ours with the textbook's gradient, and learns."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def rbm(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import rbm
+
+    yield rbm
+    sys.modules.pop("rbm")
+
+
+def test_ours_has_the_textbooks_gradient_and_all_contestants_run(rbm):
+    rbm.check()
+    contestants = rbm.make()
+    assert {"zoo", "zoo_capsules", "scikit_learn", "floor"} <= contestants.keys()
+    for update in contestants.values():
+        update()
+
+
+def test_an_update_moves_every_parameter(rbm):
+    model = rbm.CapsuleRBM(rbm.VISIBLE, 4, 2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rbm.zoo(model)()
+    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
