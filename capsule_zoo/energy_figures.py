@@ -31,7 +31,7 @@ def reconstructions(reconstructed: Tensor, images: Tensor) -> Figure:
 
 @torch.no_grad()
 def projective_fields(model: CapsuleRBM, seed: int = 0) -> Figure:
-    """What each capsule paints when it alone is on (Li and Zhu 2019, figure 4)."""
+    """What each capsule paints when it alone is on."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fields = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])

@@ -12,7 +12,7 @@ Neither has parameters of its own. Both know their variational free energy in cl
 which is what `ContrastiveDivergence` lowers on the data.
 
 References:
-    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 2.2: the mean field.
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN): the mean field.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ExactSwitches(Guide):
 class MeanFieldSwitches(Guide):
     """Switches and hidden units as if independent given the image: the paper's inference.
 
-    The iteration has two fixed points for most images of a trained machine; it starts at
-    pi = 1/2, and where it ends depends on that.
+    Where couplings are strong the iteration has two fixed points; it starts at pi = 1/2, and
+    which of them it finds depends on that.
 
     Args:
         model: a `CapsuleRBM`.

@@ -8,7 +8,7 @@ b are the generative biases: the units of a capsule that is off follow their bas
 posterior, for nothing feels them, and here.
 
 References:
-    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 3.
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ z = 1, with other coordinates of the same parameters:
 
 A gradient step in those coordinates is, in the old ones, a step along J J' g: g is the usual
 gradient, and J the derivative of old by new coordinates. For an RBM, whose switch is always on,
-this is the enhanced gradient of Melchior, Fischer and Wiskott 2016, equations 12 to 16.
+this is the centered gradient of Melchior, Fischer and Wiskott 2016 with means over the data.
 """
 
 from __future__ import annotations

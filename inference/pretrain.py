@@ -7,7 +7,7 @@ an RBM has no Omega, for in the machine Omega couples switches to switches.
 
 References:
     Hinton, Osindero & Teh 2006, "A Fast Learning Algorithm for Deep Belief Nets".
-    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 3.3.
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN).
 """
 
 from __future__ import annotations

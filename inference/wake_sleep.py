@@ -16,7 +16,7 @@ the bound: it is as above.
 References:
     Hinton, Dayan, Frey & Neal 1995, "The Wake-Sleep Algorithm for Unsupervised Neural Networks".
     Bornschein & Bengio 2015, "Reweighted Wake-Sleep" (ICLR). Li & Zhu 2019, "Capsule Generative
-    Models", section 3.2: the sleep phase that starts at the wake phase's top layer.
+    Models": the sleep phase that starts at the wake phase's top layer.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ of `capsule_layer`, closed form: the machine is a directed model, drawn exactly 
 its ELBO and IWAE are those of exact densities.
 
 References:
-    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 3. Misprints there: products for
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN). Misprints there: products for
     sums in equations 17, 18 and 21, no log in 22, the sign of the second line of 25, and 11
     descends the likelihood.
     Dayan, Hinton, Neal & Zemel 1995, "The Helmholtz Machine".

@@ -29,8 +29,8 @@ so that the two blocks x and (z, h) make an exact Gibbs chain. With one capsule 
 always on it is an RBM (`RBM`); with Gaussian x and h it is a spike-and-slab RBM.
 
 References:
-    Li & Zhu 2019, "Capsule Generative Models" (ICANN), section 2: the energy is theirs; they
-    infer by mean field, which has two fixed points for most images (`MeanFieldSwitches`).
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN): the energy is theirs; they
+    infer by mean field, which can have two fixed points (`MeanFieldSwitches`).
     Courville, Bergstra & Bengio 2011, "A Spike and Slab Restricted Boltzmann Machine": the
     special case. Welling, Rosen-Zvi & Hinton 2004, "Exponential Family Harmoniums": the families.
 """
