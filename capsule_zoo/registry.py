@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Entry:
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
-        name, sizes: what `create` was called with; they rebuild the entry.
+        name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
     """
 
     model: Model
@@ -142,8 +143,14 @@ def create(name: str, **sizes: object) -> Entry:
         entry = factory(**sizes)
     except TypeError as error:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
-    entry.name, entry.sizes = name, dict(sizes)
+    entry.name, entry.sizes = name, {**_default_sizes(factory), **sizes}
     return entry
+
+
+def _default_sizes(factory: Callable[..., Entry]) -> dict:
+    """A factory's defaults, saved with every run, so that they may change without breaking it."""
+    parameters = inspect.signature(factory).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def save(entry: Entry, folder: str | Path, **config: object) -> None:

@@ -82,6 +82,9 @@ def write_whole(path: str | os.PathLike, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        mask = os.umask(0)  # temporary files are private; what replaces a file need not be
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyro.infer import Trace_ELBO
 from torch import Tensor
@@ -15,8 +16,6 @@ from capsule_zoo.registry import Entry, register
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Few, large parts of bounded stretch become strokes; many free ones become blobs.
-MODEL_SIZES = dict(objects=32, parts=16, sigma_top=0.1, sigma_min=0.05)
 GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
     image_shape=(1, 12, 12),
@@ -54,21 +53,36 @@ PICTURES = {name: partial(_picture, name=name) for name in ("parses", "templates
 
 @register("part-whole", small=SMALL)
 def part_whole(
-    image_shape: tuple[int, int, int] = (1, 28, 28), guide_sizes: dict | None = None, **sizes
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    guide_sizes: Mapping[str, Any] = GUIDE_SIZES,
+    objects: int = 32,
+    parts: int = 16,
+    sigma_top: float = 0.1,
+    sigma_min: float = 0.05,
+    **sizes: Any,
 ) -> Entry:
     """Objects choose and place their parts; see `capsule_zoo.models.part_whole`.
 
+    Few, large parts of bounded stretch become strokes; many free ones become blobs.
+
     Args:
         image_shape: (channels, height, width).
-        guide_sizes: arguments of `AmortizedPartWhole`.
-        sizes: arguments of `PartWholeCapsules`.
+        guide_sizes: arguments of `AmortizedPartWhole`, over those of `GUIDE_SIZES`.
+        objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
     """
     channels, height, width = image_shape
-    sizes = {**MODEL_SIZES, **sizes}
-    model = PartWholeCapsules(channels=channels, image_size=(height, width), **sizes)
+    model = PartWholeCapsules(
+        objects,
+        parts,
+        channels=channels,
+        image_size=(height, width),
+        sigma_top=sigma_top,
+        sigma_min=sigma_min,
+        **sizes,
+    )
     return Entry(
         model=model,
-        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **(guide_sizes or {})}),
+        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **guide_sizes}),
         guides={
             **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
             "routing": _routing,

@@ -119,3 +119,9 @@ def test_every_difference_between_modules_is_listed():
         "  - it has an extra scale (1,)",
         "  - weight has shape (3, 5), not (3, 2)",
     ]
+
+
+def test_others_may_read_what_they_could_read_of_any_new_file(tmp_path):
+    write_whole(tmp_path / "ours", b"1")
+    (tmp_path / "plain").write_bytes(b"1")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode

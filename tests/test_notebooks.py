@@ -1,0 +1,27 @@
+"""Every notebook runs from top to bottom in miniature, and is stored with its outputs."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_runs(path, monkeypatch, request):
+    if '"mnist"' in path.read_text().replace("\\", ""):
+        request.getfixturevalue("mnist_root")
+    monkeypatch.setenv("CAPSULE_ZOO_QUICK", "1")
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": FOLDER}}).execute()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_is_stored_with_outputs_and_without_errors(path):
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    kinds = [output.output_type for cell in cells for output in cell.outputs]
+    assert "error" not in kinds and "display_data" in kinds
