@@ -16,6 +16,7 @@ from capsule_zoo.inference.checkpoint import (
     check_same_module,
     load_checkpoint,
     save_checkpoint,
+    write_whole,
 )
 
 
