@@ -35,7 +35,8 @@ class PixelMixture(dist.TorchDistribution):
         self.colour, self.scale = colour, scale
         self.share = weight / weight.sum(0)
         _, channels, batch, height, width = colour.shape
-        super().__init__((batch, 1), (channels, height, width), validate_args=False)
+        shapes = torch.Size((batch, 1)), torch.Size((channels, height, width))
+        super().__init__(*shapes, validate_args=False)
 
     @property
     def mean(self) -> Tensor:

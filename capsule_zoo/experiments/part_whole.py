@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -159,7 +159,7 @@ def guides(options: Options) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     entry = trained(options, data, minutes=30)
     model, held_out = entry.model, data.test[:1000]
-    tuning = dict(steps=600)
+    tuning: dict[str, Any] = dict(steps=600)
     normal = tighten(entry, data, options, **tuning).guide
     pairs = {
         "normal": normal,
