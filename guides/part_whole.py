@@ -95,7 +95,8 @@ class PartEncoder(Guide):
         pose: "delta", "normal" or "low_rank".
         channels: width of the convolutions.
         max_scale: largest part, in units of half an image.
-        anisotropy: bound on a part's stretch; None leaves it free (`poses.from_parameters`).
+        anisotropy: bound on a part's stretch, or None. Bounded parts become strokes; free ones
+            become blobs that are stretched into strokes (`poses.from_parameters`).
         rank: columns of the low-rank factor where `pose="low_rank"`.
 
     Raises:
@@ -110,8 +111,8 @@ class PartEncoder(Guide):
         pose: str = "delta",
         *,
         channels: int = 128,
-        max_scale: float = 1.01,
-        anisotropy: float | None = None,
+        max_scale: float = 0.8,
+        anisotropy: float | None = 1.6,
         rank: int = 2,
     ) -> None:
         if not isinstance(model, PartWholeCapsules):
@@ -126,7 +127,8 @@ class PartEncoder(Guide):
         convolutions: list[nn.Module] = []
         inputs = model.image_shape[0]
         for stride in (2, 2, 1, 1):
-            convolutions += [nn.Conv2d(inputs, channels, 3, stride, padding=1), nn.ELU()]
+            convolution = PyroModule[nn.Conv2d](inputs, channels, 3, stride, padding=1)
+            convolutions += [convolution, nn.ELU()]
             inputs = channels
         self.encoder = PyroModule[nn.Sequential](*convolutions)
         self.pool = AttentionPooling(channels, model.levels[-1].size, _OUTPUTS)

@@ -158,7 +158,8 @@ class PartWholeCapsules(Model):
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.
         sigma_image: deviation of a pixel, in units of its range.
-        sigma_top: deviation of an object's pose from the identity, by coordinate.
+        sigma_top: deviation of an object's pose from the identity, by coordinate. Where it is
+            wide, objects copy the poses of their parts and their presences tell nothing.
         sigma_min: least deviation of a child's pose from its parent's vote.
         sigma_off, sigma_dummy: the same for children that are off, or that the dummy explains.
         epsilon: weight of the dummy parent beside the parents' rho.
@@ -187,8 +188,8 @@ class PartWholeCapsules(Model):
         presence: str = "relaxed",
         temperature: float = 0.5,
         sigma_image: float = 0.15,
-        sigma_top: float = 0.5,
-        sigma_min: float = 0.1,
+        sigma_top: float = 0.1,
+        sigma_min: float = 0.05,
         sigma_off: float = 1.0,
         sigma_dummy: float = 1.0,
         epsilon: float = 0.02,
