@@ -39,9 +39,12 @@ class IncompatibleGuide(ValueError):
         super().__init__("\n".join(lines))
 
 
-def suggest_guides(model: Callable) -> list[str]:
-    """Names of registered guides that fit `model`; the registry replaces this hook by its own."""
+def _none_known(model: Callable) -> list[str]:
     return []
+
+
+# Names of registered guides that fit a model; the registry puts its own function here.
+suggest_guides: Callable[[Callable], list[str]] = _none_known
 
 
 def check_pair(

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from capsule_zoo import registry
-from capsule_zoo.inference import CheckpointError
+from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.registry import (
     create,
     describe,
+    fitting_guides,
     list_models,
     load,
     read_recipe,
@@ -132,3 +133,13 @@ def test_truncated_missing_and_pickled_weights_are_refused(entry, tmp_path):
     weights.unlink()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         load(tmp_path)
+
+
+def test_a_guide_that_does_not_fit_is_told_which_would():
+    entry, other = (create(name, **small_sizes(name)) for name in ("part-whole", "capsule-rbm"))
+    images = torch.rand(2, *entry.model.image_shape)
+    with pytest.raises(IncompatibleGuide) as refused:
+        check_pair(entry.model, lambda images: None, images)
+    assert "routing (part-whole)" in str(refused.value)
+    assert "capsule-rbm" not in str(refused.value)
+    assert fitting_guides(other.model) == ["exact (capsule-rbm)", "mean_field (capsule-rbm)"]
