@@ -8,7 +8,7 @@ got wrong; started at the prior, it checks that nothing depends on an encoder. T
 `inference.fit(..., freeze="model")` on the very images it was made for, in their order.
 
 References:
-    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), section 5.
+    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ bound), or `"normal"`, or `"low_rank"` (a low-rank plus diagonal covariance over
 numbers).
 
 References:
-    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), section 4; encoder and sizes after
+    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553); encoder and sizes after
     Kosiorek et al. 2019 (arXiv 1906.06818), appendix.
 """
 

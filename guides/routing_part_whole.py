@@ -12,7 +12,7 @@ ridge regression with a closed form. Parts come from the same encoder as in `Amo
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; votes as in Smith, Schut, Gal &
-    van der Wilk 2020 (arXiv 2004.03553), section 4.
+    van der Wilk 2020 (arXiv 2004.03553).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import capsule_zoo
 from capsule_zoo.data import Split
+from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference.check import (
     check_pair,
     is_delta,
@@ -261,13 +262,7 @@ def _as_wanted(
 @contextmanager
 def _evaluating(model: nn.Module, guide: nn.Module, seed: int) -> Iterator[None]:
     """No gradients, eval mode, a seeded stream of draws; everything is put back afterwards."""
-    modes = model.training, guide.training
-    with isolated_parameters(model, guide), torch.random.fork_rng(), torch.no_grad():
+    store, stream = isolated_parameters(model, guide), torch.random.fork_rng()
+    with store, stream, torch.no_grad(), in_eval_mode(model, guide):
         torch.manual_seed(seed)
-        model.eval()
-        guide.eval()
-        try:
-            yield
-        finally:
-            model.train(modes[0])
-            guide.train(modes[1])
+        yield

@@ -9,7 +9,7 @@ most of it: Adam with a short memory of squared gradients and a step that falls 
 longer steps for presence logits than for poses, and all images at once. For images that an encoder
 has never seen, such as rotated ones, several turned starts matter more than the optimiser.
 
-Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), section 5.
+Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class BalancedLogits(PyroModule):
     neither always on nor always off, which is where relaxed presences collapse early in training.
 
     Reference: Zhu et al. 2020, "A Batch Normalized Inference Network Keeps the KL Vanishing Away"
-    (arXiv 2004.12585), section 4.
+    (arXiv 2004.12585).
     """
 
     running_mean: Tensor

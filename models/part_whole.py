@@ -14,13 +14,13 @@ levels may lie between objects and parts; each relates to the one above as parts
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 
 With everything else given the choices s_i are independent, so they are summed out exactly:
-`selection="enumerate"` by Pyro's parallel enumeration, `selection="marginal"` (four times faster,
-equal to the last digit) by writing p(t_i) and p(A_i | t_i) as the two mixtures over parents that
+`selection="enumerate"` by Pyro's parallel enumeration, `selection="marginal"` (equal up to
+rounding) by writing p(t_i) and p(A_i | t_i) as the two mixtures over parents that
 they are. For training, presences are relaxed to Concrete variables; their sites then hold logits.
 
 References:
     Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
-    Perspective" (arXiv 2004.03553), sections 3 and 4. Templates and the set transformer:
+    Perspective" (arXiv 2004.03553). Templates and the set transformer:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818).
     The paper leaves open how a pose is parametrised (here: the six numbers of the matrix), how a
     relaxed presence mixes the two scales (linearly), and all sizes; these are arguments.

@@ -5,7 +5,7 @@
 
 The choice is summed out. Where compositing lets a part hide those below it, here parts compete.
 
-Reference: Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), eq. 5 to 7.
+Reference: Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
 
     In logit space neither a draw nor its density saturates in float32, at any temperature.
 
-    References: Maddison, Mnih & Teh 2017, "The Concrete Distribution" (arXiv 1611.00712), eq. 25.
+    References: Maddison, Mnih & Teh 2017, "The Concrete Distribution" (arXiv 1611.00712).
     """
 
     has_rsample = True  # torch forgets to say so, and Pyro would fall back on the score function
