@@ -6,6 +6,7 @@ a step is the step that a single process would have taken on the whole batch.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,9 @@ def join_workers(device: str | torch.device) -> Iterator[Workers]:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if not initialized:
+        # The first optimizer of a process imports this. Imported while a group stands, it keeps the
+        # group for good: its threads outlive `destroy_process_group` and may abort the exit.
+        importlib.import_module("torch._dynamo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Workers(distributed.get_rank(), distributed.get_world_size(), device)
