@@ -198,6 +198,19 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
             refreeze()
 
 
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Within it parameters take no gradient, which also spares their backward pass."""
+    held = [p for module in modules for p in module.parameters() if p.requires_grad]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
 def _shape(site: dict) -> tuple[int, ...]:
     return tuple(site["fn"].shape())
 

@@ -144,9 +144,13 @@ def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
     return node
 
 
-def to_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of a `state_dict` that later training does not change."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
+def to_cpu(state: Any) -> Any:
+    """A copy of a state (nested dicts and lists of tensors) that later training does not change."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {name: to_cpu(value) for name, value in state.items()}
+    return [to_cpu(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

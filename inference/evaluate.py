@@ -32,7 +32,7 @@ from capsule_zoo.inference.check import (
 )
 from capsule_zoo.inference.inference_data import inference_data, pareto_shape
 from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.models.base import check_at_least, check_images
+from capsule_zoo.models.base import check_at_least, check_images_of
 
 if TYPE_CHECKING:
     from arviz import InferenceData
@@ -80,7 +80,7 @@ def evaluate(
     check_at_least(0, draws=draws)
     name = images.name if isinstance(images, Split) else "images"
     images = images.images if isinstance(images, Split) else images
-    check_images(images)
+    check_images_of(model, images)
     if discrete:
         model, guide = _discrete(model), _discrete(guide)
     images, labels = _as_wanted(model, guide, images, labels)

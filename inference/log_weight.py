@@ -46,13 +46,26 @@ def log_weights(
         first = -1 - max(_nesting(plain), _nesting(guide_trace))
         enumerated = poutine.replay(EnumMessenger(first)(model), trace=guide_trace)
         scored = poutine.trace(enumerated).get_trace(*arguments)
-    model_terms = _log_density(scored, images)
-    log_weight = model_terms - _log_density(guide_trace, images)
+    model_terms = log_density(scored, images)
+    log_weight = model_terms - log_density(guide_trace, images)
     return log_weight, prune_subsample_sites(plain), prune_subsample_sites(guide_trace)
 
 
-def _log_density(trace: Trace, images: Tensor) -> Tensor:
-    """Log density of everything in a trace, (B,), enumerated sites summed out."""
+def log_density(trace: Trace, images: Tensor) -> Tensor:
+    """Log density of everything in a trace, image by image.
+
+    Sites that were enumerated in parallel are summed out exactly.
+
+    Args:
+        trace: of a program that was run on `images`.
+        images: (B, C, H, W).
+
+    Returns:
+        (B,), in nats.
+
+    Raises:
+        ValueError: a site lies outside the plate "images", and there are several.
+    """
     trace = prune_subsample_sites(trace)
     trace.compute_log_prob()
     trace.pack_tensors()

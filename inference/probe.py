@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.models.base import check_images
+from capsule_zoo.models.base import check_images_of
 
 
 class Accuracy(NamedTuple):
@@ -50,7 +50,7 @@ def latents(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    check_images(images)
+    check_images_of(guide, images)
     rows = []
     with torch.no_grad(), torch.random.fork_rng(devices=[]), in_eval_mode(guide):
         pyro.set_rng_seed(seed)
@@ -60,7 +60,8 @@ def latents(
             if missing:
                 drawn = [n for n in trace.nodes if trace.nodes[n]["type"] == "sample"]
                 raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
-            rows.append(torch.cat([_centre(trace.nodes[n]).flatten(1) for n in sites], dim=1))
+            found = [_centre(trace.nodes[n]).reshape(len(batch), -1) for n in sites]
+            rows.append(torch.cat(found, dim=1))
     return torch.cat(rows).cpu().numpy()
 
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Dataset, Split
-from capsule_zoo.inference.check import isolated_parameters
+from capsule_zoo.inference.check import frozen, isolated_parameters
 from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.trainer import OptimizerFactory, Trainer
 from capsule_zoo.inference.workers import join_workers
-from capsule_zoo.models.base import check_images
+from capsule_zoo.models.base import check_images_of
 
 HELD_OUT_IMAGES = 1000
 
@@ -87,12 +86,18 @@ def fit(
     """
     _check_arguments(model, guide, lr, schedule, freeze, validate_every, patience, clip)
     train, validation = _splits(data, labels)
+    for split in (train, validation):
+        if split is not None:
+            check_images_of(model, split.images)
     kind = _InOrder if batch_size >= len(train) else Batches
     batches = kind(train, batch_size, seed, transform)
     budget = Budget.of(epochs, steps, minutes, len(batches))
     keep_memory()
+    held = [module for role, module in (("model", model), ("guide", guide)) if role == freeze]
+    for module in (model, guide):
+        module.train(module not in held)
     with (
-        _frozen(model, guide, freeze),
+        frozen(*held),
         isolated_parameters(model, guide) as refreeze,
         join_workers(device) as workers,
     ):
@@ -118,7 +123,6 @@ def _splits(data: Dataset | Split | Tensor, labels: bool) -> tuple[Split, Split 
     if isinstance(data, Tensor):
         if labels:
             raise ValueError("labels=True needs data with labels: give a Split or a Dataset")
-        check_images(data)
         return Split(data, torch.zeros(len(data), dtype=torch.int64)), None
     if isinstance(data, Split):
         return data, None
@@ -158,19 +162,3 @@ def _check_arguments(
             raise ValueError(f"{name} must be at least 1 or None, not {value!r}")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive or None, not {clip!r}")
-
-
-@contextmanager
-def _frozen(model: nn.Module, guide: nn.Module, freeze: str | None) -> Iterator[None]:
-    """Train mode for what is trained; no gradients for what is frozen, until the end."""
-    chosen = {"model": model, "guide": guide}.get(freeze or "")
-    for module in (model, guide):
-        module.train(module is not chosen)
-    held = [p for p in chosen.parameters() if p.requires_grad] if chosen is not None else []
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from capsule_zoo.data import Batches, Split
+from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference.check import refuse_misfit
 from capsule_zoo.inference.checkpoint import (
     CheckpointError,
@@ -33,7 +34,6 @@ from capsule_zoo.inference.progress import Progress
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.trouble import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.workers import Workers
-from capsule_zoo.models.base import check_images
 
 OptimizerFactory = Callable[[list], torch.optim.Optimizer]
 
@@ -59,7 +59,6 @@ class Trainer:
         example = self._ready(batches.split.images[:2], batches.split.labels[:2])
         if batches.batch_size >= len(batches.split):
             example = self._ready(batches.split.images, batches.split.labels)
-        check_images(example[0])
         refuse_misfit(model, guide, *example)
         self.objective = objective or default_objective(model, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
@@ -268,16 +267,11 @@ class Trainer:
 @contextmanager
 def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
     """No gradients, modules in eval mode, and the objective's own state put back afterwards."""
-    modes = [module.training for module in modules]
     state = to_cpu(objective.state_dict()) if hasattr(objective, "state_dict") else None
-    for module in modules:
-        module.eval()
     try:
-        with torch.no_grad():
+        with in_eval_mode(*modules), torch.no_grad():
             yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)
         if state is not None:
             objective.load_state_dict(state)
 

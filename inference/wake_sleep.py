@@ -29,7 +29,7 @@ from pyro import poutine
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
-from capsule_zoo.inference.log_weight import _log_density
+from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.objective import Objective, call_arguments
 from capsule_zoo.models.base import check_at_least
 
@@ -114,7 +114,7 @@ def wake(
         poutine.trace(poutine.replay(program, trace=drawn)).get_trace(*arguments)
         for program in (model, guide)
     ]
-    log_p, log_q = (_log_density(trace, images) for trace in traces)
+    log_p, log_q = (log_density(trace, images) for trace in traces)
     return drawn, log_p, log_q
 
 
@@ -137,7 +137,7 @@ def sleep(
     trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
         *call_arguments(seen, labels)
     )
-    return _log_density(trace, seen).mean()
+    return log_density(trace, seen).mean()
 
 
 def top_sites(model: nn.Module) -> Iterable[str]:

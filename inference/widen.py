@@ -21,11 +21,11 @@ from torch.distributions import biject_to
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.check import check_pair, is_delta, isolated_parameters
+from capsule_zoo.inference.check import check_pair, frozen, is_delta, isolated_parameters
 from capsule_zoo.inference.evaluate import is_per_image, point_sites
 from capsule_zoo.inference.objective import call_arguments
 from capsule_zoo.inference.train import fit
-from capsule_zoo.models.base import check_images, check_positive
+from capsule_zoo.models.base import check_images_of, check_positive
 
 
 class Widened(Guide):
@@ -132,17 +132,14 @@ def widen(
         ValueError: the guide has no Delta over a continuous site, or an argument is not allowed.
     """
     images = images.images if isinstance(images, Split) else images
-    check_images(images)
+    check_images_of(model, images)
     first = next(guide.parameters(), next(model.parameters(), images))
     few = images if is_per_image(guide) else images[:2]
     few = few.to(first.device, first.dtype)
     with isolated_parameters(model, guide):
         check_pair(model, guide, few)
         widened = Widened(model, guide, few, scale)
-    held = [p for p in guide.parameters() if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
+    with frozen(guide):
         fit(
             model,
             widened,
@@ -157,7 +154,4 @@ def widen(
             device=first.device,
             progress=progress,
         )
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
     return widened

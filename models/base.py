@@ -114,6 +114,15 @@ class Model(NamedModule):
             check_images(images, self.image_shape, self.pixel_range)
 
 
+def check_images_of(program: object, images: Tensor) -> None:
+    """Raise ValueError unless `images` is a batch that a model, or a guide to one, takes.
+
+    A `Model` says which pixels it takes; any other program takes those in [0, 1].
+    """
+    model = getattr(program, "model", program)
+    getattr(model, "check_images", check_images)(images)
+
+
 def check_images(
     images: Tensor,
     shape: tuple[int, ...] | None = None,

@@ -11,6 +11,7 @@ from pyro.nn import PyroParam
 from torch import Tensor, nn
 from torch.distributions import constraints
 
+from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import Model, Site
 
@@ -136,3 +137,34 @@ def conjugate_images(number: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def binary_images(number: int) -> Tensor:
     """(number, 1, 2, 2) of zeros and ones, float64."""
     return torch.randint(2, (number, 1, 2, 2)).double()
+
+
+QUIET: dict = {"progress": False, "batch_size": 16, "lr": 0.02}  # settings of short runs of `fit`
+
+
+def pair(seed: int = 1) -> tuple[Conjugate, LinearGuide]:
+    """A conjugate model and its linear guide, in float64."""
+    torch.manual_seed(seed)
+    model = Conjugate().double()
+    return model, LinearGuide(model).double()
+
+
+def dataset(number: int = 60) -> Dataset:
+    """Conjugate images: so many to train on, 20 held out."""
+
+    def split(n):
+        return Split(conjugate_images(n), torch.zeros(n, dtype=torch.int64))
+
+    return Dataset("toy", split(number), split(20), split(20))
+
+
+def states(*modules: nn.Module) -> dict[str, Tensor]:
+    """Copies of all that the modules hold."""
+    return {f"{i}.{n}": v.clone() for i, m in enumerate(modules) for n, v in m.state_dict().items()}
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    """The same tensors by the same names, bit for bit."""
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name

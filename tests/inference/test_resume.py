@@ -1,0 +1,123 @@
+"""A resumed run is the uninterrupted one, and nothing but its own checkpoint is taken up."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pandas as pd
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+from toys import QUIET, PointGuide, assert_same, conjugate_images, dataset, pair, states
+
+from capsule_zoo.inference import CheckpointError, Objective, fit
+
+
+def assert_same_history(left, right):
+    columns = ["step", "epoch", "loss", "held_out", "gradient_norm", "lr"]
+    pd.testing.assert_frame_equal(left[columns], right[columns], check_exact=True)
+
+
+class Interrupt:
+    """A transform that presses Ctrl-C, or raises what it is given, at one of its calls."""
+
+    def __init__(self, call, error=None):
+        self.calls, self.call, self.error = 0, call, error
+
+    def __call__(self, images, generator=None):
+        self.calls += 1
+        if self.calls == self.call:
+            if self.error is not None:
+                raise self.error
+            os.kill(os.getpid(), signal.SIGINT)
+        return images + 1e-3 * torch.rand(images.shape, generator=generator)
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["signal", "exception"])
+@pytest.mark.parametrize("call", [3, 7])
+def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call, error):
+    path = tmp_path / "run.safetensors"
+    options = {"steps": 13, "validate_every": 5, "schedule": "cosine", "seed": 4, **QUIET}
+    torch.manual_seed(0)
+    data = dataset()
+    whole = pair()
+    expected = fit(*whole, data, transform=Interrupt(0), **options)
+    parts = pair()
+    stopped = fit(*parts, data, transform=Interrupt(call, error), checkpoint=path, **options)
+    assert stopped.stopped == "interrupted"
+    assert stopped.steps == (call if error is None else call - 1)
+    again = pair(seed=9)  # other parameters, all of which the checkpoint replaces
+    torch.manual_seed(1234)
+    resumed = fit(*again, data, transform=Interrupt(0), resume=path, checkpoint=path, **options)
+    assert_same(states(*whole), states(*again))
+    assert_same_history(expected.history, resumed.history)
+    assert (expected.best_loss, expected.best_step) == (resumed.best_loss, resumed.best_step)
+    assert resumed.seconds > stopped.seconds
+
+
+def test_a_finished_run_can_be_prolonged(tmp_path):
+    path = tmp_path / "run.safetensors"
+    torch.manual_seed(0)
+    data = dataset()
+    whole, parts = pair(), pair()
+    fit(*whole, data, epochs=4, **QUIET)
+    fit(*parts, data, epochs=2, checkpoint=path, **QUIET)
+    fit(*parts, data, epochs=4, resume=path, **QUIET)
+    assert_same(states(*whole), states(*parts))
+
+
+def test_the_state_of_an_objective_is_part_of_the_checkpoint(tmp_path):
+    class Momentous(Objective):
+        """An objective whose loss depends on its earlier calls; held-out checks do not count."""
+
+        def __init__(self):
+            super().__init__()
+            self.chain, self.calls = torch.zeros(2, dtype=torch.float64), 0
+
+        def differentiable_loss(self, model, guide, *args, **kwargs):
+            self.chain = self.chain + torch.rand(2, dtype=torch.float64)
+            loss = Trace_ELBO().differentiable_loss(model, guide, *args) / len(args[0])
+            self.calls += 1
+            return loss * (1 + self.calls * self.chain.sum())
+
+        def state_dict(self):
+            return {"chains": {"first": self.chain}, "calls": [self.calls]}
+
+        def load_state_dict(self, state):
+            self.chain, (self.calls,) = state["chains"]["first"], state["calls"]
+
+    path = tmp_path / "run.safetensors"
+    torch.manual_seed(0)
+    data = dataset()
+    options = {"validate_every": 3, **QUIET}
+    whole, parts = pair(), pair()
+    fit(*whole, data, steps=8, objective=Momentous(), **options)
+    fit(*parts, data, steps=5, objective=Momentous(), checkpoint=path, **options)
+    fit(*parts, data, steps=8, objective=Momentous(), resume=path, **options)
+    assert_same(states(*whole), states(*parts))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_every_difference(tmp_path):
+    path = tmp_path / "run.safetensors"
+    model, guide = pair()
+    fit(model, guide, conjugate_images(20), steps=1, checkpoint=path, **QUIET)
+    before = states(model, guide)
+    with pytest.raises(CheckpointError) as caught:
+        fit(model, PointGuide(model).double(), conjugate_images(20), steps=2, resume=path, **QUIET)
+    for part in (
+        "another guide",
+        "holds a LinearGuide",
+        "extra offset",
+        "extra scale_unconstrained",
+    ):
+        assert part in str(caught.value)
+    assert_same(before, states(model, guide))
+
+
+def test_a_checkpoint_of_a_run_with_other_settings_is_refused(tmp_path):
+    path = tmp_path / "run.safetensors"
+    model, guide = pair()
+    fit(model, guide, conjugate_images(20), steps=1, checkpoint=path, **QUIET)
+    with pytest.raises(CheckpointError, match="seed=0, not 5"):
+        fit(model, guide, conjugate_images(20), steps=2, seed=5, resume=path, **QUIET)
