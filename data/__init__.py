@@ -3,14 +3,17 @@
 from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.datasets import dataset_names, load_dataset
+from capsule_zoo.data.pixels import Binarize, Standardize
 from capsule_zoo.data.sources import MissingData
 from capsule_zoo.data.splits import Dataset, Split
 
 __all__ = [
     "Batches",
+    "Binarize",
     "Dataset",
     "MissingData",
     "Split",
+    "Standardize",
     "dataset_names",
     "load_dataset",
     "transforms",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ class Split:
     Indexing with a slice, a tensor of indices or a boolean mask gives a smaller split.
 
     Attributes:
-        images: float32 in [0, 1], shape (N, C, H, W).
+        images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed.
         labels: int64 class indices, shape (N,).
         name: where the images come from, such as `"mnist/test"`.
     """
@@ -111,6 +112,13 @@ class Dataset:
         train, validation, test = (
             replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
             for k, split in enumerate(self._splits)
+        )
+        return replace(self, train=train, validation=validation, test=test)
+
+    def transformed(self, transform: Callable[[Tensor], Tensor]) -> Dataset:
+        """Every split's images under a transform, such as `Standardize.of(data.train.images)`."""
+        train, validation, test = (
+            replace(split, images=transform(split.images)) for split in self._splits
         )
         return replace(self, train=train, validation=validation, test=test)
 
