@@ -16,7 +16,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import TorchDistribution
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
@@ -26,6 +26,14 @@ from capsule_zoo.models.base import check_images_of
 
 class Accuracy(NamedTuple):
     """A share of correct answers, its binomial standard error, and how many were asked."""
+
+    value: float
+    se: float
+    n: int
+
+
+class Information(NamedTuple):
+    """What features tell of the class, in nats, its standard error, and how many were asked."""
 
     value: float
     se: float
@@ -90,10 +98,46 @@ def linear_probe(
     Raises:
         ValueError: features and labels of different lengths.
     """
-    for name, features, answers in (("train", train, labels), ("test", test, test_labels)):
-        if len(features) != len(answers):
-            raise ValueError(f"{name} has {len(features)} rows but {len(answers)} labels")
+    return probe_scores(train, labels, test, test_labels, penalty)[0]
+
+
+def probe_scores(
+    train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
+) -> tuple[Accuracy, Information]:
+    """The accuracy of `linear_probe`, and what its probabilities say of the class.
+
+    The latter, the mean of log q(class | features) - log p(class) over test images, is a lower
+    bound on the mutual information of class and features (Barber & Agakov 2003); -inf where a
+    class of the test images was never trained on.
+
+    Args, Raises: as `linear_probe`.
+    """
+    _check_lengths("test", test, test_labels)
+    probe = fit_probe(train, labels, penalty)
+    answers = test_labels.numpy()
+    log_probability = probe.predict_log_proba(test)
+    known = probe.classes_
+    right = known[log_probability.argmax(1)] == answers
+    value, count = float(right.mean()), len(test)
+    accuracy = Accuracy(value, (value * (1 - value) / count) ** 0.5, count)
+    _, kinds, frequency = np.unique(answers, return_inverse=True, return_counts=True)
+    place = np.searchsorted(known, answers).clip(max=len(known) - 1)
+    told = np.where(known[place] == answers, log_probability[np.arange(count), place], -np.inf)
+    gain = told - np.log(frequency / count)[kinds]
+    with np.errstate(invalid="ignore"):
+        return accuracy, Information(float(gain.mean()), float(gain.std() / count**0.5), count)
+
+
+def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeline:
+    """The classifier of `linear_probe`, fitted once to be asked about many features.
+
+    Args, Raises: as `linear_probe`.
+    """
+    _check_lengths("train", train, labels)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=500))
-    probe.fit(train, labels.numpy())
-    value = float(probe.score(test, test_labels.numpy()))
-    return Accuracy(value, (value * (1 - value) / len(test)) ** 0.5, len(test))
+    return probe.fit(train, labels.numpy())
+
+
+def _check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
+    if len(features) != len(answers):
+        raise ValueError(f"{name} has {len(features)} rows but {len(answers)} labels")

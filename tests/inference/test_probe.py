@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.inference.probe import latents, linear_probe
+from capsule_zoo.inference.probe import latents, linear_probe, probe_scores
 from capsule_zoo.models import PartWholeCapsules
 
 
@@ -20,6 +20,29 @@ def test_separable_latents_are_told_apart_and_noise_is_not():
     chance = linear_probe(noise[:1000], labels[:1000], noise[1000:], labels[1000:])
     assert abs(chance.value - 0.25) < 5 * (0.25 * 0.75 / 1000) ** 0.5
     assert chance.se == pytest.approx((chance.value * (1 - chance.value) / 1000) ** 0.5)
+
+
+def test_information_is_that_of_the_class_no_more_and_nothing_on_noise():
+    generator = np.random.default_rng(0)
+    labels = torch.from_numpy(generator.integers(0, 4, 4000))
+    halves = slice(2000), slice(2000, None)
+    entropy = -sum(p * np.log(p) for p in np.bincount(labels[halves[1]]) / 2000)
+    for code, expected in (
+        (np.eye(4)[labels], entropy),
+        (np.eye(2)[labels // 2], np.log(2)),  # which half of the classes it is
+        (generator.normal(size=(4000, 4)), 0.0),
+    ):
+        known, asked = (code[half] for half in halves)
+        _, found = probe_scores(known, labels[halves[0]], asked, labels[halves[1]], penalty=100)
+        assert abs(found.value - expected) < 0.02 and found.n == 2000
+        assert found.value <= entropy + 1e-9
+
+
+def test_information_of_a_class_that_was_never_shown_is_without_bound():
+    features = np.eye(3)[[0, 1, 0, 1, 2]]
+    labels = torch.tensor([0, 1, 0, 1, 2])
+    accuracy, told = probe_scores(features[:4], labels[:4], features[1:], labels[1:])
+    assert told.value == -np.inf and accuracy.value <= 0.75
 
 
 def test_latents_are_probabilities_and_poses_in_the_order_asked():
