@@ -19,7 +19,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -29,7 +29,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.turns import best_turn, turned
 from capsule_zoo.models import poses
+from capsule_zoo.models.base import check_at_least
 from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.selection import as_presence
@@ -84,6 +86,9 @@ class Belief(NamedTuple):
     features: Tensor
 
 
+_Posed = TypeVar("_Posed", Capsules, Belief)
+
+
 class PartEncoder(Guide):
     """Base of the guides that read parts from the image and everything above from the parts.
 
@@ -98,9 +103,13 @@ class PartEncoder(Guide):
         anisotropy: bound on a part's stretch, or None. Bounded parts become strokes; free ones
             become blobs that are stretched into strokes (`poses.from_parameters`).
         rank: columns of the low-rank factor where `pose="low_rank"`.
+        coordinates: tell the pooling where on the image each feature lies. Without, places are
+            known from the padding at the image's edge alone, which is too far on larger images.
+        turns: how many turns of the image are tried; see `capsule_zoo.guides.turns`.
 
     Raises:
-        ValueError: `pose` is none of the three, or `model` has no parts.
+        ValueError: `pose` is none of the three, `model` has no parts, or its images, which are to
+            be turned, are not square.
     """
 
     parent_features: int
@@ -114,14 +123,22 @@ class PartEncoder(Guide):
         max_scale: float = 0.8,
         anisotropy: float | None = 1.6,
         rank: int = 2,
+        coordinates: bool = False,
+        turns: int = 1,
     ) -> None:
         if not isinstance(model, PartWholeCapsules):
             raise ValueError(f"model must be a PartWholeCapsules, not a {type(model).__name__}")
         if pose not in POSES:
             raise ValueError(f"pose must be one of {', '.join(map(repr, POSES))}, not {pose!r}")
+        _check_turns(model, turns)
         super().__init__(model)
         self.options: dict[str, Any] = dict(
-            channels=channels, max_scale=max_scale, anisotropy=anisotropy, rank=rank
+            channels=channels,
+            max_scale=max_scale,
+            anisotropy=anisotropy,
+            rank=rank,
+            coordinates=coordinates,
+            turns=turns,
         )
         self.pose = pose
         convolutions: list[nn.Module] = []
@@ -131,7 +148,8 @@ class PartEncoder(Guide):
             convolutions += [convolution, nn.ELU()]
             inputs = channels
         self.encoder = PyroModule[nn.Sequential](*convolutions)
-        self.pool = AttentionPooling(channels, model.levels[-1].size, _OUTPUTS)
+        read = channels + 2 * coordinates
+        self.pool = AttentionPooling(read, model.levels[-1].size, _OUTPUTS)
         above = model.levels[:-1]
         features = [self.parent_features] * len(above) + [_OUTPUTS]
         self.pose_heads = PyroModule[nn.ModuleList](
@@ -151,6 +169,11 @@ class PartEncoder(Guide):
         """
         return type(self)(self.model, pose, **self.options).copy_matching(self)
 
+    def with_turns(self, turns: int) -> Self:
+        """The same parameters in a guide that tries so many turns of the image."""
+        _check_turns(self.model, turns)
+        return self.sharing_parameters(options={**self.options, "turns": turns})
+
     def copy_matching(self, source: PartEncoder) -> Self:
         """Take over every tensor that another guide has under the same name and shape."""
         self.to(next(source.parameters()))
@@ -168,23 +191,39 @@ class PartEncoder(Guide):
         """The belief about level `index` of the model, given the capsules drawn one level down."""
         raise NotImplementedError(f"{type(self).__name__} must write parents")
 
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
-        """Draws every level and returns the objects' choices."""
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
+    ) -> Capsules:
+        """Draws every level and returns the objects' choices.
+
+        Args:
+            angle: turns, (B,), in radians, at which the networks see the images and the parts; by
+                default the best of the guide's `turns`.
+        """
         self.model.check_images(images)
+        if angle is None and self.options["turns"] > 1:
+            angle = best_turn(self, images, self.options["turns"])
+        seen = images if angle is None else turned(images, angle)
         with pyro.plate("images", len(images), dim=-2):
-            capsules = self._draw(-1, self._parts(images))
+            capsules = self._draw(-1, self._parts(seen), angle)
             for index in reversed(range(len(self.model.levels) - 1)):
-                capsules = self._draw(index, self.parents(index, capsules))
+                below = capsules if angle is None else _rotated(capsules, -angle)
+                capsules = self._draw(index, self.parents(index, below), angle)
         return capsules
 
     def _parts(self, images: Tensor) -> Belief:
-        read = self.pool(self.encoder(images - 0.5))  # (B, parts, _OUTPUTS)
+        features = self.encoder(images - 0.5)
+        if self.options["coordinates"]:
+            features = _with_coordinates(features)
+        read = self.pool(features)  # (B, parts, _OUTPUTS)
         bounds = self.options["max_scale"], self.options["anisotropy"]
         pose = poses.from_parameters(read[..., 1:7], 0.01, *bounds)
         return Belief(read[..., 0], pose, F.elu(read))
 
-    def _draw(self, index: int, belief: Belief) -> Capsules:
+    def _draw(self, index: int, belief: Belief, angle: Tensor | None) -> Capsules:
         level = self.model.levels[index]
+        if angle is not None:
+            belief = _rotated(belief, angle)
         law = self.pose_heads[index](belief.pose, belief.features)
         with pyro.plate(level.plate, level.size, dim=-1):
             presence_law = self.model.presence_law(belief.logits)
@@ -234,3 +273,23 @@ class AmortizedPartWhole(PartEncoder):
         batch, n = capsules.presence.shape
         identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(batch, n, n)
         return torch.cat([capsules.pose, there, identity], dim=-1)
+
+
+def _rotated(capsules: _Posed, angle: Tensor) -> _Posed:
+    """The same with poses (B, capsules, 6) rotated by an angle of each image's own, (B,)."""
+    return capsules._replace(pose=poses.compose(poses.rotation(angle)[:, None], capsules.pose))
+
+
+def _with_coordinates(features: Tensor) -> Tensor:
+    """Features (B, channels, H, W) and, as two more channels, the x and y at which each lies."""
+    identity = poses.identity_like(features).view(1, 2, 3)
+    places = F.affine_grid(identity, [1, 1, *features.shape[2:]], align_corners=False)
+    places = places.permute(0, 3, 1, 2).expand(len(features), -1, -1, -1)
+    return torch.cat([features, places], dim=1)
+
+
+def _check_turns(model: PartWholeCapsules, turns: int) -> None:
+    check_at_least(1, turns=turns)
+    _, height, width = model.image_shape
+    if turns > 1 and height != width:
+        raise ValueError(f"turns above 1 need square images, not {height}x{width}; give turns=1")

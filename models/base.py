@@ -171,3 +171,9 @@ def check_positive(**arguments: float) -> None:
     for name, value in arguments.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value!r}")
+
+
+def check_one_of(name: str, value: object, allowed: tuple) -> None:
+    """Raise ValueError naming the argument unless its value is among those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

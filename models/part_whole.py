@@ -41,7 +41,7 @@ from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
 from capsule_zoo.models import poses, templates
-from capsule_zoo.models.base import Model, Site, check_at_least, check_positive
+from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, check_positive
 from capsule_zoo.models.pixel_mixture import PixelMixture
 from capsule_zoo.models.selection import (
     LogitRelaxedBernoulli,
@@ -160,6 +160,9 @@ class PartWholeCapsules(Model):
         sigma_image: deviation of a pixel, in units of its range.
         sigma_top: deviation of an object's pose from the identity, by coordinate. Where it is
             wide, objects copy the poses of their parts and their presences tell nothing.
+        rotations: turns, spread evenly over the circle and equally likely, about which an object's
+            pose is normal; 1 leaves the identity alone, many are nearly uniform over rotations.
+        instances: parts that share a template: part i is drawn with template i // instances.
         sigma_min: least deviation of a child's pose from its parent's vote.
         sigma_off, sigma_dummy: the same for children that are off, or that the dummy explains.
         epsilon: weight of the dummy parent beside the parents' rho.
@@ -189,6 +192,8 @@ class PartWholeCapsules(Model):
         temperature: float = 0.5,
         sigma_image: float = 0.15,
         sigma_top: float = 0.1,
+        rotations: int = 1,
+        instances: int = 1,
         sigma_min: float = 0.05,
         sigma_off: float = 1.0,
         sigma_dummy: float = 1.0,
@@ -204,22 +209,23 @@ class PartWholeCapsules(Model):
         check_at_least(1, **{f"layers[{i}]": n for i, n in enumerate(layers)})
         height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
         check_at_least(1, template_size=template_size, image_size=min(height, width))
+        check_at_least(1, rotations=rotations, instances=instances)
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
         check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
         check_positive(epsilon=epsilon)
         if not 0 < dummy_presence < 1:
             raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
-        _check_option("channels", channels, (1, 3))
-        _check_option("selection", selection, ("marginal", "enumerate"))
-        _check_option("presence", presence, ("relaxed", "discrete"))
-        _check_option("background", background, ("black", "learned"))
-        _check_option("likelihood", likelihood, ("composite", "mixture"))
+        check_one_of("channels", channels, (1, 3))
+        check_one_of("selection", selection, ("marginal", "enumerate"))
+        check_one_of("presence", presence, ("relaxed", "discrete"))
+        check_one_of("background", background, ("black", "learned"))
+        check_one_of("likelihood", likelihood, ("composite", "mixture"))
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
         self.image_shape = (channels, height, width)
         self.selection, self.presence, self.temperature = selection, presence, temperature
-        self.sigma_image, self.sigma_top = sigma_image, sigma_top
+        self.sigma_image, self.sigma_top, self.rotations = sigma_image, sigma_top, rotations
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
         self.selections = PyroModule[nn.ModuleList](
             ParentSelection(
@@ -234,7 +240,8 @@ class PartWholeCapsules(Model):
             )
             for parents, children in pairwise(layers)
         )
-        shape = (layers[-1], channels + 1, template_size, template_size)
+        self.instances = instances
+        shape = (-(-layers[-1] // instances), channels + 1, template_size, template_size)
         self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha
         if background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
@@ -257,7 +264,7 @@ class PartWholeCapsules(Model):
 
     def with_selection(self, selection: str) -> PartWholeCapsules:
         """The same parameters with the parents' selection summed out in the other way."""
-        _check_option("selection", selection, ("marginal", "enumerate"))
+        check_one_of("selection", selection, ("marginal", "enumerate"))
         return self.sharing_parameters(selection=selection)
 
     def with_discrete_presences(self) -> PartWholeCapsules:
@@ -270,6 +277,15 @@ class PartWholeCapsules(Model):
             return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
         return dist.Bernoulli(logits=logits)
 
+    def object_pose_law(self) -> dist.TorchDistribution:
+        """The law of an object's pose: normal about each of the rotations, which are summed out."""
+        turns = self.presence_logits.new_tensor(range(self.rotations)) / self.rotations
+        centre = poses.rotation(2 * math.pi * turns)  # (rotations, 6)
+        if self.rotations == 1:
+            return dist.Normal(centre[0], self.sigma_top).to_event(1)
+        about = dist.Normal(centre, self.sigma_top).to_event(1)
+        return ParentMixture(dist.Categorical(logits=torch.zeros_like(turns)), about)
+
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
@@ -278,11 +294,8 @@ class PartWholeCapsules(Model):
         top, *below = self.levels
         with pyro.plate("images", batch, dim=-2):
             with pyro.plate(top.plate, top.size, dim=-1):
-                identity = poses.identity_like(self.presence_logits)
-                capsules = Capsules(
-                    pyro.sample("object_presence", self.presence_law(self.presence_logits)),
-                    pyro.sample("object_pose", dist.Normal(identity, self.sigma_top).to_event(1)),
-                )
+                presence = pyro.sample("object_presence", self.presence_law(self.presence_logits))
+                capsules = Capsules(presence, pyro.sample("object_pose", self.object_pose_law()))
             for level, selection in zip(below, self.selections, strict=True):
                 law = selection(capsules, self.relaxed)
                 with pyro.plate(level.plate, level.size, dim=-1):
@@ -342,15 +355,19 @@ class PartWholeCapsules(Model):
 
     def templates(self) -> tuple[Tensor, Tensor]:
         """Every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
-        paint = self.template_logits.sigmoid()
-        return paint[:, :-1], paint[:, -1:]
+        return self._paint().split([self.image_shape[0], 1], dim=1)
+
+    def _paint(self) -> Tensor:
+        paint = self.template_logits.sigmoid().repeat_interleave(self.instances, 0)
+        return paint[: self.levels[-1].size]
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
         """Every part drawn alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...)."""
-        paint = self.template_logits.sigmoid()
-        drawn = templates.warp(paint, parts.pose, self.image_shape[1:])
+        drawn = templates.warp(self._paint(), parts.pose, self.image_shape[1:])
         there = as_presence(parts.presence, self.relaxed).T[:, None, :, None, None]
-        return drawn[:, :-1], drawn[:, -1:] * there
+        # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
+        colour, alpha = drawn.split([self.image_shape[0], 1], dim=1)
+        return colour, alpha * there
 
     def canvas(self, like: Tensor) -> Tensor:
         """What lies behind the parts, (C, 1, H, W)."""
@@ -380,8 +397,3 @@ class PartWholeCapsules(Model):
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:
     between = [Level(f"group{i}", n) for i, n in enumerate(layers[1:-1], start=1)]
     return Level("object", layers[0]), *between, Level("part", layers[-1])
-
-
-def _check_option(name: str, value: object, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")

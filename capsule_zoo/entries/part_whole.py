@@ -33,7 +33,7 @@ def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
 
 def _routing(entry: Entry) -> RoutingPartWhole:
     """EM routing above the entry's own encoder of parts."""
-    shared = ("channels", "max_scale", "anisotropy", "rank")
+    shared = ("channels", "max_scale", "anisotropy", "rank", "coordinates", "turns")
     sizes = {name: entry.guide.options[name] for name in shared}
     return RoutingPartWhole(entry.model, **sizes).copy_matching(entry.guide)
 

@@ -256,3 +256,47 @@ def test_singular_poses_give_no_nan():
     loss = Trace_ELBO().differentiable_loss(model, point_guide(values), images)
     gradients = torch.autograd.grad(loss, [*values.values(), *model.parameters()])
     assert loss.isfinite() and all(g.isfinite().all() for g in gradients)
+
+
+@pytest.mark.parametrize("layers", [(2, 3), (2, 2, 2)])
+def test_a_model_with_four_rotations_is_invariant_under_quarter_turns(layers):
+    """But for the dummy, which stands upright: here it has no weight."""
+    changes = {}
+    for rotations in (1, 4):
+        model = make(layers, rotations=rotations, epsilon=1e-300)
+        values, images = draw(model)
+        quarter = poses.rotation(torch.tensor(math.pi / 2, dtype=torch.float64))  # clockwise
+        turned = {k: poses.compose(quarter, v) if "pose" in k else v for k, v in values.items()}
+        before = Trace_ELBO().loss(model, point_guide(values), images)
+        after = Trace_ELBO().loss(model, point_guide(turned), images.rot90(-1, (2, 3)))
+        changes[rotations] = abs(after - before)
+    assert changes[4] < 1e-8 and changes[1] > 1
+
+
+def test_rotations_are_summed_out_of_the_objects_poses():
+    model = make((2, 3), rotations=5)
+    pose = torch.randn(7, 6, dtype=torch.float64)
+    angles = 2 * math.pi * torch.arange(5, dtype=torch.float64) / 5
+    each = dist.Normal(poses.rotation(angles), model.sigma_top).log_prob(pose[:, None]).sum(-1)
+    torch.testing.assert_close(model.object_pose_law().log_prob(pose), each.exp().mean(-1).log())
+
+
+def test_the_prior_takes_every_rotation_equally_often():
+    model, n = make((2, 3), rotations=3, sigma_top=0.01), 6000
+    pose = poutine.trace(model).get_trace(batch_size=n).nodes["object_pose"]["value"][:, 0]
+    turns = torch.atan2(pose[:, 3], pose[:, 0]) / (2 * math.pi / 3)
+    counts = turns.round().remainder(3).long().bincount(minlength=3)
+    assert (turns - turns.round()).abs().max() < 0.05
+    assert (counts / n - 1 / 3).abs().max() < 5 * math.sqrt(2 / 9 / n)
+
+
+def test_instances_share_their_template():
+    """The same law as a model whose templates are copies, with fewer parameters."""
+    shared, copies = make((2, 5), instances=2), make((2, 5))
+    values, images = draw(shared)
+    with torch.no_grad():
+        copies.load_state_dict({**shared.state_dict(), "template_logits": copies.template_logits})
+        copies.template_logits.copy_(shared.template_logits[[0, 0, 1, 1, 2]])
+    losses = [Trace_ELBO().loss(m, point_guide(values), images) for m in (shared, copies)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+    assert len(shared.template_logits) == 3 and shared.templates()[0].shape == (5, 1, 4, 4)

@@ -1,0 +1,75 @@
+"""Turns of an image among which the model chooses the one that it explains best.
+
+An encoder that has to parse every turn of a digit parses each of them less well. Here it is shown
+the image at several turns, and the model, whose objects may stand at any angle, says which parse
+explains the image as it is:
+
+    z_k    ~ rotation(angle_k) q(. | image turned by angle_k)      # one draw for each turn
+    angle* = argmax_k log p(image, z_k) - log q(z_k)
+
+A guide that then draws afresh at angle* is a posterior like any other, and its ELBO a bound.
+Where the model is invariant under the turns the guide is equivariant under them, untrained too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from pyro import poutine
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from capsule_zoo.data import transforms
+from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.models.part_whole import PartWholeCapsules
+
+if TYPE_CHECKING:
+    from capsule_zoo.guides.part_whole import PartEncoder
+
+
+def turned(images: Tensor, angle: Tensor) -> Tensor:
+    """Square images (B, C, H, H) turned counter-clockwise as seen by `angle` (B,), in radians.
+
+    What has the pose A in the turned image has `rotation(angle) A` in the image itself.
+    """
+    return transforms.warp(images, transforms.motion(angle.rad2deg())).clamp(0, 1)
+
+
+@torch.no_grad()
+def best_turn(
+    guide: PartEncoder, images: Tensor, turns: int, model: PartWholeCapsules | None = None
+) -> Tensor:
+    """Which of `turns` turns of each image, spread evenly over the circle, is explained best.
+
+    All turns are scored with the same noise.
+
+    Args:
+        images: (B, C, H, H).
+        model: who scores; the guide's own by default. One that was trained with upright objects
+            scores turned ones fairly as `model.sharing_parameters(rotations=turns)`.
+
+    Returns:
+        (B,), in radians; to be passed to the guide or to `turned`.
+    """
+    model = (guide.model if model is None else model).with_selection("marginal")
+    angles = images.new_tensor(range(turns)) * (2 * math.pi / turns)
+    seed = int(torch.randint(2**31, ()))
+    scores = []
+    with poutine.block(), torch.random.fork_rng(), in_eval_mode(guide):
+        for angle in angles:
+            torch.manual_seed(seed)
+            draws = poutine.trace(guide).get_trace(images, angle=angle.expand(len(images)))
+            joint = poutine.trace(poutine.replay(model, trace=draws)).get_trace(images)
+            scores.append(_log_density(joint) - _log_density(draws))
+    return angles[torch.stack(scores).argmax(0)]
+
+
+def _log_density(trace: Trace) -> Tensor:
+    """Log density of all sites of a trace, image by image, (B,)."""
+    trace.compute_log_prob()
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    terms = [s["log_prob"].flatten(1).sum(1) for s in sites if not site_is_subsample(s)]
+    return torch.stack(terms).sum(0)

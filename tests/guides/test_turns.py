@@ -1,0 +1,153 @@
+"""Laws of guides that try several turns: equivariance, the best turn wins, nothing is disturbed."""
+
+import math
+from functools import partial
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO
+
+from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
+from capsule_zoo.guides.turns import best_turn, turned
+from capsule_zoo.inference import check_pair
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.models import PartWholeCapsules, poses
+
+SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
+QUARTER = math.pi / 2
+
+
+@pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
+def model(request):
+    """A model that is invariant under quarter turns: the dummy, which is not, has no weight."""
+    model = PartWholeCapsules(
+        layers=request.param, image_size=12, template_size=5, rotations=4, epsilon=1e-300
+    )
+    return model.double()
+
+
+@pytest.fixture
+def images():
+    return torch.rand(6, 1, 12, 12, dtype=torch.float64)
+
+
+def drawn(guide, images, seed=0, **settings):
+    """Every latent site's value."""
+    torch.manual_seed(seed)
+    nodes = poutine.trace(guide).get_trace(images, **settings).nodes
+    return {name: nodes[name]["value"] for name in guide.covers}
+
+
+def turn_poses(values, angle):
+    """The same parse of an image that was turned counter-clockwise by `angle`."""
+    by = poses.rotation(torch.tensor(-angle, dtype=torch.float64))
+    return {k: poses.compose(by, v) if k.endswith("pose") else v for k, v in values.items()}
+
+
+@pytest.mark.parametrize("turns", [4, 8])
+def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns):
+    guide = AmortizedPartWhole(model, turns=turns, **SMALL).double().eval()
+    expected = turn_poses(drawn(guide, images), QUARTER)
+    found = drawn(guide, images.rot90(1, (2, 3)))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-9)
+    without = drawn(guide.with_turns(1), images.rot90(1, (2, 3)))["part_pose"]
+    assert not torch.allclose(without, expected["part_pose"], atol=1e-3)
+
+
+def test_the_turn_that_the_model_explains_best_is_chosen(model, images):
+    guide = AmortizedPartWhole(model, **SMALL).double().eval()
+    torch.manual_seed(0)
+    seed = int(torch.randint(2**31, ()))
+    scores = []
+    for k in range(4):
+        torch.manual_seed(seed)
+        at_turn = partial(guide, angle=torch.full((6,), k * QUARTER, dtype=torch.float64))
+        scores.append(log_weights(model, at_turn, images)[0])
+    best = torch.stack(scores).argmax(0)
+    assert len(best.unique()) > 1
+    torch.manual_seed(0)
+    torch.testing.assert_close(best_turn(guide, images, 4), best.double() * QUARTER)
+
+
+def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
+    """However the images are held, the same views are chosen; not so by a model of upright ones."""
+    model = PartWholeCapsules(3, 4, image_size=12, template_size=5, epsilon=1e-300).double()
+    guide = AmortizedPartWhole(model, **SMALL).double().eval()
+    fewer = {}
+    for rotations in (1, 4):
+        scored_by = model.sharing_parameters(rotations=rotations)
+        chosen = []
+        for held in (images, images.rot90(1, (2, 3))):
+            torch.manual_seed(1)
+            chosen.append(best_turn(guide, held, 4, scored_by))
+        fewer[rotations] = (chosen[0] - chosen[1]).remainder(4 * QUARTER)
+    torch.testing.assert_close(fewer[4], torch.full_like(fewer[4], QUARTER))
+    assert not torch.allclose(fewer[1], fewer[4])
+
+
+def test_no_turn_is_what_the_guide_does_without_turns(model, images):
+    guide = AmortizedPartWhole(model, "normal", **SMALL).double()
+    still = drawn(guide, images, angle=torch.zeros(6, dtype=torch.float64))
+    for name, value in drawn(guide, images).items():
+        torch.testing.assert_close(still[name], value)
+
+
+def test_quarter_turns_of_images_are_exact(images):
+    angle = torch.tensor([0, 1, 2, 3, 1, 2], dtype=torch.float64) * QUARTER
+    expected = [x.rot90(int(k), (1, 2)) for x, k in zip(images, angle / QUARTER, strict=True)]
+    torch.testing.assert_close(turned(images, angle), torch.stack(expected))
+
+
+def test_choosing_leaves_the_running_statistics_alone(model, images):
+    torch.manual_seed(0)
+    guide = AmortizedPartWhole(model, turns=3, **SMALL).double().train()
+    before = [buffer.clone() for buffer in guide.buffers()]
+    best_turn(guide, images, 3)
+    assert guide.training and before
+    assert all(torch.equal(a, b) for a, b in zip(before, guide.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [AmortizedPartWhole, RoutingPartWhole])
+@pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
+def test_guides_that_turn_fit_and_train(model, images, kind, pose):
+    sizes = SMALL if kind is AmortizedPartWhole else {"channels": 8}
+    guide = kind(model, pose, turns=3, **sizes).double()
+    check_pair(model, guide, images)
+    check_pair(model.with_discrete_presences(), guide.with_discrete_presences(), images)
+    before = {name: p.detach().clone() for name, p in guide.named_parameters()}
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
+    svi.step(images)
+    assert any(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
+    assert guide.with_poses("normal").options["turns"] == 3
+
+
+def test_turns_share_parameters(model):
+    guide = AmortizedPartWhole(model, **SMALL)
+    twin = guide.with_turns(5)
+    assert (guide.options["turns"], twin.options["turns"]) == (1, 5)
+    assert all(a is b for a, b in zip(guide.parameters(), twin.parameters(), strict=True))
+
+
+def test_coordinates_tell_places_apart_that_convolutions_cannot():
+    """A blob far from the edges, and the same blob four pixels on."""
+    model = PartWholeCapsules(2, 3, image_size=64, template_size=5).double()
+    blob = torch.zeros(1, 1, 64, 64, dtype=torch.float64)
+    blob[..., 28:34, 28:33] = torch.rand(6, 5)
+    poses_found = {}
+    for known in (False, True):
+        guide = AmortizedPartWhole(model, coordinates=known, **SMALL).double()
+        parts = [drawn(guide, x)["part_pose"] for x in (blob, blob.roll(4, 3))]
+        poses_found[known] = parts[1] - parts[0]
+    assert poses_found[False].abs().max() < 1e-12
+    assert poses_found[True].abs().max() > 1e-5
+
+
+def test_refusals():
+    wide = PartWholeCapsules(2, 3, image_size=(12, 16))
+    with pytest.raises(ValueError, match="turns must be at least 1, not 0"):
+        AmortizedPartWhole(wide, turns=0, **SMALL)
+    with pytest.raises(ValueError, match="need square images, not 12x16"):
+        AmortizedPartWhole(wide, **SMALL).with_turns(4)
