@@ -58,7 +58,10 @@ class RoutingPartWhole(PartEncoder):
         prior = model.presence_logits if index == 0 else torch.zeros_like(model.presence_logits[:1])
         logits = prior.expand(batch, number)
         pose = poses.identity_like(children.pose).expand(batch, number, 6)
-        steadiness = (model.sigma_top if index == 0 else selection.sigma_off) ** -2
+        scale = [selection.sigma_off] * 3
+        if index == 0:
+            scale = [model.sigma_top, model.sigma_top, model.sigma_place]
+        steadiness = children.pose.new_tensor(scale) ** -2
         for _ in range(self.options["iterations"]):
             # the model's own law, with parents as present as they are believed to be
             law = selection(Capsules(logits, pose), relaxed=True)
@@ -87,16 +90,16 @@ class RoutingPartWhole(PartEncoder):
         return presence + pose_law.log_prob(children.pose[..., None, :])
 
 
-def gather(child_pose: Tensor, transform: Tensor, weight: Tensor, steadiness: float) -> Tensor:
+def gather(child_pose: Tensor, transform: Tensor, weight: Tensor, steadiness: Tensor) -> Tensor:
     """Every parent's best pose given its weighted children: the M step, (B, parents, 6).
 
-    Minimises sum_i w_ij |A_i - A_j (I + M_ij)|^2 + steadiness |A_j - I|^2 over A_j.
+    Minimises sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c steadiness_c |(A_j - I)_c|^2 over A_j.
 
     Args:
         child_pose: A_i, (B, children, 6).
         transform: M_ij, (children, parents, 6).
         weight: w_ij, (B, children, parents).
-        steadiness: weight of the identity.
+        steadiness: weight of the identity in each of a pose's three columns, (3,).
     """
     place = poses.to_matrix(poses.identity_like(transform) + transform)  # (children, parents, 3, 3)
     target = child_pose.unflatten(-1, (2, 3))  # (B, children, 2, 3)

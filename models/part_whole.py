@@ -49,6 +49,7 @@ from capsule_zoo.models.selection import (
     as_presence,
     log_presence,
     parent_log_weights,
+    pose_about_rotations,
 )
 
 _BACKGROUND_WEIGHT = 0.1  # of what lies behind the parts, beside alphas that reach 1
@@ -160,6 +161,7 @@ class PartWholeCapsules(Model):
         sigma_image: deviation of a pixel, in units of its range.
         sigma_top: deviation of an object's pose from the identity, by coordinate. Where it is
             wide, objects copy the poses of their parts and their presences tell nothing.
+        sigma_place: the same for the pose's place alone, x and y; by default `sigma_top`.
         rotations: turns, spread evenly over the circle and equally likely, about which an object's
             pose is normal; 1 leaves the identity alone, many are nearly uniform over rotations.
         instances: parts that share a template: part i is drawn with template i // instances.
@@ -192,6 +194,7 @@ class PartWholeCapsules(Model):
         temperature: float = 0.5,
         sigma_image: float = 0.15,
         sigma_top: float = 0.1,
+        sigma_place: float | None = None,
         rotations: int = 1,
         instances: int = 1,
         sigma_min: float = 0.05,
@@ -212,7 +215,8 @@ class PartWholeCapsules(Model):
         check_at_least(1, rotations=rotations, instances=instances)
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
         check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
-        check_positive(epsilon=epsilon)
+        sigma_place = sigma_top if sigma_place is None else sigma_place
+        check_positive(epsilon=epsilon, sigma_place=sigma_place)
         if not 0 < dummy_presence < 1:
             raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
         check_one_of("channels", channels, (1, 3))
@@ -225,7 +229,8 @@ class PartWholeCapsules(Model):
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
         self.image_shape = (channels, height, width)
         self.selection, self.presence, self.temperature = selection, presence, temperature
-        self.sigma_image, self.sigma_top, self.rotations = sigma_image, sigma_top, rotations
+        self.sigma_image, self.rotations, self.instances = sigma_image, rotations, instances
+        self.sigma_top, self.sigma_place = sigma_top, sigma_place
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
         self.selections = PyroModule[nn.ModuleList](
             ParentSelection(
@@ -240,7 +245,6 @@ class PartWholeCapsules(Model):
             )
             for parents, children in pairwise(layers)
         )
-        self.instances = instances
         shape = (-(-layers[-1] // instances), channels + 1, template_size, template_size)
         self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha
         if background == "learned":
@@ -278,13 +282,9 @@ class PartWholeCapsules(Model):
         return dist.Bernoulli(logits=logits)
 
     def object_pose_law(self) -> dist.TorchDistribution:
-        """The law of an object's pose: normal about each of the rotations, which are summed out."""
-        turns = self.presence_logits.new_tensor(range(self.rotations)) / self.rotations
-        centre = poses.rotation(2 * math.pi * turns)  # (rotations, 6)
-        if self.rotations == 1:
-            return dist.Normal(centre[0], self.sigma_top).to_event(1)
-        about = dist.Normal(centre, self.sigma_top).to_event(1)
-        return ParentMixture(dist.Categorical(logits=torch.zeros_like(turns)), about)
+        """The law of an object's pose."""
+        row = [self.sigma_top, self.sigma_top, self.sigma_place]
+        return pose_about_rotations(self.rotations, self.presence_logits.new_tensor(row + row))
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1

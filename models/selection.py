@@ -1,7 +1,8 @@
 """Presences that relax, and children that choose a parent.
 
 The distributions of the part-whole story that Pyro does not ship: a relaxed Bernoulli in logit
-space, and the mixture over parents that is left when a child's choice is summed out.
+space, the mixture over parents that is left when a child's choice is summed out, and poses about
+any of several rotations.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli as _LogitRelaxedBernoulli
 from torch.distributions.utils import clamp_probs
+
+from capsule_zoo.models import poses
 
 _NO_SHAPE = torch.Size()
 
@@ -58,6 +61,21 @@ class ParentMixture(dist.MixtureSameFamily):
         """
         per_parent = self.component_distribution.log_prob(self._pad(value))
         return (per_parent + self.mixture_distribution.logits).softmax(-1)
+
+
+def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistribution:
+    """The law of a pose that is normal about a turn, one of several that are summed out.
+
+    Args:
+        rotations: turns, spread evenly over the circle from the identity on, equally likely.
+        scale: deviation of each of the six numbers, (6,).
+    """
+    turns = scale.new_tensor(range(rotations)) / rotations
+    centre = poses.rotation(2 * math.pi * turns)  # (rotations, 6)
+    if rotations == 1:
+        return dist.Normal(centre[0], scale).to_event(1)
+    about = dist.Normal(centre, scale).to_event(1)
+    return ParentMixture(dist.Categorical(logits=torch.zeros_like(turns)), about)
 
 
 def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: float) -> Tensor:

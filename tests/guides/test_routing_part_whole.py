@@ -58,18 +58,20 @@ def test_gather_minimises_the_weighted_distance(model):
     _, parts = draw(model)
     transform = model.selections[0].transform.detach()
     weight = torch.rand(4, 5, 3, dtype=torch.float64)
-    best = gather(parts.pose, transform, weight, steadiness=0.7).requires_grad_()
+    steadiness = torch.tensor([0.7, 0.7, 0.2], dtype=torch.float64)
+    best = gather(parts.pose, transform, weight, steadiness).requires_grad_()
     identity = poses.identity_like(best)
     votes = poses.compose(best[:, None], identity + transform)
     distance = (weight * (parts.pose[:, :, None] - votes).square().sum(-1)).sum()
-    total = distance + 0.7 * (best - identity).square().sum()
+    strays = (best - identity).unflatten(-1, (2, 3)).square()
+    total = distance + (steadiness * strays).sum()
     (gradient,) = torch.autograd.grad(total, best)
     assert gradient.abs().max() < 1e-9  # convex, so a vanishing gradient is the minimum
 
 
 def test_parts_placed_exactly_by_one_object_give_it_back(model):
     """Noise-free parts of a single object: routing switches it on and finds its pose."""
-    model.sigma_top = 50.0  # so that the prior does not pull towards the identity
+    model.sigma_top = model.sigma_place = 50.0  # the prior pulls towards the identity
     chosen = poses.rotation(torch.tensor([0.4])).double()[0]
     identity = poses.identity_like(chosen)
     with torch.no_grad():

@@ -273,11 +273,13 @@ def test_a_model_with_four_rotations_is_invariant_under_quarter_turns(layers):
     assert changes[4] < 1e-8 and changes[1] > 1
 
 
-def test_rotations_are_summed_out_of_the_objects_poses():
-    model = make((2, 3), rotations=5)
+@pytest.mark.parametrize("rotations", [1, 5])
+def test_rotations_are_summed_out_of_the_objects_poses(rotations):
+    model = make((2, 3), rotations=rotations, sigma_top=0.2, sigma_place=0.7)
     pose = torch.randn(7, 6, dtype=torch.float64)
-    angles = 2 * math.pi * torch.arange(5, dtype=torch.float64) / 5
-    each = dist.Normal(poses.rotation(angles), model.sigma_top).log_prob(pose[:, None]).sum(-1)
+    angles = 2 * math.pi * torch.arange(rotations, dtype=torch.float64) / rotations
+    scale = torch.tensor([0.2, 0.2, 0.7, 0.2, 0.2, 0.7], dtype=torch.float64)
+    each = dist.Normal(poses.rotation(angles), scale).log_prob(pose[:, None]).sum(-1)
     torch.testing.assert_close(model.object_pose_law().log_prob(pose), each.exp().mean(-1).log())
 
 
