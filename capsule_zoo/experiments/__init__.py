@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capsule_zoo.records import FOLDER, Metric, check_experiment_name, write_record
+from capsule_zoo.records import FOLDER, Metric, check_experiment_name, read_record, write_record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +179,9 @@ def reproduce(
         folder=folder,
     )
     if keep is not None and result.entry is not None:
-        save(result.entry, keep, data=chosen.data, seed=options.seed)
+        record = read_record(name, folder)
+        made = {key: record[key] for key in ("command", "versions", "machine", "seconds")}
+        save(result.entry, keep, data=chosen.data, seed=options.seed, training=made)
     return result, path
 
 
