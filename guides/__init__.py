@@ -6,9 +6,11 @@ from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
+from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
     "AmortizedPartWhole",
+    "ConvolutionalEncoder",
     "ExactSwitches",
     "FreeForm",
     "Guide",

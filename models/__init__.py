@@ -4,6 +4,7 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.vae import VariationalAutoencoder
 
 __all__ = [
     "RBM",
@@ -13,4 +14,5 @@ __all__ = [
     "Model",
     "PartWholeCapsules",
     "Site",
+    "VariationalAutoencoder",
 ]

@@ -1,0 +1,62 @@
+"""The guide to a variational autoencoder: a convolutional network reads the code off the image.
+
+    q(z | image) = Normal(mean, deviation),    (mean, log deviation) = CNN(image)
+
+Two convolutions of stride 2, the mirror image of the decoder, and one hidden layer.
+
+References:
+    Kingma & Welling 2014, "Auto-Encoding Variational Bayes" (arXiv 1312.6114).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.vae import VariationalAutoencoder
+
+
+class ConvolutionalEncoder(Guide):
+    """q(code | image) of a `VariationalAutoencoder`; see the top of this file.
+
+    Args:
+        model: the autoencoder.
+        hidden: units of the layer between the maps and the code.
+
+    Raises:
+        ValueError: `model` is no variational autoencoder, or `hidden` is below 1.
+    """
+
+    covers = ("image_code",)
+
+    def __init__(self, model: VariationalAutoencoder, hidden: int = 256) -> None:
+        if not isinstance(model, VariationalAutoencoder):
+            kind = type(model).__name__
+            raise ValueError(f"model must be a VariationalAutoencoder, not a {kind}")
+        check_at_least(1, hidden=hidden)
+        super().__init__(model)
+        channels, decoder = model.channels, model.decoder
+        self.halve = PyroModule[nn.Conv2d](model.image_shape[0], channels, 3, 2, padding=1)
+        self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
+        read = 2 * channels * math.prod(decoder.quarter)
+        self.hidden = PyroModule[nn.Linear](read, hidden)
+        self.code = PyroModule[nn.Linear](hidden, 2 * model.latent)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Draws the codes and returns them, (B, latent)."""
+        self.model.check_images(images)
+        with pyro.plate("images", len(images), dim=-1):
+            return pyro.sample("image_code", self.code_law(images))
+
+    def code_law(self, images: Tensor) -> dist.TorchDistribution:
+        """q(z | image), batch shape (B,) and event shape (latent,)."""
+        maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))
+        mean, log_deviation = self.code(F.elu(self.hidden(maps.flatten(1)))).chunk(2, dim=-1)
+        return dist.Normal(mean, log_deviation.exp()).to_event(1)

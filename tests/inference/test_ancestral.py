@@ -1,0 +1,66 @@
+"""Running a model downwards: what is given stays, what is not is drawn from its law."""
+
+import pyro.distributions as dist
+import torch
+
+from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.inference.ancestral import image_log_likelihood, infer, log_prior, mean_images
+from capsule_zoo.models import Capsules, PartWholeCapsules
+
+
+def pair(**options):
+    torch.manual_seed(0)
+    model = PartWholeCapsules(2, 3, image_size=12, template_size=5, **options)
+    guide = AmortizedPartWhole(model, channels=6, width=8, heads=2, blocks=1, inducing=3)
+    return model, guide, torch.rand(7, 1, 12, 12)
+
+
+def test_given_parts_are_rendered_and_scored_as_the_model_says():
+    model, guide, images = pair()
+    parsed = infer(guide, images, batch_size=3)
+    assert set(parsed) == set(guide.covers)
+    parts = Capsules(parsed["part_presence"], parsed["part_pose"])
+    rendered = model.with_discrete_presences().render(parts)
+    torch.testing.assert_close(mean_images(model, 7, parsed, batch_size=2), rendered)
+    expected = dist.Normal(rendered, model.sigma_image).log_prob(images).sum((1, 2, 3))
+    found = image_log_likelihood(model, images, parsed, batch_size=2)
+    torch.testing.assert_close(found, expected)
+
+
+def test_parts_that_are_not_given_are_drawn_from_their_objects():
+    """With one part that stays at one object's vote, its redrawn pose spreads around that vote."""
+    model, guide, images = pair()
+    parsed = infer(guide, images)
+    objects = {name: parsed[name] for name in ("object_presence", "object_pose")}
+    first, again = (mean_images(model, 7, objects, seed=s) for s in (1, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, mean_images(model, 7, objects, seed=2))
+
+
+def test_with_every_part_off_the_image_is_background():
+    model, _, images = pair()
+    off = {"part_presence": torch.zeros(7, 3)}
+    assert not mean_images(model, 7, off).any()
+    expected = dist.Normal(0.0, model.sigma_image).log_prob(images).sum((1, 2, 3))
+    torch.testing.assert_close(image_log_likelihood(model, images, off), expected)
+
+
+def test_log_prior_is_that_of_the_top():
+    model, guide, images = pair()
+    parsed = infer(guide, images, ["object_presence", "object_pose"])
+    presence = dist.Bernoulli(logits=model.presence_logits).log_prob(parsed["object_presence"])
+    identity = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
+    pose = dist.Normal(identity, model.sigma_top).log_prob(parsed["object_pose"])
+    expected = presence.sum(1) + pose.sum((1, 2))
+    torch.testing.assert_close(log_prior(model, parsed, batch_size=4), expected)
+
+
+def test_the_stream_of_draws_and_the_mode_are_left_alone():
+    model, guide, images = pair()
+    guide.train()
+    before = torch.get_rng_state()
+    parsed = infer(guide, images)
+    mean_images(model, 3)
+    image_log_likelihood(model, images, parsed)
+    assert torch.equal(torch.get_rng_state(), before) and guide.training and model.training
+    assert torch.equal(infer(guide, images)["part_presence"], parsed["part_presence"])

@@ -1,0 +1,152 @@
+"""The variational autoencoder against closed forms, by itself and with its guide."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from torch import nn
+
+from capsule_zoo.guides import AmortizedPartWhole, ConvolutionalEncoder
+from capsule_zoo.inference import evaluate, fit, loss_per_image, summarize
+from capsule_zoo.inference.evaluate import per_image_elbo
+from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+
+
+def pair(shape=(1, 5, 6), latent=2, **options):
+    torch.manual_seed(0)
+    model = VariationalAutoencoder(shape, latent, channels=4, **options)
+    return model, ConvolutionalEncoder(model, hidden=6)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 5, 6), (3, 9, 7), (1, 1, 1)])
+def test_any_shape_of_image(shape):
+    model, guide = pair(shape)
+    image = model(batch_size=3)
+    assert image.shape == (3, *shape)
+    assert guide(torch.rand(4, *shape)).shape == (4, 2)
+
+
+def linear_gaussian(seed=0):
+    """A model whose mean image is linear in the code, with its exact posterior as the guide."""
+    torch.manual_seed(seed)
+    model, guide = pair((1, 2, 2))
+    model, guide = model.double(), guide.double()
+    weight = torch.randn(4, 2, dtype=torch.float64)
+
+    def law(code):
+        mean = (code @ weight.T).unflatten(-1, (1, 2, 2))
+        return dist.Normal(mean, model.sigma_image).to_event(3)
+
+    model.image_law = law
+    variance = model.sigma_image**2
+    covariance = torch.linalg.inv(torch.eye(2, dtype=torch.float64) + weight.T @ weight / variance)
+
+    def posterior(images):
+        mean = images.flatten(1) @ weight @ covariance / variance
+        return dist.MultivariateNormal(mean, covariance)
+
+    guide.code_law = posterior
+    marginal = weight @ weight.T + variance * torch.eye(4, dtype=torch.float64)
+    evidence = dist.MultivariateNormal(torch.zeros(4, dtype=torch.float64), marginal)
+    return model, guide, lambda images: evidence.log_prob(images.flatten(1))
+
+
+def test_with_the_exact_posterior_every_weight_is_the_evidence():
+    model, guide, evidence = linear_gaussian()
+    images = torch.rand(3, 1, 2, 2, dtype=torch.float64)
+    idata = evaluate(model, guide, images, num_particles=4)
+    weights = torch.from_numpy(idata.sample_stats["log_weight"].values[0])
+    torch.testing.assert_close(weights, evidence(images).expand(4, 3), rtol=0, atol=1e-8)
+
+
+def test_elbo_is_below_iwae_and_both_are_below_the_evidence():
+    model, guide, evidence = linear_gaussian()
+    exact = guide.code_law
+    wrong = lambda images: dist.Normal(  # noqa: E731 - a wider, shifted posterior
+        exact(images).mean + 0.05, 1.5 * exact(images).variance.sqrt()
+    ).to_event(1)
+    guide.code_law = wrong
+    images = torch.rand(50, 1, 2, 2, dtype=torch.float64)
+    summary = summarize(evaluate(model, guide, images, num_particles=200))
+    truth = evidence(images).mean().item()
+    assert summary["is_bound"]
+    assert summary["elbo"] < summary["iwae"] < truth + 0.01
+    assert summary["iwae"] == pytest.approx(truth, abs=0.1)
+
+
+def test_closed_form_divergence_is_the_estimate_in_expectation():
+    model, guide = pair()
+    images = torch.rand(4, 1, 5, 6)
+    law = guide.code_law(images)
+    mean, deviation = law.mean, law.stddev
+    divergence = (mean.square() + deviation.square() - 1).sum(1) / 2 - deviation.log().sum(1)
+    draws = law.sample((20_000,))
+    with torch.no_grad():
+        scores = torch.stack([model.image_law(code).log_prob(images) for code in draws[:500]])
+        exact = scores.mean(0) - divergence
+        per_image = per_image_elbo(evaluate(model, guide, images, num_particles=4000))
+        estimate = torch.from_numpy(per_image)
+    error = 5 * (scores.std(0) / 500**0.5 + 4 / 4000**0.5)
+    assert ((estimate - exact).abs() < error).all()
+    ratio = law.log_prob(draws) - dist.Normal(0.0, 1.0).log_prob(draws).sum(-1)
+    spread = ratio.std(0) / 20_000**0.5
+    assert ((ratio.mean(0) - divergence).abs() < 5 * spread).all()
+
+
+def test_mean_field_objective_has_the_expectation_of_the_plain_one():
+    model, guide = pair()
+    images = torch.rand(8, 1, 5, 6).repeat(300, 1, 1, 1)
+    values = {}
+    for objective in (Trace_ELBO(), TraceMeanField_ELBO()):
+        with torch.no_grad():
+            found = torch.stack([loss_per_image(objective, model, guide, images) for _ in range(8)])
+        values[type(objective)] = found.mean(), found.std() / 8**0.5
+    (plain, first), (closed, second) = values.values()
+    assert abs(plain - closed) < 6 * (first.square() + second.square()).sqrt()
+
+
+def test_bernoulli_pixels_are_a_cross_entropy_and_binary_ones_a_density():
+    model, _ = pair((1, 1, 2), likelihood="bernoulli")
+    code = torch.randn(1, 2)
+    states = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).view(4, 1, 1, 2)
+    law = model.image_law(code.expand(4, 2))
+    assert law.log_prob(states).exp().sum().item() == pytest.approx(1, abs=1e-6)
+    grey = torch.tensor([[0.3, 0.6]]).view(1, 1, 1, 2)
+    expected = -nn.functional.binary_cross_entropy(
+        model.image_law(code).mean, grey, reduction="sum"
+    )
+    torch.testing.assert_close(model.image_law(code).log_prob(grey)[0], expected)
+    drawn = poutine.trace(model).get_trace(batch_size=20).nodes["image"]["value"]
+    assert set(drawn.unique().tolist()) <= {0.0, 1.0}
+
+
+def test_it_learns_to_tell_bright_images_from_dark_ones():
+    pyro.set_rng_seed(0)
+    model, guide = pair()
+    bright = (torch.rand(300) < 0.5).float()[:, None, None, None]
+    images = (0.2 + 0.6 * bright).expand(300, 1, 5, 6)
+    objective = TraceMeanField_ELBO()
+    run = fit(model, guide, images, objective=objective, steps=250, lr=0.01, progress=False)
+    law = guide.code_law(images)
+    rebuilt = model.image_law(law.mean).mean
+    assert (rebuilt - images).abs().max() < 0.1
+    best = dist.Normal(0.0, model.sigma_image).log_prob(torch.tensor(0.0)) * 30
+    assert -run.history["loss"].iloc[-1] > best - 8  # a few nats say which of the two it is
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="latent must be at least 1, not 0"):
+        VariationalAutoencoder(latent=0)
+    with pytest.raises(ValueError, match=r"image_shape\[1\]"):
+        VariationalAutoencoder((1, 0, 28))
+    with pytest.raises(ValueError, match="likelihood must be 'normal' or 'bernoulli'"):
+        VariationalAutoencoder(likelihood="poisson")
+    with pytest.raises(ValueError, match="sigma_image must be positive"):
+        VariationalAutoencoder(sigma_image=0.0)
+    model = PartWholeCapsules(2, 2, image_size=8, template_size=3)
+    with pytest.raises(ValueError, match="must be a VariationalAutoencoder"):
+        ConvolutionalEncoder(model)
+    with pytest.raises(ValueError, match="must be a PartWholeCapsules"):
+        AmortizedPartWhole(VariationalAutoencoder((1, 8, 8)))
