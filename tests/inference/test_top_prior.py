@@ -1,0 +1,118 @@
+"""The fitted top: a normalised density, consistent with its draws, found by likelihood."""
+
+import itertools
+
+import pytest
+import torch
+
+from capsule_zoo.inference.ancestral import log_prior, mean_images
+from capsule_zoo.inference.top_prior import fit_top_prior
+from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+
+TOP = ("object_presence", "object_pose")
+
+
+def model():
+    torch.manual_seed(0)
+    return PartWholeCapsules(2, 3, image_size=8, template_size=3).double()
+
+
+def two_kinds(number, seed=1):
+    """Objects of two kinds of image: which are there goes with where they are."""
+    generator = torch.Generator().manual_seed(seed)
+    kind = (torch.rand(number, generator=generator) < 0.3).long()
+    chance = torch.tensor([[0.9, 0.2], [0.1, 0.8]], dtype=torch.float64)[kind]
+    presence = (torch.rand(number, 2, generator=generator) < chance).double()
+    centre = torch.tensor([-1.0, 2.0], dtype=torch.float64)[kind, None]
+    common = torch.randn(number, 1, generator=generator, dtype=torch.float64)
+    own = torch.randn(number, 12, generator=generator, dtype=torch.float64)
+    pose = (centre + 0.3 * common + 0.1 * own).view(number, 2, 6)
+    return {"object_presence": presence, "object_pose": pose}
+
+
+def test_draws_have_the_shapes_of_the_sites_and_run_the_model():
+    top = fit_top_prior(model(), two_kinds(200), components=4, steps=5)
+    drawn = top.sample(30)
+    assert drawn["object_presence"].shape == (30, 2) and drawn["object_pose"].shape == (30, 2, 6)
+    assert set(drawn["object_presence"].unique().tolist()) == {0.0, 1.0}
+    assert mean_images(model(), 30, drawn).shape == (30, 1, 8, 8)
+
+
+def test_binary_states_sum_to_the_law_of_the_poses():
+    """Summed over presences, the density of one kind is a Gaussian."""
+    values = two_kinds(300)
+    top = fit_top_prior(model(), values, components=1, steps=3)
+    states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=2)), dtype=torch.float64)
+    pose = values["object_pose"][:5]
+    each = [
+        top.log_prob({"object_presence": state.expand(5, 2), "object_pose": pose})
+        for state in states
+    ]
+    flat = values["object_pose"].flatten(1)
+    gaussian = torch.distributions.MultivariateNormal(
+        flat.mean(0), torch.cov(flat.T, correction=0) + 1e-4 * torch.diag(flat.var(0))
+    )
+    torch.testing.assert_close(
+        torch.stack(each).logsumexp(0), gaussian.log_prob(pose.flatten(1)), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_draws_follow_the_density():
+    """E_top[log top - log other] is a divergence: not negative, zero only for itself."""
+    top = fit_top_prior(model(), two_kinds(2000), components=3, steps=20)
+    other = fit_top_prior(model(), two_kinds(2000, seed=2), components=1, steps=1)
+    drawn, n = top.sample(4000, seed=3), 4000
+    ratio = top.log_prob(drawn) - other.log_prob(drawn)
+    assert ratio.mean() > 5 * ratio.std() / n**0.5
+    # E_top[other / top] = 1 for normalised densities; other is wider, so the weights are bounded.
+    weight = (-ratio).exp()
+    assert abs(weight.mean() - 1) < 5 * weight.std() / n**0.5
+
+
+def test_expectation_maximisation_climbs_and_beats_one_kind_on_fresh_images():
+    values, fresh = two_kinds(2000), two_kinds(1000, seed=9)
+    scores = [
+        fit_top_prior(model(), values, components=2, steps=steps).log_prob(values).mean()
+        for steps in (1, 2, 4, 8, 16)
+    ]
+    assert all(later > earlier - 1e-3 for earlier, later in itertools.pairwise(scores))
+    one = fit_top_prior(model(), values, components=1).log_prob(fresh)
+    two = fit_top_prior(model(), values, components=2).log_prob(fresh)
+    assert (two - one).mean() > 0.5
+    own = log_prior(model(), fresh)
+    assert (two - own).mean() > 10
+
+
+def test_it_serves_a_code_without_binary_numbers():
+    torch.manual_seed(0)
+    vae = VariationalAutoencoder((1, 5, 6), latent=3, channels=2)
+    code = torch.randn(500, 3) * torch.tensor([1.0, 0.1, 2.0]) + 1
+    top = fit_top_prior(vae, {"image_code": code}, components=2)
+    drawn = top.sample(4000)["image_code"]
+    assert drawn.dtype == torch.float32
+    error = 6 * code.std(0) / 500**0.5
+    assert ((drawn.mean(0) - code.mean(0)).abs() < error).all()
+    assert ((drawn.std(0) - code.std(0)).abs() < error).all()
+
+
+def test_a_number_that_never_changes_does_no_harm():
+    values = two_kinds(200)
+    values["object_pose"][..., 2] = 0.25
+    values["object_presence"][:, 0] = 1.0
+    top = fit_top_prior(model(), values, components=3)
+    assert torch.isfinite(top.log_prob(values)).all()
+    torch.testing.assert_close(
+        top.sample(50)["object_pose"][..., 2],
+        torch.full((50, 2), 0.25, dtype=torch.float64),
+        atol=1e-3,
+        rtol=0,
+    )
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="fewer than components=30"):
+        fit_top_prior(model(), two_kinds(20), components=30)
+    with pytest.raises(ValueError, match=r"values hold \['wing_pose'\]"):
+        fit_top_prior(model(), {"wing_pose": torch.zeros(5, 2)}, components=2)
+    with pytest.raises(ValueError, match="components"):
+        fit_top_prior(model(), two_kinds(20), components=0)
