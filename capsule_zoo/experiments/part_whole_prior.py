@@ -1,0 +1,207 @@
+"""What the prior of part-whole capsules dreams of, and how much of a parse its objects foretell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+from torch import Tensor
+
+from capsule_zoo import figures
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.part_whole import (
+    WITH_POSES,
+    bounds,
+    mean_and_error,
+    steps,
+    tighten,
+    trained,
+)
+from capsule_zoo.inference import evaluate, fit, summarize
+from capsule_zoo.inference.ancestral import image_log_likelihood, infer, log_prior, mean_images
+from capsule_zoo.inference.sample_quality import Classifier, Seen, frechet, train_classifier
+from capsule_zoo.inference.top_prior import TopPrior, fit_top_prior
+from capsule_zoo.registry import Entry, create
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Metrics = dict[str, tuple[float, float | None, int]]
+
+MINUTES = 40
+RIVAL_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
+IMAGES = 5000  # in every Frechet distance: half of MNIST's test images, so that halves compare
+KINDS = 100  # components of a fitted top prior
+REDRAWS = 10
+
+
+@experiment("part-whole/prior", data="mnist")
+def prior(options: Options) -> Result:
+    """Prior samples against a VAE's, seen by a classifier; what objects foretell (40 minutes).
+
+    The autoencoder's code is as long as the objects' latents: a presence and the six numbers of a
+    pose for each. Both are sampled from their own prior and from a mixture fitted to what their
+    guides infer on the training images; the parts are then drawn from the objects. Two rows say
+    where samples lose: "objects kept" redraws the parts of real digits' objects, so that no prior
+    over objects could do better, and "parts kept" is the reconstruction.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    minutes = options.minutes or MINUTES
+    ours = trained(replace(options, minutes=(1 - RIVAL_SHARE) * minutes), data, minutes=MINUTES)
+    ours = tighten(ours, data, options, steps=steps(600, minutes / MINUTES))
+    vae = autoencoder(ours, data, options, RIVAL_SHARE * minutes)
+    tops = {"part_whole": (ours, WITH_POSES), "vae": (vae, list(vae.guide.covers))}
+
+    metrics = foretold(ours, data.test.images[:1000], options.seed)
+    number = min(IMAGES, len(data.test) // 2)
+    parsed = infer(ours.guide, data.train.images[:number], seed=options.seed)
+    objects = {name: parsed[name] for name in WITH_POSES}
+    rows = {
+        "train": data.train.images[:number],
+        "test": data.test.images[number : 2 * number],
+        "parts_kept": mean_images(ours.model, number, parsed),
+        "objects_kept": mean_images(ours.model, number, objects, options.seed),
+    }
+    for name, (entry, sites) in tops.items():
+        options.say(f"Fitting a top prior to what the guide of {name} infers")
+        entry.model.cpu()
+        entry.guide.cpu()
+        top = fitted_top(entry, data, sites, options)
+        rows[name] = mean_images(entry.model, number, seed=options.seed)
+        rows[f"{name}_fitted"] = mean_images(
+            entry.model, number, top.sample(number, options.seed), options.seed
+        )
+        metrics |= nats(name, entry, data, top, sites, options.seed)
+
+    options.say("Training a classifier on the digits, for its features")
+    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
+    metrics["classifier_accuracy"] = accuracy(classifier, data)
+    real = classifier.read(data.test.images[:number])
+    seen = {name: looks(classifier.read(images), real) for name, images in rows.items()}
+    for name, found in seen.items():
+        metrics |= {f"{quantity}_{name}": value for quantity, value in found.items()}
+    return Result(metrics, {"": draw(rows)}, as_table(seen), ours)
+
+
+def autoencoder(ours: Entry, data: Dataset, options: Options, minutes: float) -> Entry:
+    """A VAE with as many latent numbers as the objects have, and the same pixels."""
+    latent = 7 * ours.model.levels[0].size
+    pyro.set_rng_seed(options.seed)
+    sizes = dict(latent=latent, sigma_image=ours.model.sigma_image)
+    vae = create("vae", image_shape=data.image_shape, **sizes)
+    options.say(
+        f"Training a VAE with {latent} latents and {vae.model.num_parameters:,} model parameters; "
+        f"the capsules have {ours.model.num_parameters:,}"
+    )
+    fit(
+        vae.model,
+        vae.guide,
+        data,
+        objective=vae.objective,
+        minutes=minutes,
+        seed=options.seed,
+        progress=options.progress,
+        device=options.device,
+        **vae.training,
+    )
+    return vae
+
+
+def foretold(entry: Entry, images: Tensor, seed: int) -> Metrics:
+    """What images lose, in nats, when parts are drawn from their objects instead of inferred.
+
+    The share is of what the parts explain: the log likelihood above that of the background alone.
+    """
+    parsed = infer(entry.guide, images, seed=seed)
+    objects = {name: parsed[name] for name in WITH_POSES}
+    empty = {"part_presence": torch.zeros_like(parsed["part_presence"])}
+    inferred = image_log_likelihood(entry.model, images, parsed)
+    background = image_log_likelihood(entry.model, images, empty)
+    draws = [image_log_likelihood(entry.model, images, objects, seed + i) for i in range(REDRAWS)]
+    redrawn = torch.stack(draws).mean(0)
+    lost, explained = inferred - redrawn, inferred - background
+    share = lost.sum() / explained.sum()
+    _, error, count = mean_and_error((lost - share * explained) / explained.mean())
+    return {
+        "log_likelihood_inferred": mean_and_error(inferred),
+        "log_likelihood_redrawn": mean_and_error(redrawn),
+        "log_likelihood_background": mean_and_error(background),
+        "share_lost": (share.item(), error, count),
+    }
+
+
+def fitted_top(entry: Entry, data: Dataset, sites: list[str], options: Options) -> TopPrior:
+    """The mixture over an entry's top sites that its guide's draws on training images call for."""
+    drawn = infer(entry.guide, data.train.images, sites, options.seed)
+    kinds = min(KINDS, len(data.train) // 10)
+    return fit_top_prior(entry.model, drawn, kinds, seed=options.seed)
+
+
+def nats(
+    name: str, entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int
+) -> Metrics:
+    """Bounds on 1,000 held-out images, and what the fitted top adds to the ELBO."""
+    held_out = data.test[:1000]
+    idata = evaluate(entry.model, entry.guide, held_out, num_particles=50, seed=seed, draws=0)
+    drawn = infer(entry.guide, held_out.images, sites, seed)
+    gain = top.log_prob(drawn) - log_prior(entry.model, drawn)
+    found: Metrics = {**bounds(summarize(idata)), "top_gain": mean_and_error(gain)}
+    found["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+    return {f"{metric}_{name}": value for metric, value in found.items()}
+
+
+def accuracy(classifier: Classifier, data: Dataset) -> tuple[float, float, int]:
+    """On the test images."""
+    right = classifier.read(data.test.images).classes == data.test.labels.numpy()
+    return mean_and_error(torch.from_numpy(right).double())
+
+
+def looks(seen: Seen, real: Seen) -> Metrics:
+    """Frechet distance to real images, confidence, and how many classes are in use.
+
+    The latter is the exponential of the classes' entropy: as many as there are where all are
+    equally frequent.
+    """
+    share = np.bincount(seen.classes) / len(seen.classes)
+    used = share[share > 0]
+    return {
+        "frechet": frechet(seen.features, real.features),
+        "confidence": mean_and_error(torch.from_numpy(seen.confidence)),
+        "classes": (float(np.exp(-(used * np.log(used)).sum())), None, len(seen.classes)),
+    }
+
+
+def as_table(seen: dict[str, Metrics]) -> pd.DataFrame:
+    """One row for each kind of image."""
+    rows = {
+        name: {
+            "frechet": found["frechet"][0],
+            "frechet_se": found["frechet"][1],
+            "confidence": found["confidence"][0],
+            "classes": found["classes"][0],
+        }
+        for name, found in seen.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+LABELS = {
+    "train": "digits",
+    "parts_kept": "their parts",
+    "objects_kept": "their objects",
+    "part_whole": "capsules",
+    "part_whole_fitted": "fitted top",
+    "vae": "VAE",
+    "vae_fitted": "VAE, fitted",
+}
+
+
+def draw(rows: dict[str, Tensor]) -> Figure:
+    """Twelve of each kind beside real digits."""
+    shown = {label: rows[name][:12] for name, label in LABELS.items()}
+    return figures.image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")

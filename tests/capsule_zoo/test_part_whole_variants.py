@@ -1,0 +1,88 @@
+"""Variants of the part-whole story in miniature: other likelihoods, other images."""
+
+import pytest
+import torch
+from PIL import Image
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Options, part_whole_variants, reproduce
+from capsule_zoo.experiments.part_whole_variants import Variant, learn, photographs
+from capsule_zoo.records import read_record
+
+METRICS = {"probe_presence", "probe_presence_pose", "squared_error", "elbo", "iwae_50"}
+METRICS |= {"training_images"}
+OPTIONS = Options(minutes=0.01, progress=False)
+
+
+@pytest.fixture
+def few_digits():
+    full = load_dataset("digits")
+    return Dataset("digits", full.train[:80], full.validation[:8], full.test[:16])
+
+
+def check_record(name, variants, folder):
+    metrics = read_record(name, folder)["metrics"]
+    assert set(metrics) == {f"{metric}_{variant}" for metric in METRICS for variant in variants}
+    for variant in variants:
+        assert metrics[f"elbo_{variant}"]["value"] <= metrics[f"iwae_50_{variant}"]["value"]
+        assert metrics[f"squared_error_{variant}"]["value"] > 0
+    stem = name.rpartition("/")[2]
+    pictures = {file.stem for file in (folder / "part-whole").glob("*.png")}
+    kinds = ("parses", "templates", "samples")
+    assert pictures == {f"{stem}_{variant}_{kind}" for variant in variants for kind in kinds}
+
+
+def test_likelihoods_trains_both_and_measures_both_alike(few_digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(part_whole_variants, "load_dataset", lambda *args, **kwargs: few_digits)
+    reproduce("part-whole/likelihoods", OPTIONS, folder=tmp_path)
+    check_record("part-whole/likelihoods", ("composite", "mixture"), tmp_path)
+
+
+def test_variants_start_alike(few_digits):
+    """One seed: likelihoods differ, the parameters that they start from do not."""
+    starts = []
+    for kind in ("composite", "mixture"):
+        made, _ = learn(Variant(few_digits, {"likelihood": kind}), OPTIONS, 1e-9)
+        starts.append(made.model.state_dict())
+        assert made.model.likelihood == kind
+    assert all(torch.equal(value, starts[1][name]) for name, value in starts[0].items())
+
+
+def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(
+    tmp_path, monkeypatch, few_digits
+):
+    generator = torch.Generator().manual_seed(0)
+    for part, number in (("train", 30), ("test", 6)):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "data" / "cifar10" / part / label
+            folder.mkdir(parents=True)
+            for i in range(number):
+                pixels = torch.randint(256, (12, 12, 3), generator=generator, dtype=torch.uint8)
+                Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
+    options = Options(minutes=0.01, progress=False, data_root=tmp_path / "data")
+    found = photographs("cifar10", options)
+    assert found.image_shape == (3, 12, 12) and len(found.train) == 54
+    asked = []
+
+    def load(name, root=None):
+        asked.append(name)
+        return load_dataset(name, root) if name.startswith("folder:") else few_digits
+
+    monkeypatch.setattr(part_whole_variants, "load_dataset", load)
+    reproduce("part-whole/colours", options, folder=tmp_path)
+    assert asked == ["fashion-mnist", f"folder:{tmp_path / 'data' / 'cifar10'}"]
+    check_record("part-whole/colours", ("fashion_mnist", "cifar10"), tmp_path)
+
+
+def test_without_a_folder_the_data_set_of_that_name_is_meant(tmp_path, monkeypatch, few_digits):
+    asked = []
+
+    def load(name, root=None):
+        asked.append((name, root))
+        return few_digits
+
+    monkeypatch.setattr(part_whole_variants, "load_dataset", load)
+    photographs("cifar10", Options(data_root=tmp_path))
+    monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
+    photographs("cifar10", Options())
+    assert asked == [("cifar10", tmp_path), ("cifar10", None)]
