@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from capsule_zoo.inference.objective import with_gradient
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 
 MOMENTUM = 0.99
@@ -61,8 +62,7 @@ def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> T
     gradient = {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
     with torch.no_grad():
         gradient |= _direction(gradient, model, means)
-    surrogate = sum((parameters[n] * gradient[n]).sum() for n in gradient)
-    return loss.detach() + surrogate - surrogate.detach()
+    return with_gradient(loss, [parameters[n] for n in gradient], list(gradient.values()))
 
 
 def _direction(

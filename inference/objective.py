@@ -12,7 +12,7 @@ same scale.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,30 @@ class Objective(ELBO):
     ) -> tuple[Trace, Trace]:
         """The model's and the guide's trace of one joint draw, log densities computed."""
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
+
+
+class _WithGradient(torch.autograd.Function):
+    """See `with_gradient`."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, gradients: list[Tensor | None], *parameters: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, outer: Tensor):
+        return None, None, *(None if g is None else outer * g for g in ctx.gradients)
+
+
+def with_gradient(
+    value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> Tensor:
+    """A scalar whose gradient by each of these parameters is declared, whatever made the value.
+
+    For objectives whose direction is not the gradient of their value. Where a gradient is None,
+    the parameter has none.
+    """
+    return _WithGradient.apply(value.detach(), list(gradients), *parameters)
 
 
 _BOUNDS = (Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceTMC_ELBO)

@@ -22,15 +22,17 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.inference.log_weight import log_density
-from capsule_zoo.inference.objective import Objective, call_arguments
+from capsule_zoo.inference.objective import Objective, call_arguments, with_gradient
 from capsule_zoo.models.base import check_at_least
 
 
@@ -57,10 +59,10 @@ class WakeSleep(Objective):
     ) -> Tensor:
         """Minus the ELBO of one draw, in nats per image, with the gradient of wake and sleep."""
         recognised, log_p, log_q = wake(model, guide, images, labels)
-        value = (log_q - log_p).mean().detach()
+        value = (log_q - log_p).mean()
         start = _only(recognised, top_sites(model)) if self.recycle_top else Trace()
         dreamt = sleep(model, guide, start, images, labels)
-        return value + _gradient_of(-log_p.mean(), model) + _gradient_of(-dreamt, guide)
+        return descending(value, {model: -log_p.mean(), guide: -dreamt})
 
 
 class ReweightedWakeSleep(Objective):
@@ -100,7 +102,7 @@ class ReweightedWakeSleep(Objective):
         if self.sleep:
             recognise = recognise - self.sleep * sleep(model, guide, Trace(), images, labels)
         generate = -(share * log_p).sum()
-        return value + _gradient_of(generate, model) + _gradient_of(recognise, guide)
+        return descending(value, {model: generate, guide: recognise})
 
 
 def wake(
@@ -108,14 +110,10 @@ def wake(
 ) -> tuple[Trace, Tensor, Tensor]:
     """The guide's draws, held constant, with log p(x, z) and log q(z | x), (B,) each, in nats."""
     arguments = call_arguments(images, labels)
-    with torch.no_grad(), poutine.block():
+    with _Constant():
         drawn = poutine.trace(guide).get_trace(*arguments)
-    traces = [
-        poutine.trace(poutine.replay(program, trace=drawn)).get_trace(*arguments)
-        for program in (model, guide)
-    ]
-    log_p, log_q = (log_density(trace, images) for trace in traces)
-    return drawn, log_p, log_q
+    scored = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*arguments)
+    return drawn, log_density(scored, images), log_density(drawn, images)
 
 
 def sleep(
@@ -159,12 +157,21 @@ def _only(trace: Trace, sites: Iterable[str]) -> Trace:
     return kept
 
 
-def _gradient_of(loss: Tensor, module: nn.Module) -> Tensor:
-    """Zero, with the gradient of `loss` by the parameters of this module and of no other."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if not (torch.is_grad_enabled() and parameters):
-        return torch.zeros_like(loss)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    pairs = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
-    surrogate = torch.stack([(p * g).sum() for p, g in pairs]).sum()
-    return surrogate - surrogate.detach()
+class _Constant(Messenger):
+    """Within it no draw depends on parameters, whether or not its law could be reparametrised."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not msg["is_observed"]:
+            msg["value"] = msg["value"].detach()
+
+
+def descending(value: Tensor, losses: Mapping[nn.Module, Tensor]) -> Tensor:
+    """This value, with the gradient of each loss by the parameters of its own module only."""
+    parameters: list[Tensor] = []
+    gradients: list[Tensor | None] = []
+    for module, loss in losses.items():
+        own = [p for p in module.parameters() if p.requires_grad]
+        if own and torch.is_grad_enabled():
+            parameters += own
+            gradients += torch.autograd.grad(loss, own, allow_unused=True)
+    return with_gradient(value, parameters, gradients)
