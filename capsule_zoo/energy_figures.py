@@ -1,58 +1,157 @@
-"""Pictures of capsule RBMs and Helmholtz machines: samples, fields of capsules, spectra."""
+"""Pictures of capsule RBMs and Helmholtz machines: draws, fields of capsules, sums, spectra.
+
+Images may be standard scores: pictures are on the scale on which the given images span [0, 1].
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.figures import image_rows
-from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
+from capsule_zoo.registry import Entry
+from capsule_zoo.runs import sample_means
 
 
-@torch.no_grad()
-def samples(model: CapsuleRBM | CapsuleHelmholtzMachine, seed: int = 0) -> Figure:
-    """36 draws from the model: the ends of Gibbs chains, or ancestral."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        drawn = model(batch_size=36).clamp(0, 1).split(12)
-    rows = {f"draws {12 * i + 1}-{12 * i + 12}": images for i, images in enumerate(drawn)}
+def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
+    """The map that takes the smallest pixel of `images` to 0 and the largest to 1, clamped."""
+    low, high = torch.aminmax(images)
+    return lambda shown: ((shown - low) / (high - low)).clamp(0, 1)
+
+
+def samples(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
+    """Mean images of 36 draws: the ends of Gibbs chains, or ancestral."""
+    drawn = on_scale_of(images)(sample_means(entry, 36, seed)).split(12)
+    rows = {f"draws {12 * i + 1}-{12 * i + 12}": part for i, part in enumerate(drawn)}
     return image_rows(rows, "Draws from the model")
 
 
 @torch.no_grad()
-def reconstructions(reconstructed: Tensor, images: Tensor) -> Figure:
-    """Up to 12 images above their reconstructions."""
-    rows = {"image": images[:12], "reconstruction": reconstructed[:12].clamp(0, 1)}
+def reconstructions(entry: Entry, images: Tensor) -> Figure:
+    """Up to 12 images above their reconstructions from what the guide expects."""
+    scale, images = on_scale_of(images), images[:12]
+    reconstructed = entry.model.mean_image(entry.guide.expectations(images))
+    rows = {"image": scale(images), "reconstruction": scale(reconstructed)}
     return image_rows(rows, "Test images and their reconstructions")
 
 
 @torch.no_grad()
-def projective_fields(model: CapsuleRBM, seed: int = 0) -> Figure:
-    """What each capsule paints when it alone is on."""
+def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
+    """What each capsule of an RBM paints when it alone is on."""
+    model = entry.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        fields = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
+        painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
     rows = {
-        f"capsules {first + 1}-{min(first + 10, len(fields))}": fields[first : first + 10]
-        for first in range(0, len(fields), 10)
+        f"capsules {first + 1}-{min(first + 10, len(painted))}": painted[first : first + 10]
+        for first in range(0, len(painted), 10)
     }
-    return image_rows({k: v.clamp(0, 1) for k, v in rows.items()}, "Fields of single capsules")
+    scale = on_scale_of(images)
+    return image_rows({k: scale(v) for k, v in rows.items()}, "Fields of single capsules")
 
 
-def spectra(features: np.ndarray, labels: np.ndarray, title: str, each: int = 100) -> Figure:
-    """Features (N, F) of up to `each` images of every class, one strip an image, class by class."""
+@torch.no_grad()
+def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figure:
+    """Images as sums of capsules: what the strongest add, and the mean image so far.
+
+    Each capsule adds its field to the visible biases (red for more ink, blue for less); behind the
+    last column shown come the weaker capsules, whose total is in the first column, below the image.
+    """
+    scale, images = on_scale_of(images), images[:digits]
+    added = entry.model.contributions(entry.guide.expectations(images))  # (B, K, C, H, W)
+    strongest = added.flatten(2).norm(dim=2).argsort(1, descending=True)
+    added = added[torch.arange(len(added))[:, None], strongest]
+    so_far = scale(entry.model.visible.mean(added.cumsum(1)))
+    rows: dict[str, Tensor] = {}
+    for i, image in enumerate(scale(images)):
+        limit = added[i].abs().max()
+        parts = [signed_colours(part.mean(0) / limit) for part in added[i, :terms]]
+        rows[f"image {i + 1}, and what is added"] = torch.stack([_rgb(image), *parts])
+        whole = so_far[i, -1]
+        rows[f"whole sum {i + 1}, and sum so far"] = torch.stack(
+            [_rgb(whole), *map(_rgb, so_far[i, :terms])]
+        )
+    return image_rows(rows, "Images as sums of capsules, the strongest first")
+
+
+@torch.no_grad()
+def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figure:
+    """Ancestral draws of a Helmholtz machine above what its own Gibbs chain makes of them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
+        scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
+        rows = {"ancestral": scale(drawn["image"]["fn"].mean.squeeze(1))}
+        for done in (steps, 2 * steps):
+            state = entry.guide.gibbs(state, steps)
+            mean = entry.model.mean_image(entry.guide.expectations(state))
+            rows[f"after {done} sweeps"] = scale(mean)
+    return image_rows(rows, "Ancestral draws, and Gibbs chains from them")
+
+
+def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> Figure:
+    """Features of images, class by class: a strip for each of up to `each` images.
+
+    Args:
+        rows: features (N, F) by name, one row of panels for each; on a scale of their own unless
+            they lie in [0, 1].
+        labels: (N,), one column of panels for each value.
+    """
     classes = np.unique(labels)
     figure, axes = plt.subplots(
-        1, len(classes), figsize=(1.1 * len(classes) + 0.4, 2.6), squeeze=False
+        len(rows),
+        len(classes),
+        figsize=(1.1 * len(classes) + 0.8, 2.2 * len(rows) + 0.4),
+        squeeze=False,
     )
+    for row, (name, features) in zip(axes, rows.items(), strict=True):
+        low, high = min(0.0, features.min()), max(1.0, features.max())
+        for axis, label in zip(row, classes, strict=True):
+            strips = features[labels == label][:each]
+            axis.imshow(
+                strips, cmap="gray", vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+            )
+            axis.set_xticks([])
+            axis.set_yticks([])
+        row[0].set_ylabel(name, fontsize=8)
     for axis, label in zip(axes[0], classes, strict=True):
-        axis.imshow(features[labels == label][:each], cmap="gray", vmin=0, vmax=1, aspect="auto")
         axis.set_title(str(label), fontsize=8)
-        axis.set_xticks([])
-        axis.set_yticks([])
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle("What is inferred (columns) of test images (strips), by class", fontsize=9)
     figure.set_layout_engine("constrained")
     return figure
+
+
+def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple]) -> Figure:
+    """Columns of a table over its index, the updates.
+
+    Args:
+        marks: published points (updates, values) to set beside the curves, by name.
+    """
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, values in curves.items():
+        axis.plot(curves.index, values, label=str(name), marker=".")
+    for name, (steps, values) in marks.items():
+        axis.plot(steps, values, "kx", label=name)
+    axis.set_xscale("log")
+    axis.set_xlabel("updates")
+    axis.set_ylabel(ylabel)
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def signed_colours(values: Tensor) -> Tensor:
+    """(H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
+    return torch.from_numpy(plt.get_cmap("RdBu_r")((values.numpy() + 1) / 2)[..., :3]).float()
+
+
+def _rgb(image: Tensor) -> Tensor:
+    """An image (C, H, W), grey or in colours, as (H, W, 3)."""
+    return image.expand(3, -1, -1).movedim(0, -1)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.capsule_layer import draw_capsules
+from capsule_zoo.models.capsule_layer import CapsuleState, draw_capsules
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 
 
@@ -51,6 +51,10 @@ class ExactSwitches(Guide):
         self.model.check_images(images)
         with pyro.plate("images", len(images), dim=-2):
             draw_capsules("capsule", self.model.posterior(images))
+
+    def expectations(self, images: Tensor) -> CapsuleState:
+        """E[z | x] and E[z h | x] of images (B, C, H, W)."""
+        return self.model.posterior(images).mean()
 
     def free_energy(self, images: Tensor) -> Tensor:
         """Of images (B, C, H, W): F(x) itself, (B,), in nats."""
@@ -101,6 +105,13 @@ class MeanFieldSwitches(Guide):
             mean = self.model.hidden.mean(probability[..., None] * field)
             probability = (prior + (field * mean).sum(-1)).sigmoid()
         return probability
+
+    def expectations(self, images: Tensor) -> CapsuleState:
+        """pi and pi B'(b + pi m), which are E_q[z] and E_q[z h], of images (B, C, H, W)."""
+        probability = self.switch_probabilities(images)
+        gate = probability[..., None]
+        mean = self.model.hidden.mean(gate * self.model.fields(images).hidden)
+        return CapsuleState(probability, gate * mean)
 
     def free_energy(self, images: Tensor) -> Tensor:
         """E_q[E] less the entropy of q, (B,), in nats, for images (B, C, H, W).

@@ -24,6 +24,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling
 from capsule_zoo.models.capsule_layer import (
     CapsuleLaw,
+    CapsuleState,
     Fields,
     capsule_law,
     draw_capsules,
@@ -85,13 +86,9 @@ class RecognitionMachine(Guide):
         """q(z_1, h_1 | x) of the lowest layer."""
         return self.layers[0](images, images, self.model.layers[-1].hidden)
 
-    def switch_probabilities(self, images: Tensor) -> Tensor:
-        """q(z_1k = 1 | x), (B, K): the image's spectrum."""
-        return self.posterior(images).switch_probability
-
-    def reconstruct(self, images: Tensor) -> Tensor:
-        """The mean image of the lowest layer's recognised means, (B, C, H, W)."""
-        return self.model.mean_image(self.posterior(images).mean())
+    def expectations(self, images: Tensor) -> CapsuleState:
+        """E_q[z_1 | x] and E_q[z_1 h_1 | x], of the lowest layer, for images (B, C, H, W)."""
+        return self.posterior(images).mean()
 
     @torch.no_grad()
     def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:

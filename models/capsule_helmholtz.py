@@ -39,6 +39,7 @@ from capsule_zoo.models.capsule_layer import (
     capsule_law,
     capsule_sites,
     draw_capsules,
+    image_contributions,
     image_field,
     image_shape_of,
 )
@@ -169,6 +170,12 @@ class CapsuleHelmholtzMachine(Model):
         """What the lowest layer adds to the visible biases, (B, C, H, W)."""
         field = image_field(lowest, self.weight, self.switch_weight)
         return field.unflatten(1, self.image_shape)
+
+    @pyro_method
+    def contributions(self, lowest: CapsuleState) -> Tensor:
+        """What each capsule of the lowest layer adds to the visible biases, (B, K, C, H, W)."""
+        terms = image_contributions(lowest, self.weight, self.switch_weight)
+        return terms.unflatten(2, self.image_shape)
 
     @pyro_method
     def mean_image(self, lowest: CapsuleState) -> Tensor:

@@ -100,7 +100,7 @@ class CapsuleLaw(NamedTuple):
 
 def capsule_law(units: Units, switch_bias: Tensor | None, fields: Fields) -> CapsuleLaw:
     """The law at the top of this file; `switch_bias` is c (K,), None for switches always on."""
-    gain = (units.log_partition(fields.hidden) - units.log_partition()).sum(-1)
+    gain = units.log_partition(fields.hidden).sum(-1) - units.log_partition().sum(-1)
     logits = None if switch_bias is None else switch_bias + fields.switch + gain
     return CapsuleLaw(units, fields.hidden, gain, logits)
 
@@ -135,6 +135,14 @@ def image_field(state: CapsuleState, weight: Tensor, switch_weight: Tensor | Non
     """
     field = state.activity.flatten(1) @ weight.flatten(1).T
     return field if switch_weight is None else field + state.switch @ switch_weight.T
+
+
+def image_contributions(
+    state: CapsuleState, weight: Tensor, switch_weight: Tensor | None
+) -> Tensor:
+    """The terms W_k u_k + Omega_k z_k of `image_field`, one for each capsule, (B, K, pixels)."""
+    terms = torch.einsum("bkj,mkj->bkm", state.activity, weight)
+    return terms if switch_weight is None else terms + state.switch[..., None] * switch_weight.T
 
 
 def image_shape_of(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:

@@ -53,6 +53,7 @@ from capsule_zoo.models.capsule_layer import (
     capsule_law,
     capsule_sites,
     draw_capsules,
+    image_contributions,
     image_field,
     image_shape_of,
 )
@@ -180,6 +181,17 @@ class CapsuleRBM(Model):
         return image_field(capsules, self.weight, coupling).unflatten(1, self.image_shape)
 
     @pyro_method
+    def contributions(self, capsules: CapsuleState) -> Tensor:
+        """What each capsule adds to the visible biases, (B, K, C, H, W); their sum is phi."""
+        coupling = self.switch_weight if self.switched else None
+        return image_contributions(capsules, self.weight, coupling).unflatten(2, self.image_shape)
+
+    @pyro_method
+    def mean_image(self, capsules: CapsuleState) -> Tensor:
+        """E[x | h, z], (B, C, H, W)."""
+        return self.visible.mean(self.visible_field(capsules))
+
+    @pyro_method
     def free_energy(self, images: Tensor, law: CapsuleLaw | None = None) -> Tensor:
         """F(x) = -log sum_{h, z} exp(-E), (B,), in nats: log p(x) = -F(x) - log Z.
 
@@ -228,7 +240,7 @@ class CapsuleRBM(Model):
     @pyro_method
     def reconstruct(self, images: Tensor) -> Tensor:
         """The mean image of the capsules' posterior means, (B, C, H, W)."""
-        return self.visible.mean(self.visible_field(self.posterior(images).mean()))
+        return self.mean_image(self.posterior(images).mean())
 
     @pyro_method
     @torch.no_grad()
@@ -270,7 +282,9 @@ class CapsuleRBM(Model):
         coupling = left * self.weight.flatten(1) * right
         if (bound := coupling.norm().item()) < COUPLING_LIMIT:  # Frobenius: cheap, and no less
             return bound
-        return torch.linalg.matrix_norm(coupling, ord=2).item()
+        wide = coupling.shape[0] < coupling.shape[1]
+        gram = coupling @ coupling.T if wide else coupling.T @ coupling
+        return torch.linalg.eigvalsh(gram)[-1].sqrt().item()  # far cheaper than singular values
 
     @torch.no_grad()
     def keep_normalisable(self) -> None:

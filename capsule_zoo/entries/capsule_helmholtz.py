@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import Tensor
-
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import ReweightedWakeSleep
 from capsule_zoo.models import CapsuleHelmholtzMachine
-from capsule_zoo.registry import Entry, register
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def _samples(entry: Entry, images: Tensor) -> Figure:
-    from capsule_zoo import energy_figures  # only here, so that listing needs no matplotlib
-
-    return energy_figures.samples(entry.model)
-
-
-def _reconstructions(entry: Entry, images: Tensor) -> Figure:
-    from capsule_zoo import energy_figures
-
-    return energy_figures.reconstructions(entry.guide.reconstruct(images[:12]).detach(), images)
+from capsule_zoo.registry import Entry, picture, register
 
 
 @register("capsule-helmholtz", small=dict(image_shape=(1, 4, 4), capsules=(2, 3), units=2))
@@ -48,6 +29,9 @@ def capsule_helmholtz(
         guides={"recognition": lambda entry: RecognitionMachine(entry.model)},
         objective=ReweightedWakeSleep(num_particles, sleep),
         training=dict(lr=1e-3, schedule="linear", batch_size=100),
-        figures={"samples": _samples, "reconstructions": _reconstructions},
+        figures={
+            name: picture(f"capsule_zoo.energy_figures:{name}")
+            for name in ("samples", "reconstructions", "sums", "gibbs")
+        },
         default_guide="recognition",
     )

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.registry import Entry, register
+from capsule_zoo.registry import Entry, picture, register
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-TRAINING = dict(optimizer=torch.optim.SGD, lr=0.03, schedule="linear", batch_size=100)
 SMALL = dict(image_shape=(1, 4, 4), chains=0, sweeps=3)
+GUIDES = {
+    "exact": lambda entry: ExactSwitches(entry.model),
+    "mean_field": lambda entry: MeanFieldSwitches(entry.model),
+}
+PICTURES = {
+    name: picture(f"capsule_zoo.energy_figures:{name}")
+    for name in ("samples", "reconstructions", "sums", "fields")
+}
 
-
-def _samples(entry: Entry, images: Tensor) -> Figure:
-    from capsule_zoo import energy_figures  # only here, so that listing needs no matplotlib
-
-    return energy_figures.samples(entry.model)
-
-
-def _reconstructions(entry: Entry, images: Tensor) -> Figure:
-    from capsule_zoo import energy_figures
-
-    return energy_figures.reconstructions(entry.model.reconstruct(images[:12]), images)
-
-
-def _fields(entry: Entry, images: Tensor) -> Figure:
-    from capsule_zoo import energy_figures
-
-    return energy_figures.projective_fields(entry.model)
-
-
-PICTURES = {"samples": _samples, "reconstructions": _reconstructions}
-
-
-def _objective(k: int, chains: int) -> ContrastiveDivergence:
-    return ContrastiveDivergence(k, persistent=chains > 0, chains=max(chains, 1))
+NEED_SWITCHES = {"mean_field", "sums", "fields"}
 
 
 @register("capsule-rbm", small={**SMALL, "capsules": 3, "units": 2})
@@ -56,19 +34,7 @@ def capsule_rbm(
         chains: persistent chains; 0 starts every chain at the data.
         sizes: arguments of `CapsuleRBM`.
     """
-    model = CapsuleRBM(image_shape, **sizes)
-    return Entry(
-        model=model,
-        guide=ExactSwitches(model),
-        guides={
-            "exact": lambda entry: ExactSwitches(entry.model),
-            "mean_field": lambda entry: MeanFieldSwitches(entry.model),
-        },
-        objective=_objective(k, chains),
-        training=dict(TRAINING),
-        figures={**PICTURES, "fields": _fields},
-        default_guide="exact",
-    )
+    return _entry(CapsuleRBM(image_shape, **sizes), k, chains)
 
 
 @register("rbm", small={**SMALL, "hidden": 5})
@@ -78,18 +44,20 @@ def rbm(
     """A restricted Boltzmann machine: one capsule whose switch is always on.
 
     Args:
-        image_shape: (channels, height, width).
-        k: Gibbs sweeps for each update.
-        chains: persistent chains; 0 starts every chain at the data.
+        image_shape, k, chains: as for the capsule RBM.
         sizes: arguments of `RBM`.
     """
-    model = RBM(image_shape, **sizes)
+    return _entry(RBM(image_shape, **sizes), k, chains)
+
+
+def _entry(model: CapsuleRBM, k: int, chains: int) -> Entry:
+    left_out = set() if model.switched else NEED_SWITCHES
     return Entry(
         model=model,
         guide=ExactSwitches(model),
-        guides={"exact": lambda entry: ExactSwitches(entry.model)},
-        objective=_objective(k, chains),
-        training=dict(TRAINING),
-        figures=PICTURES,
+        guides={name: make for name, make in GUIDES.items() if name not in left_out},
+        objective=ContrastiveDivergence(k, persistent=chains > 0, chains=max(chains, 1)),
+        training=dict(optimizer=torch.optim.SGD, lr=0.03, schedule="linear", batch_size=100),
+        figures={name: draw for name, draw in PICTURES.items() if name not in left_out},
         default_guide="exact",
     )

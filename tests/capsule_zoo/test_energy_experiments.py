@@ -1,71 +1,120 @@
 """The energy models' experiments run from end to end in miniature and name what they promise."""
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
-from capsule_zoo import experiments
+from capsule_zoo import experiments, records
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, energy, reproduce
+from capsule_zoo.experiments import Options, capsule_helmholtz, capsule_rbm, energy, reproduce
 from capsule_zoo.inference import log_partition
-from capsule_zoo.models import RBM
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save
 
 QUICK = Options(minutes=0.005, progress=False)
+LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
+
+
+def note_figure(figure, path):
+    """A file of the figure's name; painting it takes longer than all the rest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    plt.close(figure)
 
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch):
-    """Few digits whatever data set is asked for, and little annealing."""
-    full = load_dataset("digits")
+    """Few digits whatever data set is asked for, little annealing and short curves."""
+    full = load_dataset("digits", size=12)
     few = type(full)(full.name, full.train[:120], full.validation[:8], full.test[:30])
-    monkeypatch.setattr(energy, "load_dataset", lambda *args, **kwargs: few)
-    for name, value in dict(TEMPERATURES=5, CHAINS=6, PARTICLES=4).items():
+    for module in (energy, capsule_rbm):
+        monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
+    for name, value in dict(TEMPERATURES=5, CHAINS=6).items():
         monkeypatch.setattr(energy, name, value)
+    monkeypatch.setattr(records, "save_figure", note_figure)
+    monkeypatch.setattr(capsule_helmholtz, "PARTICLES", 4)
+    monkeypatch.setattr(capsule_rbm, "UPDATES", (0, 2, 3))
     return few
 
 
-@pytest.mark.parametrize(
-    ("name", "metrics", "figures"),
-    [
-        (
-            "capsule-rbm/mnist",
-            "reconstruction_error log_likelihood_ais log_likelihood_raise probe_switches "
-            "switches_on",
-            "samples reconstructions fields spectra",
-        ),
-        (
-            "capsule-rbm/mean-field",
-            "log_likelihood_ais_exact log_likelihood_raise_exact log_likelihood_ais_mean_field "
-            "log_likelihood_raise_mean_field mean_field_gap_exact mean_field_gap_mean_field",
-            "",
-        ),
-        (
-            "capsule-helmholtz/mnist",
-            "reconstruction_error elbo iwae_4 probe_switches",
-            "samples reconstructions spectra",
-        ),
-        (
-            "capsule-helmholtz/objectives",
-            "elbo_wake_sleep iwae_200_wake_sleep elbo_reweighted iwae_200_reweighted elbo_elbo "
-            "iwae_200_elbo",
-            "objectives",
-        ),
-    ],
-)
-def test_experiment_gives_what_it_promises(name, metrics, figures, tmp_path):
+PROMISED = {
+    "capsule-rbm/mnist": (
+        {"reconstruction_error", *LIKELIHOODS, "probe_switches", "capsule_switch_on"},
+        "samples reconstructions sums fields spectra",
+    ),
+    "capsule-rbm/learning-curve": (
+        {
+            f"reconstruction_error_{part}_{name}_{updates}"
+            for part in ("train", "test")
+            for name in ("capsules", "rbm")
+            for updates in (2, 3)
+        },
+        "",
+    ),
+    "capsule-rbm/mean-field": (
+        {
+            f"{metric}_{name}"
+            for metric in (*LIKELIHOODS, "mean_field_gap")
+            for name in ("exact", "mean_field")
+        },
+        None,
+    ),
+    "capsule-rbm/spectra": (
+        {f"{metric}_{name}" for metric in ("probe", "information") for name in ("capsules", "rbm")},
+        "",
+    ),
+    "capsule-rbm/fashion": (
+        {
+            f"{metric}_{name}"
+            for metric in ("reconstruction_error", *LIKELIHOODS)
+            for name in ("capsules", "rbm")
+        },
+        "capsules_samples capsules_reconstructions capsules_sums capsules_fields "
+        "rbm_samples rbm_reconstructions",
+    ),
+    "capsule-helmholtz/mnist": (
+        {"reconstruction_error", "elbo", "iwae_4", "probe_switches"}
+        | {"capsule1_switch_on", "capsule2_switch_on"},
+        "samples reconstructions sums gibbs spectra",
+    ),
+    "capsule-helmholtz/objectives": (
+        {
+            f"{bound}_{name}"
+            for bound in ("elbo", "iwae_200")
+            for name in ("wake_sleep", "reweighted", "elbo")
+        },
+        "",
+    ),
+    "capsule-helmholtz/fashion": (
+        {"reconstruction_error", "elbo", "iwae_4"},
+        "samples reconstructions sums gibbs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_experiment_gives_what_it_promises(name, tmp_path):
+    metrics, figures = PROMISED[name]
     _, path = reproduce(name, QUICK, folder=tmp_path)
     record = read_record(name, tmp_path)
-    assert set(record["metrics"]) == set(metrics.split())
-    drawn = {file.stem for file in path.parent.glob("*.png")}
-    assert drawn == {f"{path.stem}_{figure}" for figure in figures.split()}
-    assert experiments.find_experiment(name).data == "mnist"
+    assert set(record["metrics"]) == metrics
+    assert all(np.isfinite(metric["value"]) for metric in record["metrics"].values())
+    drawn = {file.stem.removeprefix(path.stem).lstrip("_") for file in path.parent.glob("*.png")}
+    expected = set() if figures is None else set(figures.split(" "))
+    assert drawn == expected
+    data = "fashion-mnist" if name.endswith("fashion") else "mnist"
+    assert experiments.find_experiment(name).data == data
+
+
+def test_every_energy_experiment_is_tried():
+    kinds = ("capsule-rbm/*", "capsule-helmholtz/*")
+    assert {name for kind in kinds for name in experiments.list_experiments(kind)} == set(PROMISED)
 
 
 def test_a_given_run_is_measured_without_training(tmp_path):
     torch.manual_seed(0)
-    entry = create("capsule-rbm", capsules=3, units=2)
+    entry = create("capsule-rbm", image_shape=(1, 12, 12), capsules=3, units=2)
     save(entry, tmp_path / "run", data="digits", seed=0)
     options = Options(run=str(tmp_path / "run"), progress=False)
     result, _ = reproduce("capsule-rbm/mnist", options, folder=tmp_path)
@@ -78,10 +127,10 @@ def test_log_likelihoods_are_about_the_exact_value(miniature, monkeypatch):
     monkeypatch.setattr(energy, "TEMPERATURES", 300)
     monkeypatch.setattr(energy, "CHAINS", 30)
     torch.manual_seed(0)
-    model = RBM(784, 6)
-    model.set_base_rates(miniature.train.images)
-    free_energy = model.free_energy(miniature.test.images).detach().numpy()
-    exact = -free_energy.mean() - log_partition(model).value
-    for value, error, count in energy.log_likelihoods(model, miniature, seed=0).values():
+    entry = create("rbm", image_shape=(1, 12, 12), hidden=6)
+    entry.model.set_base_rates(miniature.train.images)
+    free_energy = entry.model.free_energy(miniature.test.images).detach().numpy()
+    exact = -free_energy.mean() - log_partition(entry.model).value
+    for value, error, count in energy.log_likelihoods(entry, miniature, QUICK).values():
         assert abs(value - exact) < 0.3 and count == 30
         assert error >= 0.99 * np.std(free_energy, ddof=1) / 30**0.5

@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -15,29 +16,71 @@ def close_figures():
     plt.close("all")
 
 
+def shown(figure):
+    """The pictures of a figure, row by row."""
+    return [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
+
+
 @pytest.mark.parametrize("name", ["capsule-rbm", "rbm", "capsule-helmholtz"])
 def test_every_picture_of_an_entry_is_drawn(name):
     entry = create(name, **small_sizes(name))
     images = torch.rand(3, *entry.model.image_shape)
     state = torch.get_rng_state()
     for draw in entry.figures.values():
-        figure = draw(entry, images)
-        assert any(axis.images for axis in figure.axes)
+        assert shown(draw(entry, images))
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_fields_are_one_for_each_capsule_and_samples_36():
     entry = create("capsule-rbm", **{**small_sizes("capsule-rbm"), "capsules": 12})
-    fields = energy_figures.projective_fields(entry.model)
-    assert sum(bool(axis.images) for axis in fields.axes) == 12
-    samples = energy_figures.samples(entry.model)
-    assert sum(bool(axis.images) for axis in samples.axes) == 36
+    images = torch.rand(3, *entry.model.image_shape)
+    assert len(shown(energy_figures.fields(entry, images))) == 12
+    assert len(shown(energy_figures.samples(entry, images))) == 36
+
+
+def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
+    entry = create("capsule-rbm", **small_sizes("capsule-rbm"), visible_family="gaussian")
+    pixels = torch.rand(4, *entry.model.image_shape)
+    pixels.view(-1)[:2] = torch.tensor([0.0, 1.0])
+    rows = shown(energy_figures.reconstructions(entry, 3 * pixels - 1))
+    np.testing.assert_allclose(rows[0], pixels[0, 0], atol=1e-6)
+    assert all(row.min() >= 0 and row.max() <= 1 for row in rows)
+
+
+def test_a_sum_of_all_capsules_is_the_reconstruction():
+    torch.manual_seed(0)
+    entry = create("capsule-rbm", **small_sizes("capsule-rbm"))
+    with torch.no_grad():
+        for parameter in entry.model.parameters():
+            parameter.normal_()
+    images = torch.rand(2, *entry.model.image_shape)
+    images.view(-1)[:2] = torch.tensor([0.0, 1.0])
+    rows = shown(energy_figures.sums(entry, images))
+    assert len(rows) == 2 * 2 * (1 + 3)  # the image or the sum, and three capsules
+    expected = entry.model.reconstruct(images)[0, 0].detach().numpy()
+    for whole in (rows[4], rows[7]):  # below the image, and after the weakest capsule
+        np.testing.assert_allclose(whole, np.repeat(expected[..., None], 3, 2), atol=1e-6)
+    np.testing.assert_allclose(rows[0][..., 0], images[0, 0], atol=1e-6)
 
 
 def test_spectra_hold_each_class_in_a_panel_of_its_own():
     labels = np.array([0, 1, 0, 2, 1, 0])
     features = np.eye(6)
-    figure = energy_figures.spectra(features, labels, "switches", each=2)
-    shown = [axis.images[0].get_array() for axis in figure.axes]
-    for panel, rows in zip(shown, ([0, 2], [1, 4], [3]), strict=True):
-        np.testing.assert_array_equal(panel, features[rows])
+    figure = energy_figures.spectra({"one": features, "five": 5 * features}, labels, each=2)
+    panels = shown(figure)
+    for panel, rows in zip(panels, 2 * ([0, 2], [1, 4], [3]), strict=True):
+        np.testing.assert_array_equal(panel > 0, features[rows] > 0)
+    limits = [axis.images[0].get_clim() for axis in figure.axes]
+    assert limits == 3 * [(0, 1)] + 3 * [(0, 5)]
+
+
+def test_curves_are_drawn_over_updates_beside_published_points():
+    curves = pd.DataFrame({"ours": [0.3, 0.1]}, index=[10, 100])
+    (axis,) = energy_figures.learning_curves(curves, "error", {"theirs": ((10,), (0.2,))}).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
+    assert lines == {"ours": [[10, 0.3], [100, 0.1]], "theirs": [[10, 0.2]]}
+
+
+def test_colours_are_red_above_zero_and_blue_below():
+    red, white, blue = energy_figures.signed_colours(torch.tensor([[1.0, 0.0, -1.0]]))[0]
+    assert red[0] > red[2] and blue[2] > blue[0] and white.min() > 0.9

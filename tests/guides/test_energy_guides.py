@@ -55,6 +55,27 @@ def test_mean_field_free_energy_is_its_definition_and_a_bound(families):
     assert (gap >= -1e-12).all()
 
 
+@FAMILIES
+@torch.no_grad()
+def test_expectations_are_those_of_the_law_that_is_drawn(families):
+    """E[z h] of the exact guide, from the table of all states; of the mean field, E[z] E[h]."""
+    model = small(*families)
+    images = some_images(model)
+    exact = ExactSwitches(model).expectations(images)
+    field = MeanFieldSwitches(model, 3)
+    probability, activity = field.expectations(images)
+    for i, x in enumerate(images):
+        energies, z, h = table_given(model, families, x)
+        law = energies.flatten().softmax(0).view_as(energies)
+        torch.testing.assert_close(exact.switch[i], law.sum(1) @ z, **EXACT)
+        both = torch.einsum("zh,zk,hkj->kj", law, z, h)
+        torch.testing.assert_close(exact.activity[i], both, rtol=0, atol=1e-9)
+        gate = probability[i, :, None]
+        mean = model.hidden.mean(gate * model.fields(images).hidden[i])
+        torch.testing.assert_close(activity[i], gate * mean, **EXACT)
+    torch.testing.assert_close(probability, field.switch_probabilities(images), **EXACT)
+
+
 def test_mean_field_of_uncoupled_units_is_exact_and_its_iteration_converges():
     model = small()
     images = some_images(model)

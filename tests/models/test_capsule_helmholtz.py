@@ -178,15 +178,23 @@ def test_gibbs_keeps_the_top_layer_and_runs_every_length():
     assert moved.shape == images.shape and set(moved.unique().tolist()) <= {0.0, 1.0}
 
 
-def test_reconstruction_and_spectrum_are_means_of_recognition():
-    model, guide = randomized(4, (2, 2), 2)
+def test_expectations_are_means_of_recognition():
+    _, guide = randomized(4, (2, 2), 2)
     images = torch.rand(1, 1, 2, 2).double().expand(40_000, -1, -1, -1)
     trace = poutine.trace(guide).get_trace(images)
-    switch = trace.nodes["capsule1_switch"]["value"].mean(0)
-    expected = guide.switch_probabilities(images[:1])[0]
-    assert ((switch - expected).abs() < 5.5 * 0.5 / 200).all()
-    lowest = guide.posterior(images[:1]).mean()
-    torch.testing.assert_close(guide.reconstruct(images[:1]), model.mean_image(lowest), **EXACT)
+    switch = trace.nodes["capsule1_switch"]["value"]
+    activity = switch[..., None] * trace.nodes["capsule1_hidden"]["value"]
+    expected = guide.expectations(images[:1])
+    for drawn, mean in ((switch, expected.switch), (activity, expected.activity)):
+        assert ((drawn.mean(0) - mean[0]).abs() < 5.5 * 0.5 / 200).all()
+
+
+def test_contributions_add_up_to_the_field_of_the_image():
+    model, guide = randomized(4, (3, 2), 2)
+    lowest = guide.expectations(torch.rand(3, 1, 2, 2).double())
+    terms = model.contributions(lowest)
+    assert terms.shape == (3, 2, 1, 2, 2)
+    torch.testing.assert_close(terms.sum(1), model.visible_field(lowest), **EXACT)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_rbm_is_the_capsule_rbm_with_its_switch_held_on():
     torch.testing.assert_close(capsule.reconstruct(images), rbm.reconstruct(images), **EXACT)
 
 
+@KINDS
+@FAMILIES
+def test_contributions_add_up_to_the_field_of_the_image(families, kind):
+    model = small(*families, kind=kind)
+    capsules = model.posterior(some_images(model, families)).mean()
+    terms = model.contributions(capsules)
+    assert terms.shape[1:] == (model.num_capsules, *model.image_shape)
+    torch.testing.assert_close(terms.sum(1), model.visible_field(capsules), **EXACT)
+    rebuilt = model.visible.mean(terms.sum(1))
+    torch.testing.assert_close(model.mean_image(capsules), rebuilt, **EXACT)
+
+
 def test_projective_field_of_a_capsule_is_the_mean_image_of_its_own_machine():
     """With one switch on and the others off the machine is an RBM: compare with its exact law."""
     model = small()
