@@ -30,7 +30,7 @@ from capsule_zoo.registry import create
 
 UPDATES = (0, 10, 30, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 12_000)
 PAPER = {"Li and Zhu (2019)": ((500, 1_000, 12_000), (0.099, 0.085, 0.0718))}
-ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm"}
+ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm", "vae": "vae"}
 FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 
 
