@@ -12,6 +12,8 @@ References:
     Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
     Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
     Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
+    Lee, Ekanadham & Ng 2008, "Sparse Deep Belief Net Model for Visual Area V2" (sparsity; theirs
+    is a square about a target).
 """
 
 from __future__ import annotations
@@ -47,9 +49,11 @@ class ContrastiveDivergence(Objective):
             that rescales each parameter undoes it in part.
         tempering: inverse temperatures, 1 first and falling, such as (1, .9, .8), each with
             `chains` persistent chains that exchange their images.
+        sparsity: what each switch that is on in an image adds to the loss, in nats. Above 0 it
+            buys spectra that are easier to read with likelihood.
 
     Raises:
-        ValueError: a number below 1, temperatures that do not fall from 1 or without
+        ValueError: a number out of range, temperatures that do not fall from 1 or without
             `persistent`; on use, a model or a guide that has no free energy.
     """
 
@@ -61,9 +65,11 @@ class ContrastiveDivergence(Objective):
         chains: int = 100,
         centered: bool = False,
         tempering: tuple[float, ...] | None = None,
+        sparsity: float = 0.0,
     ) -> None:
         super().__init__()
         check_at_least(1, k=k, chains=chains)
+        check_at_least(0, sparsity=sparsity)
         if tempering is not None:
             tempering = tuple(tempering)
             falling = all(low < high for high, low in pairwise(tempering))
@@ -74,7 +80,7 @@ class ContrastiveDivergence(Objective):
             if not persistent:
                 raise ValueError("tempering needs persistent=True, for its chains are never reset")
         self.k, self.persistent, self.chains = k, persistent, chains
-        self.tempering = tempering
+        self.tempering, self.sparsity = tempering, sparsity
         self.means = RunningMeans() if centered else None
         self._state: CapsuleState | None = None
         self._tempered: TemperedChains | None = None
@@ -96,6 +102,9 @@ class ContrastiveDivergence(Objective):
         if not isinstance(guide, ExactSwitches):
             data = guide.free_energy(images)
         loss = data.mean() - energy[len(images) :].mean()
+        if self.sparsity:
+            switches = law.rows(slice(len(images))).switch_probability
+            loss = loss + self.sparsity * switches.sum(1).mean()
         if self.means is None or not torch.is_grad_enabled():
             return loss
         self.means.update(model, images)

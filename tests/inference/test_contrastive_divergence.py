@@ -341,9 +341,27 @@ def test_centered_steps_do_not_depend_on_which_pixels_count_as_on():
         torch.testing.assert_close(steps[1][name], expected, rtol=0, atol=1e-10)
 
 
+def test_sparsity_charges_every_switch_that_is_on():
+    model, images = small(), data()
+    losses = []
+    for sparsity in (0.0, 0.7):
+        torch.manual_seed(1)
+        objective = ContrastiveDivergence(sparsity=sparsity)
+        losses.append(objective.differentiable_loss(model, ExactSwitches(model), images))
+    charge = 0.7 * model.switch_probabilities(images).sum(1).mean()
+    torch.testing.assert_close(losses[1] - losses[0], charge, rtol=0, atol=1e-10)
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(losses[1] - losses[0], parameters, allow_unused=True)
+    wanted = torch.autograd.grad(charge, parameters, allow_unused=True)
+    for gradient, expected in zip(found, wanted, strict=True):
+        expected = torch.zeros_like(gradient) if expected is None else expected
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (dict(sparsity=-1), "sparsity must be at least 0, not -1"),
         (dict(k=0), "k must be at least 1"),
         (dict(chains=0), "chains must be at least 1"),
         (dict(tempering=(1, 0.5)), "tempering needs persistent=True"),
