@@ -17,12 +17,16 @@ import math
 from typing import NamedTuple
 
 import pyro
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.exponential_family import Units, draw_bernoulli, softplus
+from capsule_zoo.models.exponential_family import (
+    FastBernoulli,
+    Units,
+    draw_bernoulli,
+    softplus,
+)
 
 
 class Fields(NamedTuple):
@@ -113,7 +117,7 @@ def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
     with pyro.plate(f"{name}s", law.gain.shape[1], dim=-1):
         switch = torch.ones_like(law.gain)
         if law.switch_logits is not None:
-            switch = pyro.sample(f"{name}_switch", dist.Bernoulli(logits=law.switch_logits))
+            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
         units = law.units.law(switch[..., None] * law.field).to_event(1)
         hidden = pyro.sample(f"{name}_hidden", units)
     return CapsuleState(switch, switch[..., None] * hidden)

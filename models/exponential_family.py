@@ -52,6 +52,17 @@ def draw_bernoulli(probability: Tensor) -> Tensor:
     return torch.rand_like(probability).lt_(probability)
 
 
+class FastBernoulli(dist.Bernoulli):
+    """Bernoulli by `logits`, with draws and densities a few times faster on CPUs than torch's."""
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        with torch.no_grad():
+            return draw_bernoulli(self.probs.expand(self._extended_shape(sample_shape)))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return value * self.logits - softplus(self.logits)
+
+
 class Units(PyroModule):
     """Independent units of one family, each with a bias.
 
@@ -105,7 +116,7 @@ class BernoulliUnits(Units):
     value_range = (0.0, 1.0)
 
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
-        return dist.Bernoulli(logits=self.bias + field, validate_args=False)  # admits grey pixels
+        return FastBernoulli(logits=self.bias + field, validate_args=False)  # admits grey pixels
 
     @torch.no_grad()
     def sample(self, field: Tensor | float = 0.0) -> Tensor:

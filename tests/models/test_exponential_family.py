@@ -2,10 +2,11 @@
 
 import math
 
+import pyro.distributions as dist
 import pytest
 import torch
 
-from capsule_zoo.models.exponential_family import FAMILIES, make_units
+from capsule_zoo.models.exponential_family import FAMILIES, FastBernoulli, make_units
 
 
 def make(family):
@@ -45,6 +46,21 @@ def test_mean_is_the_slope_of_the_log_partition_and_of_the_law(family):
     torch.testing.assert_close(units.mean(field), slope)
     torch.testing.assert_close(units.law(field).mean, slope)
     torch.testing.assert_close(units.link(units.mean(field)), units.bias + field)
+
+
+def test_fast_bernoulli_is_bernoulli():
+    torch.manual_seed(0)
+    logits = torch.linspace(-30, 30, 7, dtype=torch.float64).view(7, 1).requires_grad_()
+    fast, plain = (kind(logits=logits) for kind in (FastBernoulli, dist.Bernoulli))
+    for value in (torch.zeros(7, 1).double(), torch.ones(7, 1).double()):
+        torch.testing.assert_close(fast.log_prob(value), plain.log_prob(value), rtol=0, atol=1e-12)
+        gradients = [torch.autograd.grad(d.log_prob(value).sum(), logits)[0] for d in (fast, plain)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
+    drawn = fast.expand((7, 2)).sample((20_000,))
+    assert drawn.shape == (20_000, 7, 2) and not drawn.requires_grad
+    assert set(drawn.unique().tolist()) == {0.0, 1.0}
+    assert ((drawn.mean(0) - plain.probs).abs() < 5.5 * 0.5 / 20_000**0.5).all()
+    assert fast.expand((7, 2)).to_event(1).log_prob(drawn).shape == (20_000, 7)
 
 
 def test_unknown_family_is_refused_by_argument():
