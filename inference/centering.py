@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.inference.objective import with_gradient
+from capsule_zoo.models.capsule_layer import CapsuleLaw
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 
 MOMENTUM = 0.99
@@ -36,9 +37,14 @@ class RunningMeans:
         self.visible = self.switch = self.hidden = torch.empty(0)
 
     @torch.no_grad()
-    def update(self, model: CapsuleRBM, images: Tensor) -> None:
-        """Move towards the means of a batch (B, C, H, W); the first batch sets them."""
-        state = model.posterior(images).mean()
+    def update(self, images: Tensor, law: CapsuleLaw) -> None:
+        """Move towards the means of a batch; the first batch sets them.
+
+        Args:
+            images: (B, C, H, W).
+            law: the capsules' posterior given them.
+        """
+        state = law.mean()
         switch = state.switch.mean(0)
         hidden = state.activity.mean(0) / switch[:, None].clamp(min=1e-3)
         new = {"visible": images.flatten(1).mean(0), "switch": switch, "hidden": hidden}

@@ -107,7 +107,7 @@ class ContrastiveDivergence(Objective):
             loss = loss + self.sparsity * switches.sum(1).mean()
         if self.means is None or not torch.is_grad_enabled():
             return loss
-        self.means.update(model, images)
+        self.means.update(images, law.rows(slice(len(images))))
         return centered_gradient(loss, model, self.means)
 
     @torch.no_grad()

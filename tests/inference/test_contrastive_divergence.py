@@ -249,7 +249,7 @@ def test_centered_coordinates_write_the_same_energy():
     """z(x - mu)'W(h - lambda) + ... differs from the energy by a constant: what J is made from."""
     model = small()
     means = RunningMeans()
-    means.update(model, data())
+    means.update(data(), model.posterior(data()))
     theta = {n: p.detach() for n, p in model.named_parameters()}
     theta["visible.bias"] = theta["visible.bias"].flatten()
     flat = centered(theta, means, torch.zeros_like(means.hidden))
@@ -284,7 +284,7 @@ def test_centered_gradient_is_a_gradient_step_in_centered_coordinates():
     """J'^-1 and J^-1 by autograd of the map above, solved: d = J J' g."""
     model, images = small(), data()
     means = RunningMeans()
-    means.update(model, images)
+    means.update(images, model.posterior(images))
     names = [n for n, _ in model.named_parameters()]
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
     sizes = [theta[n].numel() for n in names]
@@ -332,7 +332,7 @@ def test_centered_steps_do_not_depend_on_which_pixels_count_as_on():
     steps = []
     for model, seen, dreamt in ((rbm, images, negatives), (flipped, 1 - images, 1 - negatives)):
         means = RunningMeans()
-        means.update(model, seen)
+        means.update(seen, model.posterior(seen))
         loss = model.free_energy(seen).mean() - model.free_energy(dreamt).mean()
         loss = centered_gradient(loss, model, means)
         names, parameters = zip(*model.named_parameters(), strict=True)
