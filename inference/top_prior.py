@@ -32,6 +32,7 @@ from torch import Tensor
 from capsule_zoo.models.base import Model, check_at_least
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
+_NARROWEST = 1e-3  # of all deviations over the images, in units of the widest
 _COUNT = 0.5  # images of either kind that every binary number is taken to have seen beforehand
 
 
@@ -68,13 +69,20 @@ class TopPrior:
         logits: of the binary numbers, (M, T).
         mean: of the real numbers, (M, R).
         scale_tril: lower Cholesky factor of their covariance, (R, R).
+        dtype: of draws. The mixture itself is in float64: some poses hardly vary.
     """
 
     def __init__(
-        self, layout: _Layout, log_weight: Tensor, logits: Tensor, mean: Tensor, scale_tril: Tensor
+        self,
+        layout: _Layout,
+        log_weight: Tensor,
+        logits: Tensor,
+        mean: Tensor,
+        scale_tril: Tensor,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         self.layout, self.log_weight, self.logits = layout, log_weight, logits
-        self.mean, self.scale_tril = mean, scale_tril
+        self.mean, self.scale_tril, self.dtype = mean, scale_tril, dtype
 
     def sample(self, number: int, seed: int = 0) -> dict[str, Tensor]:
         """Values (number, ...) by site."""
@@ -83,11 +91,13 @@ class TopPrior:
             kind = torch.multinomial(self.log_weight.exp(), number, replacement=True)
             binary = torch.bernoulli(self.logits[kind].sigmoid())
             noise = torch.randn_like(self.mean[kind])
-        return self.layout.values(binary, self.mean[kind] + noise @ self.scale_tril.T)
+        real = self.mean[kind] + noise @ self.scale_tril.T
+        return self.layout.values(binary.to(self.dtype), real.to(self.dtype))
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """Log density (N,) of the sites' values (N, ...), in nats."""
-        return self.log_joint(*self.layout.tables(values)).logsumexp(1)
+        binary, real = (table.to(self.mean) for table in self.layout.tables(values))
+        return self.log_joint(binary, real).logsumexp(1)
 
     def log_joint(self, binary: Tensor, real: Tensor) -> Tensor:
         """log p(z, t, a) for every kind, (N, M)."""
@@ -133,14 +143,18 @@ def fit_top_prior(
     binary_sites = frozenset(name for name in values if sites[name].discrete)
     layout = _Layout({k: v.shape[1:] for k, v in values.items()}, binary_sites)
     binary, real = (table.double() for table in layout.tables(values))
-    shift, scale = real.mean(0), real.std(0).clamp_min(1e-6)
+    shift, scale = real.mean(0), real.std(0)
+    scale = scale.clamp_min(_NARROWEST * scale.max().item()) if scale.numel() else scale
     real = (real - shift) / scale
     kind = _nearest_start(torch.cat([binary, real], dim=1), components, seed)
     total = real.T @ real
     for _ in range(steps):
         prior = _maximise(layout, binary, real, kind, total)
         kind = prior.log_joint(binary, real).softmax(1)
-    return _unscaled(_maximise(layout, binary, real, kind, total), shift, scale, values)
+    prior = _maximise(layout, binary, real, kind, total)
+    mean, scale_tril = prior.mean * scale + shift, prior.scale_tril * scale[:, None]
+    dtype = next(iter(values.values())).dtype
+    return TopPrior(layout, prior.log_weight, prior.logits, mean, scale_tril, dtype)
 
 
 def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
@@ -164,13 +178,3 @@ def _maximise(
     covariance = scatter / len(real) + _RIDGE * torch.eye(real.shape[1]).to(real)
     weight = (count / count.sum()).log()
     return TopPrior(layout, weight, probability.logit(), mean, torch.linalg.cholesky(covariance))
-
-
-def _unscaled(
-    prior: TopPrior, shift: Tensor, scale: Tensor, values: Mapping[str, Tensor]
-) -> TopPrior:
-    """The mixture in the units of the draws, and in their precision."""
-    like = next(iter(values.values()))
-    mean, scale_tril = prior.mean * scale + shift, prior.scale_tril * scale[:, None]
-    tensors = (prior.log_weight, prior.logits, mean, scale_tril)
-    return TopPrior(prior.layout, *(tensor.to(like) for tensor in tensors))
