@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
@@ -9,6 +11,7 @@ from capsule_zoo.inference import ContrastiveDivergence
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.registry import Entry, picture, register
 
+DESCENT = partial(torch.optim.SGD, weight_decay=1e-4)  # small weights let chains mix
 SMALL = dict(image_shape=(1, 4, 4), chains=0, sweeps=3)
 GUIDES = {
     "exact": lambda entry: ExactSwitches(entry.model),
@@ -24,7 +27,11 @@ NEED_SWITCHES = {"mean_field", "sums", "fields"}
 
 @register("capsule-rbm", small={**SMALL, "capsules": 3, "units": 2})
 def capsule_rbm(
-    image_shape: tuple[int, int, int] = (1, 28, 28), k: int = 1, chains: int = 100, **sizes
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    k: int = 1,
+    chains: int = 100,
+    sparsity: float = 0.0,
+    **sizes,
 ) -> Entry:
     """An RBM whose hidden units come in switched groups; see `capsule_zoo.models.capsule_rbm`.
 
@@ -32,9 +39,10 @@ def capsule_rbm(
         image_shape: (channels, height, width).
         k: Gibbs sweeps for each update.
         chains: persistent chains; 0 starts every chain at the data.
+        sparsity: what a switch that is on costs in training, in nats.
         sizes: arguments of `CapsuleRBM`.
     """
-    return _entry(CapsuleRBM(image_shape, **sizes), k, chains)
+    return _entry(CapsuleRBM(image_shape, **sizes), k, chains, sparsity)
 
 
 @register("rbm", small={**SMALL, "hidden": 5})
@@ -50,14 +58,15 @@ def rbm(
     return _entry(RBM(image_shape, **sizes), k, chains)
 
 
-def _entry(model: CapsuleRBM, k: int, chains: int) -> Entry:
+def _entry(model: CapsuleRBM, k: int, chains: int, sparsity: float = 0.0) -> Entry:
+    chained = dict(persistent=chains > 0, chains=max(chains, 1))
     left_out = set() if model.switched else NEED_SWITCHES
     return Entry(
         model=model,
         guide=ExactSwitches(model),
         guides={name: make for name, make in GUIDES.items() if name not in left_out},
-        objective=ContrastiveDivergence(k, persistent=chains > 0, chains=max(chains, 1)),
-        training=dict(optimizer=torch.optim.SGD, lr=0.03, schedule="linear", batch_size=100),
+        objective=ContrastiveDivergence(k, **chained, sparsity=sparsity),
+        training=dict(optimizer=DESCENT, lr=0.03, schedule="linear", batch_size=100),
         figures={name: draw for name, draw in PICTURES.items() if name not in left_out},
         default_guide="exact",
     )
