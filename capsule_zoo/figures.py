@@ -12,6 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide, in_eval_mode
+from capsule_zoo.inference.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
 
 
@@ -45,7 +46,11 @@ def part_colours(parts: int) -> Tensor:
 def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
     """The mean image with every part in its own colour, (B, H, W, 3)."""
     colour, alpha = model.layers(parts)
-    seen = (templates.visibility(alpha) * colour).mean(1)  # (parts, B, H, W)
+    if model.likelihood == "mixture":
+        share = model.image_law(parts).share[1:]
+    else:
+        share = templates.visibility(alpha)
+    seen = (share * colour).mean(1)  # (parts, B, H, W)
     hues = part_colours(len(seen)).to(seen)
     return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
 
@@ -89,19 +94,9 @@ def learned_templates(model: PartWholeCapsules) -> Figure:
 @torch.no_grad()
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
     """Mean images of 36 draws from the discrete model's prior."""
-    drawn = sample_prior(model, 36, seed).split(12)
+    drawn = mean_images(model, 36, seed=seed).split(12)
     rows = {f"draws {12 * i + 1}-{12 * i + 12}": images for i, images in enumerate(drawn)}
     return image_rows(rows, "Samples from the prior")
-
-
-@torch.no_grad()
-def sample_prior(model: PartWholeCapsules, number: int, seed: int = 0) -> Tensor:
-    """Mean images (number, C, H, W) of draws from the discrete model's prior."""
-    model = model.with_discrete_presences()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        nodes = poutine.trace(model).get_trace(batch_size=number).nodes
-    return model.render(Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"]))
 
 
 def climbs(paths: dict[str, Tensor]) -> Figure:

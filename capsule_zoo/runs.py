@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyro
-import torch
-from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import Comparison, Run, compare, evaluate, fit, summarize, widen
+from capsule_zoo.inference.ancestral import mean_images
 from capsule_zoo.records import machine, read_record, save_figure, versions, write_json
 from capsule_zoo.registry import (
     Entry,
@@ -213,11 +212,7 @@ def compare_run(
 
 def sample_means(entry: Entry, number: int, seed: int) -> Tensor:
     """Mean images (number, C, H, W) of draws from the discrete model's prior."""
-    model = entry.model.with_discrete_presences()
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
-        image = poutine.trace(model).get_trace(batch_size=number).nodes["image"]["fn"]
-    return image.mean.reshape(number, *entry.model.image_shape)
+    return mean_images(entry.model, number, seed=seed)
 
 
 def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:

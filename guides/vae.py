@@ -55,6 +55,10 @@ class ConvolutionalEncoder(Guide):
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", self.code_law(images))
 
+    def expectations(self, images: Tensor) -> Tensor:
+        """E_q[z | image], (B, latent)."""
+        return self.code_law(images).mean
+
     def code_law(self, images: Tensor) -> dist.TorchDistribution:
         """q(z | image), batch shape (B,) and event shape (latent,)."""
         maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))

@@ -110,6 +110,10 @@ class VariationalAutoencoder(Model):
             code = pyro.sample("image_code", dist.Normal(origin, 1.0).to_event(1))
             return pyro.sample("image", self.image_law(code), obs=images)
 
+    def mean_image(self, code: Tensor) -> Tensor:
+        """E[image | code], (B, C, H, W), of codes (B, latent)."""
+        return self.decoder(code).sigmoid()
+
     def image_law(self, code: Tensor) -> dist.TorchDistribution:
         """The law of the image site given codes (B, latent): batch (B,), event (C, H, W)."""
         logits = self.decoder(code)
