@@ -29,6 +29,7 @@ from capsule_zoo.entries.part_whole import GUIDE_SIZES
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole import WITH_POSES, pictures
 from capsule_zoo.figures import image_rows
+from capsule_zoo.guides.part_whole import PartEncoder
 from capsule_zoo.guides.turns import best_turn, turned
 from capsule_zoo.inference import fit
 from capsule_zoo.inference.probe import Accuracy, fit_probe, latents
@@ -47,11 +48,15 @@ LARGE = {
     "guide_sizes": {**GUIDE_SIZES, "max_scale": 0.8 * 28 / 40, "coordinates": True},
     "sigma_place": 0.2,
 }
-CURVE, CURVE_IMAGES = tuple(range(0, 181, 15)), 1000  # degrees, and test images for each
+CURVE, CURVE_IMAGES = tuple(range(0, 181, 15)), 500  # degrees, and test images for each
+TURNED_IMAGES = 2000  # that are tried at every turn, which takes as many parses as there are turns
 
 
 class ObjectProbe:
-    """A linear probe on the objects' presences and poses, fitted on training images alone."""
+    """A linear probe on the objects' presences and poses, fitted on training images alone.
+
+    Of a guide that turns images it reads the poses in the turned image, and the angle.
+    """
 
     def __init__(self, entry: Entry, train: Split) -> None:
         self.guide = entry.guide
@@ -62,22 +67,39 @@ class ObjectProbe:
         return Accuracy(value, (value * (1 - value) / len(labels)) ** 0.5, len(labels))
 
     def _features(self, images: Tensor) -> np.ndarray:
-        return latents(self.guide, images, WITH_POSES)
+        turns = self.guide.options["turns"]
+        if turns == 1:
+            return latents(self.guide, images, WITH_POSES)
+        angle = best_turns(self.guide, images, turns)
+        seen = latents(self.guide.with_turns(1), turned(images, angle), WITH_POSES)
+        return np.column_stack([seen, angle.cos(), angle.sin()])
+
+
+def best_turns(guide: PartEncoder, images: Tensor, turns: int | None = None) -> Tensor:
+    """The turn at which the model explains each image best, were its objects free to stand so."""
+    turns = turns or TURNS
+    model = guide.model.sharing_parameters(rotations=turns)
+    return torch.cat([best_turn(guide, few, turns, model) for few in images.split(500)])
+
+
+def begin(data: Dataset, options: Options, sizes: Mapping[str, Any]) -> Entry:
+    """An untrained entry for images of this size."""
+    pyro.set_rng_seed(options.seed)
+    return create("part-whole", image_shape=data.image_shape, **sizes)
 
 
 def learn(
+    entry: Entry,
+    guide: PartEncoder,
     data: Dataset,
-    options: Options,
-    transform: Callable[..., Tensor],
+    transform: Callable[..., Tensor] | None,
     minutes: float,
-    sizes: Mapping[str, Any],
-) -> tuple[Entry, int]:
-    """An entry trained on transformed images for so long, and how many steps that were."""
-    pyro.set_rng_seed(options.seed)
-    entry = create("part-whole", image_shape=data.image_shape, **sizes)
+    options: Options,
+) -> int:
+    """Train an entry's model and a guide to it for so long; returns the number of steps."""
     run = fit(
         entry.model,
-        entry.guide,
+        guide,
         data,
         objective=entry.objective,
         transform=transform,
@@ -88,16 +110,8 @@ def learn(
         **entry.training,
     )
     entry.model.cpu()
-    entry.guide.cpu()
-    return entry, run.steps
-
-
-def turned_best(entry: Entry, images: Tensor) -> Tensor:
-    """Each image at the turn that the model explains best, were its objects free to stand so."""
-    model = entry.model.sharing_parameters(rotations=TURNS)
-    return torch.cat(
-        [turned(few, best_turn(entry.guide, few, TURNS, model)) for few in images.split(500)]
-    )
+    guide.cpu()
+    return run.steps
 
 
 def bordered(images: Tensor) -> Tensor:
@@ -120,8 +134,9 @@ def generalise(options: Options) -> Result:
     if options.run:
         entry = load(options.run)
     else:
+        entry = begin(mnist, options, LARGE)
         shift, minutes = transforms.Shift(BORDER), options.minutes or 30
-        entry, _ = learn(mnist, options, shift, minutes, LARGE)
+        learn(entry, entry.guide, mnist, shift, minutes, options)
     pyro.set_rng_seed(options.seed)
     probe = ObjectProbe(entry, moved.train[:PROBED])
     asked = {
@@ -133,9 +148,10 @@ def generalise(options: Options) -> Result:
     for name, split in asked.items():
         options.say(f"Asking about {len(split):,} {name} images")
         metrics[f"{name}_presence_pose"] = probe(split.images, split.labels)
-        found = turned_best(entry, split.images)
-        metrics[f"{name}_presence_pose_turned"] = probe(found, split.labels)
-    curves = rotation_curves(entry, probe, mnist.test[:CURVE_IMAGES])
+        few = split[:TURNED_IMAGES]
+        best = turned(few.images, best_turns(entry.guide, few.images))
+        metrics[f"{name}_presence_pose_turned"] = probe(best, few.labels)
+    curves = rotation_curves(probe, mnist.test[:CURVE_IMAGES])
     for name, curve in curves.items():
         ending = "_turned" if "turned" in name else ""
         metrics |= {f"rotation_{degrees}{ending}": found for degrees, found in curve.items()}
@@ -145,15 +161,14 @@ def generalise(options: Options) -> Result:
     return Result(metrics, shown, table, entry)
 
 
-def rotation_curves(
-    entry: Entry, probe: ObjectProbe, split: Split
-) -> dict[str, dict[int, Accuracy]]:
+def rotation_curves(probe: ObjectProbe, split: Split) -> dict[str, dict[float, Accuracy]]:
     """The probe's accuracy on images rotated by each angle, as they are and turned best."""
-    curves: dict[str, dict[int, Accuracy]] = {"as they are": {}, "turned best": {}}
+    curves: dict[str, dict[float, Accuracy]] = {"as they are": {}, "turned best": {}}
     for degrees in CURVE:
         images = transforms.warp(split.images, transforms.motion(float(degrees))).clamp(0, 1)
         curves["as they are"][degrees] = probe(images, split.labels)
-        curves["turned best"][degrees] = probe(turned_best(entry, images), split.labels)
+        best = turned(images, best_turns(probe.guide, images))
+        curves["turned best"][degrees] = probe(best, split.labels)
     return curves
 
 
@@ -164,14 +179,18 @@ class Variant:
     Attributes:
         degrees: training images are rotated by up to so much, either way.
         sizes: what differs from the entry's own.
+        upright: share of its time that goes to upright images, before any other.
         cost: of a step, beside the others'; its share of the time, so that all take as many.
     """
 
     degrees: float
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    upright: float = 0.0
     cost: float = 1.0
 
 
+# Half of its steps are on upright images, for which there is no need to turn; the others take
+# three times as long.
 TURNING = {"rotations": 24, "guide_sizes": {**GUIDE_SIZES, "turns": 4}}
 VARIANTS = {
     "0": Variant(0),
@@ -179,7 +198,7 @@ VARIANTS = {
     "90": Variant(90),
     "180": Variant(180),
     "180_instances": Variant(180, {"instances": 2}),
-    "180_canonical": Variant(180, TURNING, cost=2.0),
+    "180_canonical": Variant(180, TURNING, upright=0.25, cost=2.0),
 }
 
 
@@ -188,8 +207,9 @@ def augment(options: Options) -> Result:
     """The paradox: rotating the training images costs accuracy on upright ones (70 core-minutes).
 
     A model is trained for each range of rotations, and two more for the widest: one whose parts
-    share templates in pairs, and one that is free to turn every image (`canonical`). `minutes` are
-    those of all runs together, which go side by side where there are cores. Probes are fitted on
+    share templates in pairs, and one that learns upright digits first and then turns every image to
+    where it explains it best (`canonical`). `minutes` are those of all runs together, which go side
+    by side where there are cores, and for about as many steps each. Probes are fitted on
     training images alone and asked about upright test images (`probe_...`), and, fitted and asked
     anew, about images rotated as in training (`rotated_...`). At last the model that never saw a
     turned digit is shown digits rotated by up to 180 degrees, each turned to where it explains the
@@ -201,23 +221,28 @@ def augment(options: Options) -> Result:
     if options.run:
         raise ValueError("part-whole/augment measures its own training runs; leave --run out")
     data = load_dataset("mnist", root=options.data_root)
-    trained, metrics = train_variants(options)
+    trained, steps = train_variants(options)
+    found: dict[str, Accuracy] = {}
     for name, entry in trained.items():
         options.say(f"Probing {name}")
+        if (turns := entry.guide.options["turns"]) > 1:
+            entry = replace(entry, guide=entry.guide.with_turns(2 * turns))
         degrees = VARIANTS[name].degrees
         upright = ObjectProbe(entry, data.train[:PROBED])
-        metrics[f"probe_presence_pose_{name}"] = upright(data.test.images, data.test.labels)
+        found[f"probe_presence_pose_{name}"] = upright(data.test.images, data.test.labels)
         if degrees:
             train, test = (rotated(s, degrees) for s in (data.train[:PROBED], data.test))
             among = ObjectProbe(entry, train)
-            metrics[f"rotated_presence_pose_{name}"] = among(test.images, test.labels)
+            found[f"rotated_presence_pose_{name}"] = among(test.images, test.labels)
         else:
-            for kind, split in (("probe", data.test), ("rotated", rotated(data.test, 180))):
-                found = turned_best(entry, split.images)
-                metrics[f"{kind}_presence_pose_{name}_turned"] = upright(found, split.labels)
-    shown = {"": augmentation_figure(metrics, 1 / data.num_classes)}
+            few = data.test[:TURNED_IMAGES]
+            for kind, split in (("probe", few), ("rotated", rotated(few, 180))):
+                images = turned(split.images, best_turns(entry.guide, split.images))
+                found[f"{kind}_presence_pose_{name}_turned"] = upright(images, split.labels)
+    shown = {"": augmentation_figure(found, 1 / data.num_classes)}
     shown["canonical"] = turned_figure(trained["180_canonical"], rotated(data.test[:12], 180))
-    return Result(metrics, shown, None, trained["180_canonical"])
+    taken: Metrics = {f"steps_{name}": (float(number), None, 1) for name, number in steps.items()}
+    return Result({**found, **taken}, shown, None, trained["180_canonical"])
 
 
 def rotated(split: Split, degrees: float) -> Split:
@@ -240,18 +265,22 @@ class Job:
 def train_variant(job: Job) -> int:
     """Train one variant and save it into the job's folder; returns the number of steps."""
     data = load_dataset("mnist", root=job.options.data_root)
+    entry = begin(data, job.options, job.variant.sizes)
+    first, steps = job.minutes * job.variant.upright, 0
+    if first:
+        steps += learn(entry, entry.guide.with_turns(1), data, None, first, job.options)
     rotate = transforms.Rotate(job.variant.degrees)
-    entry, steps = learn(data, job.options, rotate, job.minutes, job.variant.sizes)
+    steps += learn(entry, entry.guide, data, rotate, job.minutes - first, job.options)
     save(entry, job.folder, data=data.name, seed=job.options.seed)
     return steps
 
 
-def train_variants(options: Options) -> tuple[dict[str, Entry], Metrics]:
+def train_variants(options: Options) -> tuple[dict[str, Entry], dict[str, int]]:
     """Every variant's trained entry, and how many steps each took."""
     costs = sum(variant.cost for variant in VARIANTS.values())
     minutes = (options.minutes or 10 * costs) / costs
     names = sorted(VARIANTS, key=lambda name: -VARIANTS[name].cost)  # longest first
-    options.say(f"Training {len(names)} models, {minutes:.3g} minutes or twice that for each")
+    options.say(f"Training {len(names)} models, {minutes:.3g} minutes or more for each")
     with TemporaryDirectory() as folder:
         quiet = replace(options, progress=False)
         jobs = [
@@ -260,13 +289,14 @@ def train_variants(options: Options) -> tuple[dict[str, Entry], Metrics]:
         ]
         steps = dict(zip(names, side_by_side(train_variant, jobs), strict=True))
         entries = {name: load(Path(folder) / name) for name in VARIANTS}
-    return entries, {f"steps_{name}": (float(steps[name]), None, 1) for name in VARIANTS}
+    return entries, steps
 
 
-_Job, _Found = TypeVar("_Job"), TypeVar("_Found")
+T = TypeVar("T")
+S = TypeVar("S")
 
 
-def side_by_side(task: Callable[[_Job], _Found], jobs: Iterable[_Job]) -> list[_Found]:
+def side_by_side(task: Callable[[T], S], jobs: Iterable[T]) -> list[S]:
     """The task of every job, each on one thread of its own process, as many as torch has threads.
 
     Two models of this size train faster side by side than one after the other on two threads.
@@ -278,21 +308,21 @@ def side_by_side(task: Callable[[_Job], _Found], jobs: Iterable[_Job]) -> list[_
         return list(processes.map(task, jobs))
 
 
-def augmentation_figure(metrics: Metrics, chance: float) -> Figure:
+def augmentation_figure(found: Mapping[str, Accuracy], chance: float) -> Figure:
     """Accuracy against the range of rotations in training."""
     kinds = {"probe": "upright", "rotated": "rotated as in training"}
     curves: dict[str, dict[float, Accuracy]] = {}
     for name, variant in VARIANTS.items():
         _, _, extra = name.partition("_")
         for kind, words in kinds.items():
-            found = metrics.get(f"{kind}_presence_pose_{name}")
-            if found is not None:
+            accuracy = found.get(f"{kind}_presence_pose_{name}")
+            if accuracy is not None:
                 label = f"{words}, {extra}" if extra else words
-                curves.setdefault(label, {})[variant.degrees] = Accuracy(*found)
+                curves.setdefault(label, {})[variant.degrees] = accuracy
     return accuracy_curves(curves, "rotation of the training images (degrees, up to)", chance)
 
 
 def turned_figure(entry: Entry, split: Split) -> Figure:
-    """Digits rotated at random, and the turns at which the guide parses them."""
-    angle = best_turn(entry.guide, split.images, entry.guide.options["turns"])
+    """Digits rotated at random, and the turns at which the model explains them best."""
+    angle = best_turns(entry.guide, split.images)
     return image_rows({"image": split.images, "as parsed": turned(split.images, angle)})
