@@ -2,8 +2,11 @@
 
 The frame is Pyro with all that the zoo puts around it: sites, plates, traces, checks. Its peer is
 the same loss written by hand in plain torch, from the same pure functions and networks, with the
-same random draws; both are checked to be equal before they are timed. The stages are those of the
-peer's forward pass: encoder, objects (set transformer), render, likelihood; then backward.
+same random draws; a second peer, the prototype, draws parts by the textbook calls of `render.py`.
+All are checked to be equal before they are timed. The stages are those of the peer's forward pass:
+encoder, objects (set transformer), render, likelihood; then backward. `gemm` multiplies matrices of
+as many operations as the networks' convolutions and linear layers take, forward and backward: what
+is left of a step beside it is what could be made faster.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from harness import Benchmark, Contestants, main
 from pyro.infer import Trace_ELBO
+from render import obvious
 from torch import Tensor
 from torch.distributions.utils import clamp_probs
+from torch.utils.flop_counter import FlopCounterMode
 
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import loss_per_image
@@ -95,6 +100,14 @@ class ByHand:
         return math.log(self.model.temperature) + difference - 2 * F.softplus(difference)
 
 
+class Prototype(ByHand):
+    """The same loss with every part drawn by the textbook calls."""
+
+    def render(self, parts: Capsules) -> Tensor:
+        paint = self.model.template_logits.sigmoid()
+        return obvious(paint, parts.pose, parts.presence.sigmoid())
+
+
 def normal(value: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
     log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
     return -0.5 * ((value - mean) / scale).square() - log_scale - 0.5 * math.log(2 * math.pi)
@@ -114,7 +127,20 @@ def losses(by_hand: ByHand, images: Tensor) -> dict[str, Callable[[], Tensor]]:
     return {
         "zoo": lambda: loss_per_image(objective, by_hand.model, by_hand.guide, images),
         "plain_torch": lambda: by_hand(images),
+        "prototype": lambda: Prototype(by_hand.model, by_hand.guide)(images),
     }
+
+
+def gemm(by_hand: ByHand, images: Tensor) -> Callable[[], Tensor]:
+    """One matrix product with as many operations as the networks take, forward and backward."""
+    count = FlopCounterMode(display=False)
+    with count:
+        encoded = by_hand.encode(images)
+        read = by_hand.gather(Capsules(encoded[0], encoded[1]))
+        sum(value.sum() for value in (*encoded, *read)).backward()
+    left, right = torch.rand(1024, 1024), torch.rand(1024, 1024)
+    products = round(count.get_total_flops() / (2 * 1024**3))
+    return lambda: [left @ right for _ in range(products)][-1]
 
 
 def make() -> Contestants:
@@ -149,6 +175,7 @@ def make() -> Contestants:
         "render": lambda: by_hand.render(stage_inputs()[0]),
         "likelihood": likelihood,
         "backward": backward,
+        "gemm": gemm(by_hand, images),
     }
 
 
@@ -161,10 +188,11 @@ def check() -> None:
         torch.manual_seed(1)
         value = loss()
         found.append((value, torch.autograd.grad(value, parameters)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    for theirs in found[1:]:
+        for a, b in zip(found[0], theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
 
 
 if __name__ == "__main__":
     words = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
-    main(Benchmark("part_whole_step", make, check, "zoo", ("plain_torch",), words))
+    main(Benchmark("part_whole_step", make, check, "zoo", ("plain_torch", "prototype"), words))
