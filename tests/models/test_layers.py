@@ -30,15 +30,17 @@ def test_attention_block_against_one_head_written_out():
     hidden = block.norm_attention(x + block.mix(weights @ value))
     expected = block.norm_feed(hidden + block.feed(hidden).relu())
     torch.testing.assert_close(block(x, y), expected)
+    shared = block(x[:1], y)  # one set for all images
+    torch.testing.assert_close(shared, block(x[:1].expand_as(x), y))
 
 
-def test_attention_pooling_of_a_constant_map_is_that_constant():
+def test_attention_pooling_is_a_weighted_mean_of_what_is_read_at_each_place():
     torch.manual_seed(0)
     pooling = AttentionPooling(6, capsules=4, outputs=3).double()
-    vector = torch.randn(2, 6, dtype=torch.float64)
-    pooled = pooling(vector[:, :, None, None].expand(2, 6, 5, 5))
-    direct = pooling.read(vector[:, :, None, None]).flatten(1).unflatten(1, (4, 4))[..., :3]
-    torch.testing.assert_close(pooled, direct)
+    features = torch.randn(2, 6, 5, 5, dtype=torch.float64)
+    maps = pooling.read(features).flatten(2).unflatten(1, (4, 4))
+    expected = (maps[:, :, :3] * maps[:, :, 3:].softmax(-1)).sum(-1)
+    torch.testing.assert_close(pooling(features), expected)
 
 
 def test_width_must_divide_into_heads():
