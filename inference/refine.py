@@ -24,7 +24,7 @@ from torch import Tensor
 
 from capsule_zoo.data import transforms
 from capsule_zoo.guides import FreeForm, Guide
-from capsule_zoo.inference.check import isolated_parameters
+from capsule_zoo.inference.check import frozen, isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 from capsule_zoo.models.base import check_at_least, check_positive
@@ -87,7 +87,7 @@ def refine(
     scheduled = method == "scheduled"
     rate = (0.01 if scheduled else 0.003) if lr is None else lr
     check_positive(lr=rate)
-    with isolated_parameters(model), _fixed(model), torch.random.fork_rng(devices=[]):
+    with isolated_parameters(model), frozen(model), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         free = _best_start(model, guide, images, starts, pose, seed)
         optimizer = torch.optim.Adam(
@@ -118,7 +118,8 @@ class SemiAmortized(Guide):
     """A guide's answer followed by free-form steps on the images at hand; for use at test time.
 
     It draws as `refine(...).guide` does, for whatever images it is called on, and has no parameters
-    of its own. An image that stands in the batch several times is refined once.
+    of its own. An image that stands in the batch several times is refined once, and a batch that
+    comes again, as evaluation asks for particle after particle, is not refined again.
 
     Args:
         guide: where each refinement starts.
@@ -132,6 +133,7 @@ class SemiAmortized(Guide):
         self._start = (guide,)  # in a tuple: it is not this guide's to train
         self.options = {"steps": steps, **options}
         self.discrete = False
+        self._last: list[tuple[Tensor, list[int], FreeForm]] = []  # a list: twins share it
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -143,12 +145,20 @@ class SemiAmortized(Guide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
         """Refines, draws every level and returns the objects' choices."""
         rows, places = torch.unique(images.flatten(1), dim=0, return_inverse=True)
-        with poutine.block(), torch.enable_grad():
-            found = refine(
-                self.model, self._start[0], rows.view(-1, *images.shape[1:]), **self.options
-            )
-        free = found.guide.select(places)
+        free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
         return (free.with_discrete_presences() if self.discrete else free)(images)
+
+    def _refined(self, images: Tensor) -> FreeForm:
+        start = self._start[0]
+        # torch counts the writes to a tensor: an answer is stale once anything was trained
+        writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
+        for seen, then, free in self._last:
+            if then == writes and torch.equal(seen, images):
+                return free
+        with poutine.block(), torch.enable_grad():
+            found = refine(self.model, start, images, **self.options).guide
+        self._last[:] = [(images, writes, found)]
+        return found
 
 
 class _Best:
@@ -210,18 +220,3 @@ def _best_start(
                 parameter.copy_(poses.compose(back, value) if name.startswith("poses") else value)
             best.keep(_objective(model, free, images, seed))
     return best.refinement().guide
-
-
-class _fixed:
-    """Within it the model's parameters take no gradient, which spares their backward pass."""
-
-    def __init__(self, model: PartWholeCapsules) -> None:
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-
-    def __enter__(self) -> None:
-        for parameter in self.parameters:
-            parameter.requires_grad_(False)
-
-    def __exit__(self, *_: object) -> None:
-        for parameter in self.parameters:
-            parameter.requires_grad_(True)

@@ -100,6 +100,18 @@ def test_semi_amortised_draws_from_the_refined_answer_in_any_order(pair, images)
     assert set(discrete["part_presence"]["value"].unique().tolist()) <= {0.0, 1.0}
 
 
+def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
+    model, guide = pair
+    semi = SemiAmortized(guide, steps=2)
+    first = semi._refined(images)
+    assert semi.with_discrete_presences()._refined(images.clone()) is first
+    assert semi._refined(images[:2]) is not first
+    second = semi._refined(images)
+    with torch.no_grad():
+        model.template_logits.add_(1)
+    assert semi._refined(images) is not second
+
+
 def test_semi_amortised_bounds_are_tighter_than_where_they_start(pair, images):
     model, guide = pair
     normal = guide.with_poses("normal")
