@@ -48,6 +48,37 @@ def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
     assert command == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
 
 
+def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(
+    small_digits, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(part_whole, "PARTICLES", 10)
+    result, _ = reproduce(
+        "part-whole/guides", Options(minutes=0.01, progress=False), folder=tmp_path
+    )
+    bounds = result.table[result.table["is_bound"]]
+    relaxed = bounds.index[bounds.index.str.endswith("relaxed")]
+    assert set(relaxed) == {"free-form normal, relaxed", "AutoNormal, relaxed"}
+    points = {"delta", "AutoDelta, relaxed"}
+    assert set(result.table.index) - set(bounds.index) == points
+    assert {"normal", "low rank", "routing", "semi-amortised"} <= set(bounds.index)
+    assert (bounds["elbo"] <= bounds["iwae"]).all()
+    assert {"iwae_10_low_rank", "pareto_k_semi_amortised", "map_autodelta_relaxed"} <= set(
+        read_record("part-whole/guides", tmp_path)["metrics"]
+    )
+
+
+def test_refine_races_both_methods_upright_and_rotated(small_digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(part_whole, "PLAIN_STEPS", 4)
+    monkeypatch.setattr(part_whole, "BUDGETS", (1, 3))
+    options = Options(minutes=0.01, progress=False)
+    reproduce("part-whole/refine", options, folder=tmp_path)
+    metrics = read_record("part-whole/refine", tmp_path)["metrics"]
+    for name in ("upright", "rotated"):
+        value = {key: metrics[f"{name}_{key}"]["value"] for key in ("start", "plain", "scheduled")}
+        assert value["plain"] >= value["start"] and value["scheduled"] >= value["start"]
+        assert metrics[f"speedup_{name}"]["value"] >= 0
+
+
 def test_every_experiment_says_what_it_shows():
     for name in experiments.list_experiments("part-whole/*"):
         found = experiments.find_experiment(name)
