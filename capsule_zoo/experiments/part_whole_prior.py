@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pyro
 import torch
+from pyro import poutine
+from pyro.distributions import Categorical
 from torch import Tensor
 
 from capsule_zoo import figures
@@ -23,9 +25,16 @@ from capsule_zoo.experiments.part_whole import (
     trained,
 )
 from capsule_zoo.inference import evaluate, fit, summarize
-from capsule_zoo.inference.ancestral import image_log_likelihood, infer, log_prior, mean_images
+from capsule_zoo.inference.ancestral import (
+    Sites,
+    image_log_likelihood,
+    infer,
+    log_prior,
+    mean_images,
+)
 from capsule_zoo.inference.sample_quality import Classifier, Seen, frechet, train_classifier
 from capsule_zoo.inference.top_prior import TopPrior, fit_top_prior
+from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:
@@ -38,6 +47,7 @@ RIVAL_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
 IMAGES = 5000  # in every Frechet distance: half of MNIST's test images, so that halves compare
 KINDS = 100  # components of a fitted top prior
 REDRAWS = 10
+PARTS = ["part_presence", "part_pose"]
 
 
 @experiment("part-whole/prior", data="mnist")
@@ -46,9 +56,10 @@ def prior(options: Options) -> Result:
 
     The autoencoder's code is as long as the objects' latents: a presence and the six numbers of a
     pose for each. Both are sampled from their own prior and from a mixture fitted to what their
-    guides infer on the training images; the parts are then drawn from the objects. Two rows say
-    where samples lose: "objects kept" redraws the parts of real digits' objects, so that no prior
-    over objects could do better, and "parts kept" is the reconstruction.
+    guides infer on the training images; the parts are then drawn from the objects. Three rows say
+    where samples lose: "parts kept" is the reconstruction of digits, "parents kept" redraws every
+    part from the object that it is inferred to belong to, and "objects kept" draws that choice
+    too, so that no prior over objects could do better.
     """
     data = load_dataset("mnist", root=options.data_root)
     minutes = options.minutes or MINUTES
@@ -65,6 +76,9 @@ def prior(options: Options) -> Result:
         "train": data.train.images[:number],
         "test": data.test.images[number : 2 * number],
         "parts_kept": mean_images(ours.model, number, parsed),
+        "parents_kept": mean_images(
+            ours.model, number, redrawn_from_parents(ours.model, parsed, options.seed)
+        ),
         "objects_kept": mean_images(ours.model, number, objects, options.seed),
     }
     for name, (entry, sites) in tops.items():
@@ -116,23 +130,49 @@ def foretold(entry: Entry, images: Tensor, seed: int) -> Metrics:
     """What images lose, in nats, when parts are drawn from their objects instead of inferred.
 
     The share is of what the parts explain: the log likelihood above that of the background alone.
+    It is lost in part because objects do not say which of them a part belongs to; the share that is
+    lost even so ("parents kept") is what the parts' own places cost.
     """
     parsed = infer(entry.guide, images, seed=seed)
     objects = {name: parsed[name] for name in WITH_POSES}
     empty = {"part_presence": torch.zeros_like(parsed["part_presence"])}
     inferred = image_log_likelihood(entry.model, images, parsed)
     background = image_log_likelihood(entry.model, images, empty)
-    draws = [image_log_likelihood(entry.model, images, objects, seed + i) for i in range(REDRAWS)]
-    redrawn = torch.stack(draws).mean(0)
-    lost, explained = inferred - redrawn, inferred - background
-    share = lost.sum() / explained.sum()
-    _, error, count = mean_and_error((lost - share * explained) / explained.mean())
-    return {
+    found: Metrics = {
         "log_likelihood_inferred": mean_and_error(inferred),
-        "log_likelihood_redrawn": mean_and_error(redrawn),
         "log_likelihood_background": mean_and_error(background),
-        "share_lost": (share.item(), error, count),
     }
+    for name in ("", "_parents_kept"):
+        total = torch.zeros_like(inferred)
+        for i in range(seed, seed + REDRAWS):
+            given = redrawn_from_parents(entry.model, parsed, i) if name else objects
+            total += image_log_likelihood(entry.model, images, given, i)
+        redrawn = total / REDRAWS
+        found[f"log_likelihood_redrawn{name}"] = mean_and_error(redrawn)
+        found[f"share_lost{name}"] = ratio(inferred - redrawn, inferred - background)
+    return found
+
+
+def ratio(part: Tensor, whole: Tensor) -> tuple[float, float, int]:
+    """Of two means over the same images, with its standard error to first order."""
+    share = part.mean() / whole.mean()
+    _, error, count = mean_and_error((part - share * whole) / whole.mean())
+    return share.item(), error, count
+
+
+@torch.no_grad()
+def redrawn_from_parents(model: PartWholeCapsules, parsed: Sites, seed: int) -> dict[str, Tensor]:
+    """The sites of a parse with every part drawn anew from the parent that it seems to have."""
+    model = model.sharing_parameters(presence="discrete", selection="enumerate")
+    kept = {name: parsed[name] for name in WITH_POSES}
+    objects, parts = Capsules(*kept.values()), Capsules(*(parsed[name] for name in PARTS))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        kept["part_parent"] = Categorical(model.responsibilities(objects, parts)).sample()
+        nodes = (
+            poutine.trace(poutine.condition(model, kept)).get_trace(batch_size=len(parts[0])).nodes
+        )
+    return {**kept, **{name: nodes[name]["value"] for name in PARTS}}
 
 
 def fitted_top(entry: Entry, data: Dataset, sites: list[str], options: Options) -> TopPrior:
@@ -193,6 +233,7 @@ def as_table(seen: dict[str, Metrics]) -> pd.DataFrame:
 LABELS = {
     "train": "digits",
     "parts_kept": "their parts",
+    "parents_kept": "their parents",
     "objects_kept": "their objects",
     "part_whole": "capsules",
     "part_whole_fitted": "fitted top",

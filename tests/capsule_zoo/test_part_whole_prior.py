@@ -5,11 +5,12 @@ import torch
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, part_whole_prior, reproduce
+from capsule_zoo.models import Capsules, poses
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save
 
-KINDS = ["train", "test", "parts_kept", "objects_kept", "part_whole", "part_whole_fitted"]
-KINDS += ["vae", "vae_fitted"]
+KINDS = ["train", "test", "parts_kept", "parents_kept", "objects_kept"]
+KINDS += ["part_whole", "part_whole_fitted", "vae", "vae_fitted"]
 
 
 @pytest.fixture
@@ -23,7 +24,8 @@ def small_digits(monkeypatch):
 @pytest.fixture
 def small_entry():
     torch.manual_seed(0)
-    return create("part-whole", objects=3, parts=4)
+    sizes = dict(channels=6, width=8, heads=2, blocks=1, inducing=3)
+    return create("part-whole", objects=3, parts=4, guide_sizes=sizes)
 
 
 def test_prior_measures_every_kind_of_sample(small_digits, small_entry, tmp_path):
@@ -57,10 +59,36 @@ def test_share_lost_is_of_what_the_parts_explain(small_digits, small_entry):
     assert error > 0 and count == len(images)
 
 
-def test_nothing_is_lost_where_objects_place_their_parts_exactly(small_digits, small_entry):
-    """Parts that are always there, with templates too faint to be seen, are not missed."""
+def test_ratio_of_means_has_the_spread_of_repeated_samples():
+    torch.manual_seed(0)
+    whole = 5 + torch.randn(500, 400)
+    part = 0.3 * whole + torch.randn(500, 400)
+    found = [part_whole_prior.ratio(*pair) for pair in zip(part, whole, strict=True)]
+    shares, errors, _ = (torch.tensor(column) for column in zip(*found, strict=True))
+    assert shares.mean().item() == pytest.approx(0.3, abs=0.003)
+    assert errors.mean().item() == pytest.approx(shares.std().item(), rel=0.2)  # known to 3 %
+
+
+def test_a_part_drawn_from_its_parent_lies_at_the_parent_s_vote(small_entry):
+    """Where deviations vanish, redrawing keeps what the votes say and leaves objects alone."""
+    model = small_entry.model
+    selection = model.selections[0]
     with torch.no_grad():
-        small_entry.model.template_logits.fill_(-40.0)
-    found = part_whole_prior.foretold(small_entry, small_digits.test.images, seed=0)
-    redrawn, background = (found[f"log_likelihood_{n}"][0] for n in ("redrawn", "background"))
-    assert redrawn == pytest.approx(background, abs=1e-3)
+        selection.raw_scale.fill_(-40.0)
+        selection.presence_logits.fill_(40.0)
+    selection.sigma_min = 1e-4
+    objects = Capsules(torch.ones(5, 3), poses.identity_like(torch.zeros(1)) + torch.randn(5, 3, 6))
+    with torch.no_grad():
+        votes = selection(objects, relaxed=False).vote[:, :, 1:]
+    parents = torch.randint(3, (5, 4))
+    placed = votes.gather(2, parents[..., None, None].expand(5, 4, 1, 6)).squeeze(2)
+    parsed = {
+        "object_presence": objects.presence,
+        "object_pose": objects.pose,
+        "part_presence": torch.ones(5, 4),
+        "part_pose": placed,
+    }
+    redrawn = part_whole_prior.redrawn_from_parents(model, parsed, seed=1)
+    assert torch.equal(redrawn["part_parent"], parents + 1)
+    torch.testing.assert_close(redrawn["part_pose"], placed, atol=1e-3, rtol=0)
+    assert torch.equal(redrawn["object_pose"], objects.pose)
