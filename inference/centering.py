@@ -79,8 +79,9 @@ def _direction(
     g_weight, g_hidden = gradient["weight"], gradient["hidden.bias"]
     g_visible = gradient["visible.bias"].flatten()
     if not model.switched:
-        weight = g_weight - mu[:, None, None] * g_hidden - g_visible[:, None, None] * lam
-        visible = g_visible - (weight * lam).sum((1, 2))
+        weight = torch.addcmul(g_weight, mu[:, None, None], g_hidden, value=-1)
+        weight.addcmul_(g_visible[:, None, None], lam, value=-1)
+        visible = g_visible - torch.einsum("mkj,kj->m", weight, lam)
         hidden = g_hidden - torch.einsum("mkj,m->kj", weight, mu)
         return {
             "weight": weight,
@@ -94,14 +95,15 @@ def _direction(
     )
     # J': the gradient by W, Omega~, b~ (those by a~ and c~ are those by a and c)
     hidden = g_hidden + rate * g_switch[:, None] - lam * g_switch[:, None]
-    weight = g_weight - mu[:, None, None] * hidden - lam * g_couple[..., None]
+    weight = torch.addcmul(g_weight, mu[:, None, None], hidden, value=-1)  # no product on the side
+    weight.addcmul_(g_couple[..., None], lam, value=-1)
     couple = g_couple - mu[:, None] * g_switch - g_visible[:, None] * zeta
     # J: what a step along it does to the old coordinates; c follows from c'
     pull = torch.einsum("mkj,m->kj", weight, mu)
     switch = g_switch - mu @ couple + ((pull - hidden) * lam).sum(1)
     return {
         "weight": weight,
-        "switch_weight": couple - (weight * lam).sum(2),
+        "switch_weight": couple - torch.einsum("mkj,kj->mk", weight, lam),
         "visible.bias": (g_visible - couple @ zeta).view_as(model.visible.bias),
         "hidden.bias": hidden - pull,
         "switch_bias": switch + (rate * (hidden - pull)).sum(1),
