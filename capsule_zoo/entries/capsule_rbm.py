@@ -59,13 +59,18 @@ def rbm(
 
 
 def _entry(model: CapsuleRBM, k: int, chains: int, sparsity: float = 0.0) -> Entry:
-    chained = dict(persistent=chains > 0, chains=max(chains, 1))
     left_out = set() if model.switched else NEED_SWITCHES
     return Entry(
         model=model,
         guide=ExactSwitches(model),
         guides={name: make for name, make in GUIDES.items() if name not in left_out},
-        objective=ContrastiveDivergence(k, **chained, sparsity=sparsity),
+        objective=ContrastiveDivergence(
+            k,
+            persistent=chains > 0,
+            chains=max(chains, 1),
+            centered=True,
+            sparsity=sparsity,
+        ),
         training=dict(optimizer=DESCENT, lr=0.03, schedule="linear", batch_size=100),
         figures={name: draw for name, draw in PICTURES.items() if name not in left_out},
         default_guide="exact",
