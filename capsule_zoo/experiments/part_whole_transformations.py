@@ -131,12 +131,14 @@ def generalise(options: Options) -> Result:
     mnist = load_dataset("mnist", root=options.data_root).transformed(bordered)
     moved = load_dataset("affnist", root=options.data_root)
     rotated = load_dataset("rotated-mnist", root=options.data_root).test
+    metrics: Metrics = {}
     if options.run:
         entry = load(options.run)
     else:
         entry = begin(mnist, options, LARGE)
         shift, minutes = transforms.Shift(BORDER), options.minutes or 30
-        learn(entry, entry.guide, mnist, shift, minutes, options)
+        steps = learn(entry, entry.guide, mnist, shift, minutes, options)
+        metrics["steps"] = (float(steps), None, 1)
     pyro.set_rng_seed(options.seed)
     probe = ObjectProbe(entry, moved.train[:PROBED])
     asked = {
@@ -144,7 +146,6 @@ def generalise(options: Options) -> Result:
         "affnist": moved.test,
         "rotated": replace(rotated, images=bordered(rotated.images)),
     }
-    metrics: Metrics = {}
     for name, split in asked.items():
         options.say(f"Asking about {len(split):,} {name} images")
         metrics[f"{name}_presence_pose"] = probe(split.images, split.labels)
