@@ -235,7 +235,7 @@ def automatic(
     return guide
 
 
-PLAIN_RATES, PLAIN_STEPS, BUDGETS = (1e-3, 3e-3, 1e-2), 1000, (20, 40, 60, 80, 100, 150)
+PLAIN_RATES, PLAIN_STEPS, BUDGETS = (1e-3, 3e-3, 1e-2), 1000, (60, 70, 80, 90, 100, 150, 200)
 
 
 @experiment("part-whole/refine", data="mnist")
@@ -255,7 +255,7 @@ def refinement(options: Options) -> Result:
         ours = next(
             found
             for budget in BUDGETS
-            for found in [race.run(steps=budget, starts=8 if name == "rotated" else 1)]
+            for found in [race.run(steps=budget)]
             if found.objective >= plain.objective or budget == BUDGETS[-1]
         )
         reached = ours.objective >= plain.objective
