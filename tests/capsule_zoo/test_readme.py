@@ -44,10 +44,12 @@ def test_a_block_is_filled_and_the_rest_kept(tmp_path):
     text = "before\n<!-- record: toy/one -->\nold\n<!-- end -->\nafter\n"
     filled = readme.fill(text, tmp_path)
     assert filled.startswith("before\n") and filled.endswith("after\n") and "old" not in filled
-    assert (
-        "| accuracy | 0.5000 | 0.0100 | 100 |" in filled
-        and "| size | 3.0000 | exact | 1 |" in filled
-    )
+    assert "| accuracy | 0.5000 | 0.0100 | 100 |" in filled and "| size | 3.0000 |  | 1 |" in filled
     assert readme.fill(filled, tmp_path) == filled
+    chosen = readme.fill("<!-- record: toy/one s* -->\n<!-- end -->", tmp_path)
+    assert "| size |" in chosen and "accuracy" not in chosen
+    assert chosen.startswith("<!-- record: toy/one s* -->\n") and chosen.endswith("<!-- end -->")
+    with pytest.raises(ValueError, match="has no metric that matches 'x"):
+        readme.fill("<!-- record: toy/one x* -->\n<!-- end -->", tmp_path)
     with pytest.raises(ValueError, match="no record"):
         readme.fill("<!-- record: toy/two -->\n<!-- end -->", tmp_path)
