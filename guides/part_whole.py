@@ -29,7 +29,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.turns import best_turn, turned
+from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.models import poses
 from capsule_zoo.models.base import check_at_least
 from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
@@ -106,6 +106,8 @@ class PartEncoder(Guide):
         coordinates: tell the pooling where on the image each feature lies. Without, places are
             known from the padding at the image's edge alone, which is too far on larger images.
         turns: how many turns of the image are tried; see `capsule_zoo.guides.turns`.
+        centred: show the networks each image with its ink in the middle. The guide is then
+            equivariant under shifts.
 
     Raises:
         ValueError: `pose` is none of the three, `model` has no parts, or its images, which are to
@@ -125,6 +127,7 @@ class PartEncoder(Guide):
         rank: int = 2,
         coordinates: bool = False,
         turns: int = 1,
+        centred: bool = False,
     ) -> None:
         if not isinstance(model, PartWholeCapsules):
             raise ValueError(f"model must be a PartWholeCapsules, not a {type(model).__name__}")
@@ -139,6 +142,7 @@ class PartEncoder(Guide):
             rank=rank,
             coordinates=coordinates,
             turns=turns,
+            centred=centred,
         )
         self.pose = pose
         convolutions: list[nn.Module] = []
@@ -203,12 +207,17 @@ class PartEncoder(Guide):
         self.model.check_images(images)
         if angle is None and self.options["turns"] > 1:
             angle = best_turn(self, images, self.options["turns"])
-        seen = images if angle is None else turned(images, angle)
+        seen, frame = images, None  # frame: from the view that the networks see to the image
+        if self.options["centred"]:
+            seen, frame = centred(images)
+        if angle is not None:
+            seen, turn = turned(seen, angle), poses.rotation(angle)
+            frame = turn if frame is None else poses.compose(frame, turn)
         with pyro.plate("images", len(images), dim=-2):
-            capsules = self._draw(-1, self._parts(seen), angle)
+            capsules = self._draw(-1, self._parts(seen), frame)
             for index in reversed(range(len(self.model.levels) - 1)):
-                below = capsules if angle is None else _rotated(capsules, -angle)
-                capsules = self._draw(index, self.parents(index, below), angle)
+                below = capsules if frame is None else _moved(capsules, poses.inverse(frame))
+                capsules = self._draw(index, self.parents(index, below), frame)
         return capsules
 
     def _parts(self, images: Tensor) -> Belief:
@@ -220,10 +229,10 @@ class PartEncoder(Guide):
         pose = poses.from_parameters(read[..., 1:7], 0.01, *bounds)
         return Belief(read[..., 0], pose, F.elu(read))
 
-    def _draw(self, index: int, belief: Belief, angle: Tensor | None) -> Capsules:
+    def _draw(self, index: int, belief: Belief, frame: Tensor | None) -> Capsules:
         level = self.model.levels[index]
-        if angle is not None:
-            belief = _rotated(belief, angle)
+        if frame is not None:
+            belief = _moved(belief, frame)
         law = self.pose_heads[index](belief.pose, belief.features)
         with pyro.plate(level.plate, level.size, dim=-1):
             presence_law = self.model.presence_law(belief.logits)
@@ -275,9 +284,9 @@ class AmortizedPartWhole(PartEncoder):
         return torch.cat([capsules.pose, there, identity], dim=-1)
 
 
-def _rotated(capsules: _Posed, angle: Tensor) -> _Posed:
-    """The same with poses (B, capsules, 6) rotated by an angle of each image's own, (B,)."""
-    return capsules._replace(pose=poses.compose(poses.rotation(angle)[:, None], capsules.pose))
+def _moved(capsules: _Posed, frame: Tensor) -> _Posed:
+    """The same with poses (B, capsules, 6) moved by a pose of each image's own, (B, 6)."""
+    return capsules._replace(pose=poses.compose(frame[:, None], capsules.pose))
 
 
 def _with_coordinates(features: Tensor) -> Tensor:

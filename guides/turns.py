@@ -1,4 +1,4 @@
-"""Turns of an image among which the model chooses the one that it explains best.
+"""Views of an image: with its ink in the middle, and turned to where the model explains it best.
 
 An encoder that has to parse every turn of a digit parses each of them less well. Here it is shown
 the image at several turns, and the model, whose objects may stand at any angle, says which parse
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from capsule_zoo.data import transforms
 from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.models import poses
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 if TYPE_CHECKING:
@@ -36,6 +37,23 @@ def turned(images: Tensor, angle: Tensor) -> Tensor:
     What has the pose A in the turned image has `rotation(angle) A` in the image itself.
     """
     return transforms.warp(images, transforms.motion(angle.rad2deg())).clamp(0, 1)
+
+
+def centred(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Images (B, C, H, W) moved by whole pixels until the mean of their ink is in the middle.
+
+    Returns:
+        The images, and the poses (B, 6) that move what they show back to where it was.
+    """
+    height, width = images.shape[-2:]
+    ink = images.sum(1).flatten(1)  # (B, pixels)
+    share = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
+    shift = (share @ transforms.pixel_centres(height, width).to(images)).round()  # (B, 2)
+    x, y = (-shift).long().unbind(1)
+    place = shift * 2 / shift.new_tensor([width, height])
+    back = poses.identity_like(images).repeat(len(images), 1)
+    back[:, 2::3] = place
+    return transforms.shift_pixels(images, x, y), back
 
 
 @torch.no_grad()

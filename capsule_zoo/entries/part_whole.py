@@ -33,8 +33,8 @@ def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
 
 def _routing(entry: Entry) -> RoutingPartWhole:
     """EM routing above the entry's own encoder of parts."""
-    shared = ("channels", "max_scale", "anisotropy", "rank", "coordinates", "turns")
-    sizes = {name: entry.guide.options[name] for name in shared}
+    own = ("width", "heads", "blocks", "inducing")  # of the networks that routing does without
+    sizes = {name: size for name, size in entry.guide.options.items() if name not in own}
     return RoutingPartWhole(entry.model, **sizes).copy_matching(entry.guide)
 
 

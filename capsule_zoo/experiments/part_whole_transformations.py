@@ -30,7 +30,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole import WITH_POSES, pictures
 from capsule_zoo.figures import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
-from capsule_zoo.guides.turns import best_turn, turned
+from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference import fit
 from capsule_zoo.inference.probe import Accuracy, fit_probe, latents
 from capsule_zoo.registry import Entry, create, load, save
@@ -45,7 +45,12 @@ BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the parts' bound shrinks in proportion;
 # places must be known farther from the edge than the encoder sees; and digits do not stand still.
 LARGE = {
-    "guide_sizes": {**GUIDE_SIZES, "max_scale": 0.8 * 28 / 40, "coordinates": True},
+    "guide_sizes": {
+        **GUIDE_SIZES,
+        "max_scale": 0.8 * 28 / 40,
+        "coordinates": True,
+        "centred": True,
+    },
     "sigma_place": 0.2,
 }
 CURVE, CURVE_IMAGES = tuple(range(0, 181, 15)), 500  # degrees, and test images for each
@@ -80,6 +85,11 @@ def best_turns(guide: PartEncoder, images: Tensor, turns: int | None = None) -> 
     turns = turns or TURNS
     model = guide.model.sharing_parameters(rotations=turns)
     return torch.cat([best_turn(guide, few, turns, model) for few in images.split(500)])
+
+
+def held_best(guide: PartEncoder, images: Tensor) -> Tensor:
+    """Each image with its ink in the middle, at the turn at which the model explains it best."""
+    return turned(centred(images)[0], best_turns(guide, images))
 
 
 def begin(data: Dataset, options: Options, sizes: Mapping[str, Any]) -> Entry:
@@ -150,7 +160,7 @@ def generalise(options: Options) -> Result:
         options.say(f"Asking about {len(split):,} {name} images")
         metrics[f"{name}_presence_pose"] = probe(split.images, split.labels)
         few = split[:TURNED_IMAGES]
-        best = turned(few.images, best_turns(entry.guide, few.images))
+        best = held_best(entry.guide, few.images)
         metrics[f"{name}_presence_pose_turned"] = probe(best, few.labels)
     curves = rotation_curves(probe, mnist.test[:CURVE_IMAGES])
     for name, curve in curves.items():
@@ -168,7 +178,7 @@ def rotation_curves(probe: ObjectProbe, split: Split) -> dict[str, dict[float, A
     for degrees in CURVE:
         images = transforms.warp(split.images, transforms.motion(float(degrees))).clamp(0, 1)
         curves["as they are"][degrees] = probe(images, split.labels)
-        best = turned(images, best_turns(probe.guide, images))
+        best = held_best(probe.guide, images)
         curves["turned best"][degrees] = probe(best, split.labels)
     return curves
 
@@ -238,7 +248,7 @@ def augment(options: Options) -> Result:
         else:
             few = data.test[:TURNED_IMAGES]
             for kind, split in (("probe", few), ("rotated", rotated(few, 180))):
-                images = turned(split.images, best_turns(entry.guide, split.images))
+                images = held_best(entry.guide, split.images)
                 found[f"{kind}_presence_pose_{name}_turned"] = upright(images, split.labels)
     shown = {"": augmentation_figure(found, 1 / data.num_classes)}
     shown["canonical"] = turned_figure(trained["180_canonical"], rotated(data.test[:12], 180))
@@ -325,5 +335,5 @@ def augmentation_figure(found: Mapping[str, Accuracy], chance: float) -> Figure:
 
 def turned_figure(entry: Entry, split: Split) -> Figure:
     """Digits rotated at random, and the turns at which the model explains them best."""
-    angle = best_turns(entry.guide, split.images)
-    return image_rows({"image": split.images, "as parsed": turned(split.images, angle)})
+    best = held_best(entry.guide, split.images)
+    return image_rows({"image": split.images, "as explained best": best})

@@ -15,11 +15,10 @@ from capsule_zoo.experiments import Options, part_whole_transformations, reprodu
 from capsule_zoo.experiments.part_whole_transformations import (
     VARIANTS,
     Variant,
-    best_turns,
+    held_best,
     rotated,
     side_by_side,
 )
-from capsule_zoo.guides.turns import turned
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save, small_sizes
 
@@ -143,5 +142,5 @@ def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
     found = []
     for held in (images, images.rot90(1, (2, 3))):
         torch.manual_seed(1)
-        found.append(turned(held, best_turns(entry.guide, held)))
+        found.append(held_best(entry.guide, held))
     torch.testing.assert_close(found[1], found[0])

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
-from capsule_zoo.guides.turns import best_turn, turned
+from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import PartWholeCapsules, poses
@@ -93,6 +93,32 @@ def test_no_turn_is_what_the_guide_does_without_turns(model, images):
     still = drawn(guide, images, angle=torch.zeros(6, dtype=torch.float64))
     for name, value in drawn(guide, images).items():
         torch.testing.assert_close(still[name], value)
+
+
+@pytest.mark.parametrize("pose", ["delta", "normal"])
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_centred_guide_is_equivariant_under_shifts(pose, turns):
+    """Where no ink is lost; the model is not, so the same turn is asked for."""
+    torch.manual_seed(0)
+    model = PartWholeCapsules(layers=(2, 3, 4), image_size=16, template_size=5).double()
+    guide = AmortizedPartWhole(model, pose, turns=turns, centred=True, **SMALL).double().eval()
+    images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
+    images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
+    angle = torch.linspace(0, 2, 5, dtype=torch.float64) if turns > 1 else None
+    before = drawn(guide, images, angle=angle)
+    after = drawn(guide, images.roll((4, -3), (2, 3)), angle=angle)
+    for name, value in before.items():
+        if name.endswith("pose"):
+            value = value + torch.tensor([0, 0, -3 / 8, 0, 0, 4 / 8])
+        torch.testing.assert_close(after[name], value, rtol=0, atol=1e-9)
+
+
+def test_ink_in_the_middle_stays_and_an_empty_image_too(images):
+    blank = torch.zeros_like(images[:1])
+    for still in (images + images.flip(2, 3), blank):
+        moved, back = centred(still / 2)
+        assert torch.equal(moved, still / 2)
+        torch.testing.assert_close(back, poses.identity_like(back).expand(len(back), 6))
 
 
 def test_quarter_turns_of_images_are_exact(images):
