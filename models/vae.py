@@ -97,7 +97,7 @@ class VariationalAutoencoder(Model):
         if likelihood not in LIKELIHOODS:
             allowed = " or ".join(map(repr, LIKELIHOODS))
             raise ValueError(f"likelihood must be {allowed}, not {likelihood!r}")
-        self.image_shape, self.latent, self.channels = tuple(image_shape), latent, channels
+        self.image_shape, self.latent, self.channels = image_shape, latent, channels
         self.likelihood, self.sigma_image = likelihood, sigma_image
         self.decoder = Decoder(latent, self.image_shape, channels)
 

@@ -97,7 +97,7 @@ def learn(variant: Variant, options: Options, minutes: float) -> tuple[Entry, En
         device=options.device,
         **entry.training,
     )
-    limits = dict(minutes=TIGHTENING * minutes, device=options.device)
+    limits: dict[str, Any] = dict(minutes=TIGHTENING * minutes, device=options.device)
     normal = tighten(entry, variant.data, options, **limits)
     for module in (entry.model, entry.guide, normal.guide):
         module.cpu()
