@@ -66,14 +66,15 @@ class FreeForm(Guide):
         self.log_scales = PyroModule[nn.ParameterDict]()
         for level in model.levels:
             centre = start.nodes[f"{level.name}_pose"]["value"]
-            logits = torch.zeros_like(centre[..., 0])
+            logits, scale = torch.zeros_like(centre[..., 0]), torch.zeros_like(centre)
             if init is not None:
-                centre = start.nodes[f"{level.name}_pose"]["fn"].mean
+                law = start.nodes[f"{level.name}_pose"]["fn"]
+                centre, scale = law.mean, law.stddev
                 logits = start.nodes[f"{level.name}_presence"]["fn"].logits
             self.presence_logits[level.name] = nn.Parameter(logits.expand(centre.shape[:2]).clone())
             self.poses[level.name] = nn.Parameter(centre.clone())
             if pose == "normal":
-                scale = torch.full_like(centre, _INITIAL_SCALE)
+                scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
                 self.log_scales[level.name] = nn.Parameter(scale.log())
 
     @property

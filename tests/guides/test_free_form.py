@@ -43,6 +43,17 @@ def test_it_starts_at_the_amortised_answer(pair, images, pose):
         )
 
 
+@pytest.mark.parametrize("kind", ["normal", "low_rank"])
+def test_it_starts_with_the_deviations_of_a_guide_that_has_some(pair, images, kind):
+    model, guide = pair
+    guide = guide.with_poses(kind).eval()
+    with torch.no_grad():
+        guide.pose_heads[-1].bias.add_(0.7)
+    free = FreeForm(model, images, guide, "normal")
+    start = poutine.trace(guide).get_trace(images).nodes["part_pose"]["fn"]  # read from the image
+    torch.testing.assert_close(free.log_scales["part"].exp(), start.stddev)
+
+
 def test_each_image_has_parameters_of_its_own(pair, images):
     """The loss of one image has no gradient for the parameters of another."""
     model, guide = pair
