@@ -37,8 +37,8 @@ def bounds(entry: Entry, data: Dataset, options: Options) -> Metrics:
 
 @experiment("capsule-helmholtz/mnist")
 def mnist(options: Options) -> Result:
-    """Helmholtz machine, two layers of 40 capsules, by reweighted wake-sleep (an hour)."""
-    return measured("capsule-helmholtz", options, 60, bounds)
+    """Helmholtz machine, two layers of 40 capsules, by reweighted wake-sleep (90 minutes)."""
+    return measured("capsule-helmholtz", options, 90, bounds)
 
 
 @experiment("capsule-helmholtz/objectives", data="mnist")
