@@ -207,7 +207,8 @@ class PartEncoder(Guide):
         self.model.check_images(images)
         if angle is None and self.options["turns"] > 1:
             angle = best_turn(self, images, self.options["turns"])
-        seen, frame = images, None  # frame: from the view that the networks see to the image
+        seen = images
+        frame: Tensor | None = None  # from the view that the networks see to the image
         if self.options["centred"]:
             seen, frame = centred(images)
         if angle is not None:

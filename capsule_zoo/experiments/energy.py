@@ -19,7 +19,8 @@ from torch import Tensor
 from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
 from capsule_zoo.experiments import Options, Result
-from capsule_zoo.inference import Run, fit, log_partition
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.evaluate import standard_error
 from capsule_zoo.inference.probe import Accuracy, Information, latents, probe_scores
 from capsule_zoo.registry import Entry, create, load
@@ -43,31 +44,6 @@ def standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
     pixels = load_dataset("fashion-mnist", root=options.data_root)
     standard = Standardize.of(pixels.train.images)
     return pixels.transformed(standard), standard
-
-
-def train(
-    entry: Entry, data: Dataset, options: Options, minutes: float | None = None, **settings: Any
-) -> Run:
-    """Fit an entry by its own settings, energy models from visible biases at the data's mean.
-
-    Args:
-        settings: of `fit`, over those of the entry.
-    """
-    if hasattr(entry.model, "set_base_rates"):
-        entry.model.set_base_rates(data.train.images)
-    chosen: dict[str, Any] = {
-        "objective": entry.objective,
-        "minutes": minutes,
-        "seed": options.seed,
-        "progress": options.progress,
-        "device": options.device,
-        **entry.training,
-        **settings,
-    }
-    run = fit(entry.model, entry.guide, data, **chosen)
-    entry.model.cpu()
-    entry.guide.cpu()
-    return run
 
 
 def measured(

@@ -15,6 +15,7 @@ from torch import Tensor
 from capsule_zoo import figures
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import compare, evaluate, fit, summarize, widen
 from capsule_zoo.inference.probe import Accuracy, latents, linear_probe
@@ -46,26 +47,15 @@ def bounds(summary: dict) -> dict[str, tuple[float, float, int]]:
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
     """The same model with the trained guide's points turned into densities, the model frozen."""
     guide = entry.guide.with_poses(pose)
-    settings = {**entry.training, "lr": 1e-3, "freeze": "model", "seed": options.seed, **limits}
-    fit(entry.model, guide, data, objective=entry.objective, progress=options.progress, **settings)
+    train(entry, data, options, guide=guide, **{"lr": 1e-3, "freeze": "model", **limits})
     return replace(entry, guide=guide, default_guide=pose)
 
 
 def free_form(entry: Entry, images: Split, options: Options, steps: int, pose: str) -> FreeForm:
     """A guide of its own for every one of these images, started at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, pose)
-    fit(
-        entry.model,
-        guide,
-        images,
-        steps=steps,
-        lr=0.01,
-        schedule="linear",
-        batch_size=len(images),
-        freeze="model",
-        seed=options.seed,
-        progress=options.progress,
-    )
+    whole = dict(batch_size=len(images), freeze="model")
+    train(entry, images, options, guide=guide, steps=steps, lr=0.01, **whole)
     return guide
 
 
@@ -85,13 +75,11 @@ def digits(options: Options) -> Result:
     data = load_dataset("digits")
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     jitter = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
-    settings = {**entry.training, "seed": options.seed, "progress": options.progress}
     length = (options.minutes or 3) / 3  # everything after training shrinks with it
     limit = {"minutes": options.minutes} if options.minutes else {"steps": 900}
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
-    objective = entry.objective
-    fit(entry.model, entry.guide, data, objective=objective, transform=jitter, **limit, **settings)
+    train(entry, data, options, transform=jitter, **limit)
 
     options.say("Tightening: the guide's points become normals, the model stays as it is")
     normal = tighten(entry, data, options, steps=steps(150, length), transform=jitter)
@@ -120,16 +108,7 @@ def trained(options: Options, data: Dataset, minutes: float, **settings) -> Entr
     if options.run:
         return load(options.run)
     entry = create("part-whole", image_shape=data.image_shape)
-    settings = {**entry.training, "seed": options.seed, "progress": options.progress, **settings}
-    fit(
-        entry.model,
-        entry.guide,
-        data,
-        objective=entry.objective,
-        minutes=options.minutes or minutes,
-        device=options.device,
-        **settings,
-    )
+    train(entry, data, options, options.minutes or minutes, **settings)
     return entry
 
 

@@ -24,7 +24,8 @@ from capsule_zoo.experiments.part_whole import (
     tighten,
     trained,
 )
-from capsule_zoo.inference import evaluate, fit, summarize
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.ancestral import (
     Sites,
     image_log_likelihood,
@@ -112,17 +113,7 @@ def autoencoder(ours: Entry, data: Dataset, options: Options, minutes: float) ->
         f"Training a VAE with {latent} latents and {vae.model.num_parameters:,} model parameters; "
         f"the capsules have {ours.model.num_parameters:,}"
     )
-    fit(
-        vae.model,
-        vae.guide,
-        data,
-        objective=vae.objective,
-        minutes=minutes,
-        seed=options.seed,
-        progress=options.progress,
-        device=options.device,
-        **vae.training,
-    )
+    train(vae, data, options, minutes)
     return vae
 
 

@@ -28,10 +28,10 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.part_whole import GUIDE_SIZES
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole import WITH_POSES, pictures
+from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
 from capsule_zoo.guides.turns import best_turn, centred, turned
-from capsule_zoo.inference import fit
 from capsule_zoo.inference.probe import Accuracy, fit_probe, latents
 from capsule_zoo.registry import Entry, create, load, save
 
@@ -98,32 +98,6 @@ def begin(data: Dataset, options: Options, sizes: Mapping[str, Any]) -> Entry:
     return create("part-whole", image_shape=data.image_shape, **sizes)
 
 
-def learn(
-    entry: Entry,
-    guide: PartEncoder,
-    data: Dataset,
-    transform: Callable[..., Tensor] | None,
-    minutes: float,
-    options: Options,
-) -> int:
-    """Train an entry's model and a guide to it for so long; returns the number of steps."""
-    run = fit(
-        entry.model,
-        guide,
-        data,
-        objective=entry.objective,
-        transform=transform,
-        minutes=minutes,
-        seed=options.seed,
-        device=options.device,
-        progress=options.progress,
-        **entry.training,
-    )
-    entry.model.cpu()
-    guide.cpu()
-    return run.steps
-
-
 def bordered(images: Tensor) -> Tensor:
     """28x28 images in the middle of 40x40 pixels."""
     return F.pad(images, (BORDER,) * 4)
@@ -147,7 +121,7 @@ def generalise(options: Options) -> Result:
     else:
         entry = begin(mnist, options, LARGE)
         shift, minutes = transforms.Shift(BORDER), options.minutes or 30
-        steps = learn(entry, entry.guide, mnist, shift, minutes, options)
+        steps = train(entry, mnist, options, minutes, transform=shift).steps
         metrics["steps"] = (float(steps), None, 1)
     pyro.set_rng_seed(options.seed)
     probe = ObjectProbe(entry, moved.train[:PROBED])
@@ -279,9 +253,9 @@ def train_variant(job: Job) -> int:
     entry = begin(data, job.options, job.variant.sizes)
     first, steps = job.minutes * job.variant.upright, 0
     if first:
-        steps += learn(entry, entry.guide.with_turns(1), data, None, first, job.options)
+        steps += train(entry, data, job.options, first, guide=entry.guide.with_turns(1)).steps
     rotate = transforms.Rotate(job.variant.degrees)
-    steps += learn(entry, entry.guide, data, rotate, job.minutes - first, job.options)
+    steps += train(entry, data, job.options, job.minutes - first, transform=rotate).steps
     save(entry, job.folder, data=data.name, seed=job.options.seed)
     return steps
 

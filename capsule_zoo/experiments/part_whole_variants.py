@@ -13,7 +13,8 @@ import pyro
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole import bounds, mean_and_error, pictures, probes, tighten
-from capsule_zoo.inference import evaluate, fit, summarize
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.ancestral import infer, mean_images
 from capsule_zoo.registry import Entry, create
 
@@ -86,22 +87,8 @@ def learn(variant: Variant, options: Options, minutes: float) -> tuple[Entry, En
     """An entry trained with points for poses, and the same with densities (model frozen)."""
     pyro.set_rng_seed(options.seed)
     entry = create("part-whole", image_shape=variant.data.image_shape, **variant.sizes)
-    fit(
-        entry.model,
-        entry.guide,
-        variant.data,
-        objective=entry.objective,
-        minutes=(1 - TIGHTENING) * minutes,
-        seed=options.seed,
-        progress=options.progress,
-        device=options.device,
-        **entry.training,
-    )
-    limits: dict[str, Any] = dict(minutes=TIGHTENING * minutes, device=options.device)
-    normal = tighten(entry, variant.data, options, **limits)
-    for module in (entry.model, entry.guide, normal.guide):
-        module.cpu()
-    return entry, normal
+    train(entry, variant.data, options, (1 - TIGHTENING) * minutes)
+    return entry, tighten(entry, variant.data, options, minutes=TIGHTENING * minutes)
 
 
 def measure(points: Entry, normal: Entry, data: Dataset, seed: int) -> Metrics:

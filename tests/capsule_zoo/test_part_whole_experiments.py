@@ -62,7 +62,7 @@ def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(
     assert set(result.table.index) - set(bounds.index) == points
     assert {"normal", "low rank", "routing", "semi-amortised"} <= set(bounds.index)
     assert (bounds["elbo"] <= bounds["iwae"]).all()
-    assert {"iwae_10_low_rank", "pareto_k_semi_amortised", "map_autodelta_relaxed"} <= set(
+    assert {"iwae_10_low_rank", "ess_semi_amortised", "map_autodelta_relaxed"} <= set(
         read_record("part-whole/guides", tmp_path)["metrics"]
     )
 
