@@ -1,11 +1,11 @@
 """One training step of generative CapsNets, beside a plain autoencoder of equal sizes.
 
 All read 28x28 digits with the same encoder into a code of 20 numbers, as points, and paint them on
-68x68 pixels where they are asked for. `continuous` and the autoencoder have about as many
-parameters; `digit_capsules` has a fortieth of them. `splat` and `splat_direct` route the continuous
-capsules alone, forward and backward: ours, and the formula of the article's code, which broadcasts
-distances to all cells. They are checked to be equal before they are timed. Images a second are
-`images_per_second_...`, of whole steps: forward, backward and Adam.
+68x68 pixels where they are asked for; a step is forward, backward and Adam, on 128 images, so that
+images a second are 128 over the seconds. `continuous` and the autoencoder have about as many
+parameters, `digit_capsules` a twenty-fourth of them. `splat` and `splat_direct` route the
+continuous capsules alone, forward and backward: ours, and the formula of the article's code, which
+broadcasts distances to all cells. These two are checked to be equal before they are timed.
 """
 
 from __future__ import annotations
