@@ -61,7 +61,7 @@ class OnRequest(Model):
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(
-            Site(name, ("images",), law.event_dim, discrete=law.support.is_discrete)
+            Site(name, ("images",), law.event_dim, discrete=isinstance(law, dist.OneHotCategorical))
             for name, law in self.prior().items()
         )
 
@@ -159,15 +159,20 @@ class BroadcastDecoder(PyroModule):
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows, columns = self.upsample.quarter
-        kind = dict(dtype=inputs.dtype, device=inputs.device)
-        places = [torch.linspace(-1, 1, n, **kind) for n in (rows, columns)]
-        coordinates = torch.stack(torch.meshgrid(*places, indexing="ij"))
+        row, column = (
+            torch.linspace(-1, 1, n, dtype=inputs.dtype, device=inputs.device)
+            for n in (rows, columns)
+        )
+        coordinates = torch.stack(torch.meshgrid(row, column, indexing="ij"))
         maps = inputs[:, :, None, None].expand(-1, -1, rows, columns)
         maps = torch.cat([maps, coordinates.expand(len(inputs), -1, -1, -1)], 1)
         return self.upsample(F.elu(self.spread(F.elu(self.mix(maps)))))
 
 
-DECODERS = {"convolutional": MixedDecoder, "broadcast": BroadcastDecoder}
+DECODERS: dict[str, type[MixedDecoder | BroadcastDecoder]] = {
+    "convolutional": MixedDecoder,
+    "broadcast": BroadcastDecoder,
+}
 
 
 class ConditionalAutoencoder(OnRequest):

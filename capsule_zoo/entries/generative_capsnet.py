@@ -39,19 +39,19 @@ def _entry(
     image_shape: tuple[int, int, int],
     requests: str,
     window: tuple[int, int] | None,
-    guide_sizes: Mapping[str, int],
+    guide_sizes: Mapping[str, Any],
     **sizes: Any,
 ) -> Entry:
     check_one_of("requests", requests, tuple(IDENTITY))
     model = kind(image_shape, identity=IDENTITY[requests], **sizes)
+    options = {"window": window, **guide_sizes}
 
     def guide(entry: Entry, deterministic: bool) -> ConditionalEncoder:
-        options = dict(deterministic=deterministic, window=window, **guide_sizes)
-        return ConditionalEncoder(entry.model, **options)
+        return ConditionalEncoder(entry.model, deterministic=deterministic, **options)
 
     return Entry(
         model=model,
-        guide=ConditionalEncoder(model, window=window, **guide_sizes),
+        guide=ConditionalEncoder(model, **options),
         guides={
             "variational": partial(guide, deterministic=False),
             "deterministic": partial(guide, deterministic=True),
@@ -68,7 +68,7 @@ def generative_capsnet(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
     window: tuple[int, int] | None = None,
-    guide_sizes: Mapping[str, int] = {},
+    guide_sizes: Mapping[str, Any] = {},
     **sizes: Any,
 ) -> Entry:
     """Kinds of objects route parts by address; see `capsule_zoo.models.generative_capsnet`.
@@ -85,7 +85,7 @@ def generative_capsnet_continuous(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
     window: tuple[int, int] | None = None,
-    guide_sizes: Mapping[str, int] = {},
+    guide_sizes: Mapping[str, Any] = {},
     **sizes: Any,
 ) -> Entry:
     """A code without kinds routes parts by address; see `models.generative_capsnet`.
@@ -102,7 +102,7 @@ def conditional_autoencoder(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
     window: tuple[int, int] | None = None,
-    guide_sizes: Mapping[str, int] = {},
+    guide_sizes: Mapping[str, Any] = {},
     **sizes: Any,
 ) -> Entry:
     """A convolutional decoder of code and request; see `models.conditional_autoencoder`.
@@ -119,7 +119,7 @@ def broadcast_autoencoder(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
     window: tuple[int, int] | None = None,
-    guide_sizes: Mapping[str, int] = {},
+    guide_sizes: Mapping[str, Any] = {},
     hidden: int = 64,
     **sizes: Any,
 ) -> Entry:

@@ -109,13 +109,13 @@ SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
 
 @experiment("generative-capsnet/shift", data="mnist")
 def shift(options: Options) -> Result:
-    """All digits shifted by up to 20 pixels, 4 and 9 by up to 5 (190 core-minutes)."""
+    """All digits shifted by up to 20 pixels, 4 and 9 by up to 5 (150 core-minutes)."""
     return study(SHIFTED, options)
 
 
 @experiment("generative-capsnet/shift-beyond", data="mnist")
 def shift_beyond(options: Options) -> Result:
-    """All digits shifted by up to 10 pixels, and asked for at up to 20 (190 core-minutes)."""
+    """All digits shifted by up to 10 pixels, and asked for at up to 20 (150 core-minutes)."""
     return study(replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)), options)
 
 
@@ -161,41 +161,39 @@ def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
     """
     if options.run:
         raise ValueError("this experiment measures its own training runs; leave --run out")
-    data = on_canvas(protocol, options)
-    seeds = range(options.seed, options.seed + SEEDS)
-    runs = [(name, seed) for name in DECODERS for seed in seeds]
-    options.say(f"Training {len(DECODERS)} decoders from {len(seeds)} seeds each")
-    minutes = options.minutes and options.minutes / len(runs)
     with TemporaryDirectory() as folder:
-        jobs = [
-            Job(
-                name,
-                protocol,
-                replace(options, minutes=minutes, seed=seed, progress=False),
-                Path(folder) / f"{name}_{seed}",
-            )
-            for name, seed in runs
-        ]
-        found = dict(zip(runs, side_by_side(learn, jobs), strict=True))
-        entries = {name: load(Path(folder) / f"{name}_{seeds[0]}") for name in DECODERS}
-    errors = {
-        name: {line: np.stack([found[name, s][1][line] for s in seeds]) for line in protocol.lines}
-        for name in DECODERS
-    }
-    blank = errors_of_rare(None, data, protocol)
-    metrics = measured(errors, blank, protocol)
-    for name, entry in entries.items():
-        metrics[f"{name}_parameters"] = (float(entry.model.num_parameters), None, 1)
-        metrics[f"{name}_steps"] = mean_and_error([found[name, seed][0] for seed in seeds])
-    if infer:
-        options.say("Inferring how images were turned")
-        metrics |= {
-            f"{name}_inferred_degrees": inferred_angles(entry, data, options)
-            for name, entry in entries.items()
+        jobs = plan(protocol, options, Path(folder))
+        found = side_by_side(learn, jobs)
+        entries = {
+            job.decoder: load(job.folder) for job in jobs if job.options.seed == options.seed
         }
+    data = on_canvas(protocol, options)
+    blank, errors = errors_of_rare(None, data, protocol), {}
+    metrics: Metrics = {}
+    for name, entry in entries.items():
+        own = [run for job, run in zip(jobs, found, strict=True) if job.decoder == name]
+        errors[name] = {line: np.stack([run[1][line] for run in own]) for line in protocol.lines}
+        metrics[f"{name}_steps"] = mean_and_error([run[0] for run in own])
+        metrics[f"{name}_parameters"] = (float(entry.model.num_parameters), None, 1)
+        if infer:
+            options.say(f"Inferring by {name} how images were turned")
+            metrics[f"{name}_inferred_degrees"] = inferred_angles(entry, data, options)
+    metrics |= measured(errors, blank, protocol)
     drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
     drawn["painted"] = painted(entries, data, protocol)
     return Result(metrics, drawn, as_table(metrics), entries["digit_capsules"])
+
+
+def plan(protocol: Protocol, options: Options, folder: Path) -> list[Job]:
+    """A job for every decoder and seed."""
+    runs = [(name, options.seed + i) for name in DECODERS for i in range(SEEDS)]
+    options.say(f"Training {len(DECODERS)} decoders from {SEEDS} seeds each")
+    minutes = options.minutes and options.minutes / len(runs)
+    own = replace(options, minutes=minutes, progress=False)
+    return [
+        Job(name, protocol, replace(own, seed=seed), folder / f"{name}_{seed}")
+        for name, seed in runs
+    ]
 
 
 def on_canvas(protocol: Protocol, options: Options) -> Dataset:
@@ -206,11 +204,8 @@ def on_canvas(protocol: Protocol, options: Options) -> Dataset:
 
 def learn(job: Job) -> tuple[int, Errors]:
     """Train one decoder and save it; the number of steps, and its errors on the rare classes."""
-    data, decoder, protocol = (
-        on_canvas(job.protocol, job.options),
-        DECODERS[job.decoder],
-        job.protocol,
-    )
+    decoder, protocol = DECODERS[job.decoder], job.protocol
+    data = on_canvas(protocol, job.options)
     pyro.set_rng_seed(job.options.seed)
     entry = create(
         decoder.entry,

@@ -75,20 +75,13 @@ def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
     assert set(result.table.index) == set(DECODERS)
 
 
-def test_minutes_are_shared_by_all_runs(small, monkeypatch):
-    jobs = []
-
-    def noted(task, todo):
-        jobs.extend(todo)
-        raise InterruptedError
-
-    monkeypatch.setattr(generative_capsnet, "side_by_side", noted)
-    with pytest.raises(InterruptedError):
-        generative_capsnet.study(TURNED, replace(OPTIONS, minutes=30, seed=5))
+def test_minutes_are_shared_by_all_runs(small, tmp_path):
+    options = replace(OPTIONS, minutes=30, seed=5)
+    jobs = generative_capsnet.plan(TURNED, options, tmp_path)
     assert {job.options.minutes for job in jobs} == {3.0}
-    assert {(job.decoder, job.options.seed) for job in jobs} == {
-        (name, seed) for name in DECODERS for seed in (5, 6)
-    }
+    runs = {(job.decoder, job.options.seed) for job in jobs}
+    assert runs == {(name, seed) for name in DECODERS for seed in (5, 6)}
+    assert len({job.folder for job in jobs}) == len(jobs)
 
 
 def test_inside_is_what_was_asked_for_in_training():

@@ -88,6 +88,18 @@ def test_codes_are_integrated_out(images):
         torch.testing.assert_close(found.log_evidence[:, g], expected, atol=0.15, rtol=0)
 
 
+def test_the_guide_reads_images_moved_back():
+    model, seen = Blob(), []
+    guide = untrained(model)
+    guide.encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    plain, asked = blob(*torch.zeros(2, 2).double()), torch.tensor([[3.0, -2.0]]).double()
+    moved = SHIFTS.move(plain, asked)
+    settings = dict(grid=asked, steps=0, num_particles=1)
+    infer_transformation(model, guide, moved, SHIFTS, **settings)
+    middle = (..., slice(3, -3), slice(3, -3))  # nothing left the image there
+    torch.testing.assert_close(seen[0][middle], plain[middle])
+
+
 def test_climbs_reach_requests_between_those_of_the_grid(images):
     model = Blob()
     guide = untrained(model)
