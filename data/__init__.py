@@ -4,6 +4,7 @@ from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.datasets import dataset_names, load_dataset
 from capsule_zoo.data.pixels import Binarize, Standardize
+from capsule_zoo.data.requests import Requests, Rotations, Shifts
 from capsule_zoo.data.sources import MissingData
 from capsule_zoo.data.splits import Dataset, Split
 
@@ -12,6 +13,9 @@ __all__ = [
     "Binarize",
     "Dataset",
     "MissingData",
+    "Requests",
+    "Rotations",
+    "Shifts",
     "Split",
     "Standardize",
     "dataset_names",

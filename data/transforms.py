@@ -32,8 +32,9 @@ def motion(
         scale: factors along x and y.
         shift: pixels along x and y.
     """
-    dtype = degrees.dtype if isinstance(degrees, Tensor) else torch.get_default_dtype()
-    numbers = (torch.as_tensor(n, dtype=dtype) for n in (degrees, shear, *scale, *shift))
+    like = degrees if isinstance(degrees, Tensor) else torch.tensor(float(degrees))
+    given = (degrees, shear, *scale, *shift)
+    numbers = (torch.as_tensor(n, dtype=like.dtype, device=like.device) for n in given)
     angle, slant, scale_x, scale_y, shift_x, shift_y = torch.broadcast_tensors(
         *(torch.atleast_1d(n) for n in numbers)
     )

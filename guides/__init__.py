@@ -1,6 +1,7 @@
 """Approximate posteriors: every routing, encoder and settling procedure, as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
@@ -10,6 +11,7 @@ from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
     "AmortizedPartWhole",
+    "ConditionalEncoder",
     "ConvolutionalEncoder",
     "ExactSwitches",
     "FreeForm",

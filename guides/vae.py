@@ -20,7 +20,29 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.vae import VariationalAutoencoder
+from capsule_zoo.models.vae import VariationalAutoencoder, halved
+
+
+class Encoder(PyroModule):
+    """From images (B, C, H, W) to hidden units (B, hidden).
+
+    Args:
+        image_shape: (channels, height, width).
+        channels: maps at half the image's size; twice as many at a quarter.
+        hidden: units of the layer on top.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], channels: int, hidden: int) -> None:
+        super().__init__()
+        colours, *size = image_shape
+        quarter = halved(halved((size[0], size[1])))
+        self.halve = PyroModule[nn.Conv2d](colours, channels, 3, 2, padding=1)
+        self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
+        self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))
+        return F.elu(self.hidden(maps.flatten(1)))
 
 
 class ConvolutionalEncoder(Guide):
@@ -42,11 +64,7 @@ class ConvolutionalEncoder(Guide):
             raise ValueError(f"model must be a VariationalAutoencoder, not a {kind}")
         check_at_least(1, hidden=hidden)
         super().__init__(model)
-        channels, decoder = model.channels, model.decoder
-        self.halve = PyroModule[nn.Conv2d](model.image_shape[0], channels, 3, 2, padding=1)
-        self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
-        read = 2 * channels * math.prod(decoder.quarter)
-        self.hidden = PyroModule[nn.Linear](read, hidden)
+        self.encoder = Encoder(model.image_shape, model.channels, hidden)
         self.code = PyroModule[nn.Linear](hidden, 2 * model.latent)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -61,6 +79,5 @@ class ConvolutionalEncoder(Guide):
 
     def code_law(self, images: Tensor) -> dist.TorchDistribution:
         """q(z | image), batch shape (B,) and event shape (latent,)."""
-        maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))
-        mean, log_deviation = self.code(F.elu(self.hidden(maps.flatten(1)))).chunk(2, dim=-1)
+        mean, log_deviation = self.code(self.encoder(images)).chunk(2, dim=-1)
         return dist.Normal(mean, log_deviation.exp()).to_event(1)

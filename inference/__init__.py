@@ -21,6 +21,11 @@ from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.pretrain import pretrain
 from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.train import fit
+from capsule_zoo.inference.transformations import (
+    Requested,
+    Transformations,
+    infer_transformation,
+)
 from capsule_zoo.inference.trouble import NonFiniteLoss
 from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.widen import Widened, widen
@@ -34,15 +39,18 @@ __all__ = [
     "NonFiniteLoss",
     "Objective",
     "Refinement",
+    "Requested",
     "ReweightedWakeSleep",
     "Run",
     "SemiAmortized",
+    "Transformations",
     "WakeSleep",
     "Widened",
     "check_pair",
     "compare",
     "evaluate",
     "fit",
+    "infer_transformation",
     "is_bound",
     "log_partition",
     "log_weights",

@@ -3,6 +3,8 @@
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
+from capsule_zoo.models.conditional_autoencoder import ConditionalAutoencoder
+from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.vae import VariationalAutoencoder
 
@@ -11,6 +13,9 @@ __all__ = [
     "CapsuleHelmholtzMachine",
     "CapsuleRBM",
     "Capsules",
+    "ConditionalAutoencoder",
+    "ContinuousCapsNet",
+    "GenerativeCapsNet",
     "Model",
     "PartWholeCapsules",
     "Site",

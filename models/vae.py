@@ -36,7 +36,33 @@ def halved(size: tuple[int, int]) -> tuple[int, int]:
     return (height + 1) // 2, (width + 1) // 2
 
 
-class Decoder(PyroModule):
+class Upsampler(PyroModule):
+    """From maps at a quarter of the image's size to the logits of mean pixels, (B, C, H, W).
+
+    Two transposed convolutions, each of which doubles the size.
+
+    Args:
+        maps: at a quarter of the size, (B, maps, *quarter).
+        image_shape: (channels, height, width).
+        channels: maps at half the size.
+    """
+
+    def __init__(self, maps: int, image_shape: tuple[int, int, int], channels: int) -> None:
+        super().__init__()
+        colours, *size = image_shape
+        self.size = size[0], size[1]
+        self.half = halved(self.size)
+        self.quarter = halved(self.half)
+        self.grow = PyroModule[nn.ConvTranspose2d](maps, channels, 4, 2, padding=1)
+        self.paint = PyroModule[nn.ConvTranspose2d](channels, colours, 4, 2, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        (height, width), (rows, columns) = self.half, self.size
+        maps = F.elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
+        return self.paint(maps)[..., :rows, :columns]
+
+
+class Decoder(Upsampler):
     """From codes (B, latent) to the logits of mean pixels, (B, C, H, W).
 
     Args:
@@ -46,20 +72,11 @@ class Decoder(PyroModule):
     """
 
     def __init__(self, latent: int, image_shape: tuple[int, int, int], channels: int) -> None:
-        super().__init__()
-        colours, *size = image_shape
-        self.size = size[0], size[1]
-        self.half = halved(self.size)
-        self.quarter = halved(self.half)
+        super().__init__(2 * channels, image_shape, channels)
         self.expand = PyroModule[nn.Linear](latent, 2 * channels * math.prod(self.quarter))
-        self.grow = PyroModule[nn.ConvTranspose2d](2 * channels, channels, 4, 2, padding=1)
-        self.paint = PyroModule[nn.ConvTranspose2d](channels, colours, 4, 2, padding=1)
 
     def forward(self, code: Tensor) -> Tensor:
-        maps = F.elu(self.expand(code)).unflatten(1, (-1, *self.quarter))
-        (height, width), (rows, columns) = self.half, self.size
-        maps = F.elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
-        return self.paint(maps)[..., :rows, :columns]
+        return super().forward(F.elu(self.expand(code)).unflatten(1, (-1, *self.quarter)))
 
 
 class VariationalAutoencoder(Model):

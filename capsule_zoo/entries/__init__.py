@@ -1,5 +1,11 @@
 """The zoo's entries, one file each; importing this package registers them all."""
 
-from capsule_zoo.entries import capsule_helmholtz, capsule_rbm, part_whole, vae
+from capsule_zoo.entries import (
+    capsule_helmholtz,
+    capsule_rbm,
+    generative_capsnet,
+    part_whole,
+    vae,
+)
 
-__all__ = ["capsule_helmholtz", "capsule_rbm", "part_whole", "vae"]
+__all__ = ["capsule_helmholtz", "capsule_rbm", "generative_capsnet", "part_whole", "vae"]

@@ -1,0 +1,133 @@
+"""Generative CapsNets (Potapov 2018), and the decoders without capsules that they are held to.
+
+All take the same guides: "variational" (laws, and so a bound) and "deterministic" (the article's
+autoencoder). Their arguments, beside the sizes of the model:
+
+    image_shape     (channels, height, width)
+    requests        "rotations" or "shifts": what the model can be asked for
+    window          (height, width) of what the guide reads, in the middle; all by default
+    guide_sizes     further arguments of `ConditionalEncoder`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.data import Rotations, Shifts
+from capsule_zoo.guides import ConditionalEncoder
+from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models.base import check_one_of
+from capsule_zoo.models.conditional_autoencoder import OnRequest
+from capsule_zoo.registry import Entry, picture, register
+
+IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
+PICTURES = {
+    name: picture(f"capsule_zoo.energy_figures:{name}") for name in ("samples", "reconstructions")
+}
+SMALL: dict[str, Any] = dict(
+    image_shape=(1, 5, 6), window=(4, 5), guide_sizes=dict(channels=3, hidden=6), channels=3
+)
+SMALL_CAPSULES: dict[str, Any] = {**SMALL, "parts": 3, "maps": 2, "hidden": 4, "jitter": 0.1}
+
+
+def _entry(
+    kind: type[OnRequest],
+    image_shape: tuple[int, int, int],
+    requests: str,
+    window: tuple[int, int] | None,
+    guide_sizes: Mapping[str, Any],
+    **sizes: Any,
+) -> Entry:
+    check_one_of("requests", requests, tuple(IDENTITY))
+    model = kind(image_shape, identity=IDENTITY[requests], **sizes)
+    options = {"window": window, **guide_sizes}
+
+    def guide(entry: Entry, deterministic: bool) -> ConditionalEncoder:
+        return ConditionalEncoder(entry.model, deterministic=deterministic, **options)
+
+    return Entry(
+        model=model,
+        guide=ConditionalEncoder(model, **options),
+        guides={
+            "variational": partial(guide, deterministic=False),
+            "deterministic": partial(guide, deterministic=True),
+        },
+        objective=Trace_ELBO(),
+        training=dict(lr=1e-3, schedule="linear", batch_size=128),
+        figures=PICTURES,
+        default_guide="variational",
+    )
+
+
+@register("generative-capsnet", small={**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3})
+def generative_capsnet(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    requests: str = "rotations",
+    window: tuple[int, int] | None = None,
+    guide_sizes: Mapping[str, Any] = {},
+    **sizes: Any,
+) -> Entry:
+    """Kinds of objects route parts by address; see `capsule_zoo.models.generative_capsnet`.
+
+    Args:
+        image_shape, requests, window, guide_sizes: see the top of this file.
+        sizes: arguments of `GenerativeCapsNet`.
+    """
+    return _entry(GenerativeCapsNet, image_shape, requests, window, guide_sizes, **sizes)
+
+
+@register("generative-capsnet-continuous", small={**SMALL_CAPSULES, "latent": 2})
+def generative_capsnet_continuous(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    requests: str = "rotations",
+    window: tuple[int, int] | None = None,
+    guide_sizes: Mapping[str, Any] = {},
+    **sizes: Any,
+) -> Entry:
+    """A code without kinds routes parts by address; see `models.generative_capsnet`.
+
+    Args:
+        image_shape, requests, window, guide_sizes: see the top of this file.
+        sizes: arguments of `ContinuousCapsNet`.
+    """
+    return _entry(ContinuousCapsNet, image_shape, requests, window, guide_sizes, **sizes)
+
+
+@register("conditional-autoencoder", small={**SMALL, "latent": 2, "hidden": 4})
+def conditional_autoencoder(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    requests: str = "rotations",
+    window: tuple[int, int] | None = None,
+    guide_sizes: Mapping[str, Any] = {},
+    **sizes: Any,
+) -> Entry:
+    """A convolutional decoder of code and request; see `models.conditional_autoencoder`.
+
+    Args:
+        image_shape, requests, window, guide_sizes: see the top of this file.
+        sizes: arguments of `ConditionalAutoencoder`.
+    """
+    return _entry(ConditionalAutoencoder, image_shape, requests, window, guide_sizes, **sizes)
+
+
+@register("broadcast-autoencoder", small={**SMALL, "latent": 2, "hidden": 4})
+def broadcast_autoencoder(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    requests: str = "rotations",
+    window: tuple[int, int] | None = None,
+    guide_sizes: Mapping[str, Any] = {},
+    hidden: int = 64,
+    **sizes: Any,
+) -> Entry:
+    """Code and request at every cell of a grid; see `models.conditional_autoencoder`.
+
+    Args:
+        image_shape, requests, window, guide_sizes: see the top of this file.
+        hidden, sizes: arguments of `ConditionalAutoencoder`.
+    """
+    sizes |= dict(decoder="broadcast", hidden=hidden)
+    return _entry(ConditionalAutoencoder, image_shape, requests, window, guide_sizes, **sizes)

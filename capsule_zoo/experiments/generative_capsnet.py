@@ -1,0 +1,331 @@
+"""Digits asked for where no training image was: CapsNets beside plain decoders (Potapov 2018).
+
+Every image is shown as it is and asked for under a transformation; two classes, 4 and 9, are asked
+for in a smaller range than the others, or all are. What counts is the error on test images of these
+two, where they were asked for in training (`inside`) and where not (`outside`).
+
+All decoders share the encoder and the length of the code. Errors are mean squared errors of pixels
+in [-1, 1], as the article has them; `ratio` is outside over inside, and `to_blank` divides by the
+error of a black image at the same requests, for a curve can be flat because it is bad everywhere.
+Values are means over the seeds, each with its standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.part_whole_transformations import side_by_side
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures import image_rows
+from capsule_zoo.inference.transformations import Requested, infer_transformation
+from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.transformation_figures import error_curves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Metrics = dict[str, tuple[float, float | None, int]]
+Line = tuple[tuple[float, ...], ...]
+
+RARE = (4, 9)  # the classes that are asked for in a range of their own
+SEEDS = 3
+STEPS = 3000  # of every run
+IMAGES = 300  # test images of each rare class
+INFERRED = 60  # images whose transformation is inferred
+DIGIT = 28
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What is trained: an entry under one of its guides."""
+
+    entry: str
+    guide: str = "deterministic"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+SMALL_ENCODER = dict(channels=32, hidden=256)
+CONVOLUTIONAL = {"hidden": 256}
+DECODERS = {
+    "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
+    "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
+    "broadcast": Decoder("broadcast-autoencoder"),
+    "digit_capsules": Decoder("generative-capsnet"),
+    "continuous": Decoder("generative-capsnet-continuous"),
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is asked for.
+
+    Attributes:
+        requests: the family of transformations.
+        usual: smallest and largest parameter in training.
+        rare: the same for the classes `RARE`.
+        lines: requests at which test images are asked for; the first parameter runs along a line.
+        border: blank pixels around the digit.
+    """
+
+    requests: Requests
+    usual: tuple[float, float]
+    rare: tuple[float, float]
+    lines: Mapping[str, Line]
+    border: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The family's name among an entry's sizes."""
+        return type(self.requests).__name__.lower()
+
+    def inside(self, line: Line) -> np.ndarray:
+        """Which requests (points,) were seen in training with the rare classes."""
+        low, high = self.rare
+        points = np.array(line)
+        return (((points >= low) & (points < high)) | (points == low)).all(1)
+
+
+ANGLES: Line = tuple((float(a),) for a in range(-180, 180, 12))
+SHIFTS: dict[str, Line] = {
+    "diagonal": tuple((float(s), float(s)) for s in range(-20, 20, 2)),
+    "antidiagonal": tuple((float(s), float(-s)) for s in range(-20, 20, 2)),
+}
+TURNED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
+SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
+
+
+@experiment("generative-capsnet/shift", data="mnist")
+def shift(options: Options) -> Result:
+    """All digits shifted by up to 20 pixels, 4 and 9 by up to 5 (150 core-minutes)."""
+    return study(SHIFTED, options)
+
+
+@experiment("generative-capsnet/shift-beyond", data="mnist")
+def shift_beyond(options: Options) -> Result:
+    """All digits shifted by up to 10 pixels, and asked for at up to 20 (150 core-minutes)."""
+    return study(replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)), options)
+
+
+@experiment("generative-capsnet/rotate", data="mnist")
+def rotate(options: Options) -> Result:
+    """All digits at every angle, 4 and 9 within 45 degrees; angles inferred (60 core-minutes)."""
+    return study(TURNED, options, infer=True)
+
+
+@experiment("generative-capsnet/one-shot", data="mnist")
+def one_shot(options: Options) -> Result:
+    """All digits at every angle, 4 and 9 at 18 degrees only (60 core-minutes)."""
+    line = tuple(sorted((*ANGLES, (18.0,))))
+    return study(replace(TURNED, rare=(18, 18), lines={"circle": line}), options)
+
+
+@experiment("generative-capsnet/rotate-beyond", data="mnist")
+def rotate_beyond(options: Options) -> Result:
+    """All digits within 90 degrees, and asked for on the whole circle (60 core-minutes)."""
+    return study(replace(TURNED, usual=(-90, 90), rare=(-90, 90)), options)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process needs to train one decoder from one seed."""
+
+    decoder: str
+    protocol: Protocol
+    options: Options
+    folder: Path
+
+
+Errors = dict[str, np.ndarray]  # by line, (rare classes, points)
+
+
+def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
+    """Train every decoder from every seed, and measure all in the same way.
+
+    `minutes` are those of all runs together; without them every run takes `STEPS` steps.
+
+    Args:
+        infer: also infer how test images of the other classes were turned.
+    """
+    if options.run:
+        raise ValueError("this experiment measures its own training runs; leave --run out")
+    with TemporaryDirectory() as folder:
+        jobs = plan(protocol, options, Path(folder))
+        found = side_by_side(learn, jobs)
+        entries = {
+            job.decoder: load(job.folder) for job in jobs if job.options.seed == options.seed
+        }
+    data = on_canvas(protocol, options)
+    blank, errors = errors_of_rare(None, data, protocol), {}
+    metrics: Metrics = {}
+    for name, entry in entries.items():
+        own = [run for job, run in zip(jobs, found, strict=True) if job.decoder == name]
+        errors[name] = {line: np.stack([run[1][line] for run in own]) for line in protocol.lines}
+        metrics[f"{name}_steps"] = mean_and_error([run[0] for run in own])
+        metrics[f"{name}_parameters"] = (float(entry.model.num_parameters), None, 1)
+        if infer:
+            options.say(f"Inferring by {name} how images were turned")
+            metrics[f"{name}_inferred_degrees"] = inferred_angles(entry, data, options)
+    metrics |= measured(errors, blank, protocol)
+    drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
+    drawn["painted"] = painted(entries, data, protocol)
+    return Result(metrics, drawn, as_table(metrics), entries["digit_capsules"])
+
+
+def plan(protocol: Protocol, options: Options, folder: Path) -> list[Job]:
+    """A job for every decoder and seed."""
+    runs = [(name, options.seed + i) for name in DECODERS for i in range(SEEDS)]
+    options.say(f"Training {len(DECODERS)} decoders from {SEEDS} seeds each")
+    minutes = options.minutes and options.minutes / len(runs)
+    own = replace(options, minutes=minutes, progress=False)
+    return [
+        Job(name, protocol, replace(own, seed=seed), folder / f"{name}_{seed}")
+        for name, seed in runs
+    ]
+
+
+def on_canvas(protocol: Protocol, options: Options) -> Dataset:
+    """MNIST with the border of the protocol."""
+    data = load_dataset("mnist", root=options.data_root)
+    return data.transformed(lambda images: F.pad(images, (protocol.border,) * 4))
+
+
+def learn(job: Job) -> tuple[int, Errors]:
+    """Train one decoder and save it; the number of steps, and its errors on the rare classes."""
+    decoder, protocol = DECODERS[job.decoder], job.protocol
+    data = on_canvas(protocol, job.options)
+    pyro.set_rng_seed(job.options.seed)
+    entry = create(
+        decoder.entry,
+        image_shape=data.image_shape,
+        requests=protocol.kind,
+        window=(DIGIT, DIGIT),
+        guide_sizes=SMALL_ENCODER,
+        **decoder.sizes,
+    ).use_guide(decoder.guide)
+    classes = range(data.num_classes)
+    ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
+    asked = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
+    minutes = job.options.minutes
+    limit: dict[str, Any] = {"minutes": minutes} if minutes else {"steps": STEPS}
+    steps = train(asked, data, job.options, labels=True, **limit).steps
+    save(entry, job.folder, data=data.name, seed=job.options.seed)
+    return steps, errors_of_rare(entry, data, protocol)
+
+
+@torch.no_grad()
+def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol) -> Errors:
+    """Errors along every line, of the rare classes' test images; those of black images for None."""
+    found: dict[str, list] = {line: [] for line in protocol.lines}
+    for digit in RARE:
+        images = of_class(data, digit)
+        latents = entry and entry.guide.expectations(images)
+        for line, points in protocol.lines.items():
+            errors = []
+            for point in points:
+                asked = images.new_tensor([point])
+                error = protocol.requests.move(images, asked)
+                if entry is not None:
+                    numbers = protocol.requests.numbers(asked)
+                    error = error - entry.model.mean_image(latents, numbers)
+                errors.append(4 * error.square().mean().item())
+            found[line].append(errors)
+    return {line: np.array(errors) for line, errors in found.items()}
+
+
+def of_class(data: Dataset, digit: int) -> Tensor:
+    """Test images of one class."""
+    return data.test.images[data.test.labels == digit][:IMAGES]
+
+
+def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> Metrics:
+    """Headline numbers: errors inside and outside along the first line, those of others by name.
+
+    Args:
+        errors: by decoder and line, (seeds, rare classes, points).
+        blank: by line, (rare classes, points).
+    """
+    metrics: Metrics = {}
+    for line, points in protocol.lines.items():
+        inside = protocol.inside(points)
+        suffix = "" if line == next(iter(protocol.lines)) else f"_{line}"
+        for i, digit in enumerate(RARE):
+            for where, chosen in (("inside", inside), ("outside", ~inside)):
+                black = blank[line][i, chosen].mean()
+                metrics[f"blank_digit{digit}_{where}{suffix}"] = (float(black), None, 1)
+                for name in errors:
+                    error = errors[name][line][:, i, chosen].mean(1)
+                    key = f"{name}_digit{digit}_{where}{suffix}"
+                    metrics[key] = mean_and_error(error)
+                    metrics[f"{key}_to_blank"] = mean_and_error(error / black)
+            for name in errors:
+                error = errors[name][line][:, i]
+                ratio = error[:, ~inside].mean(1) / error[:, inside].mean(1)
+                metrics[f"{name}_digit{digit}_ratio{suffix}"] = mean_and_error(ratio)
+    return metrics
+
+
+def mean_and_error(values: np.ndarray | list[int]) -> tuple[float, float | None, int]:
+    """Mean over seeds, its standard error, and how many there are."""
+    values = np.asarray(values, dtype=float)
+    error = float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+    return float(values.mean()), error, len(values)
+
+
+def inferred_angles(entry: Entry, data: Dataset, options: Options) -> tuple[float, None, int]:
+    """Median error, in degrees, of the angles inferred from turned test images of usual classes."""
+    usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
+    images = data.test.images[usual][:INFERRED]
+    generator = torch.Generator().manual_seed(options.seed)
+    angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
+    requests = Rotations()
+    turned = requests.move(images, angles)
+    grid = torch.arange(-180.0, 180.0, 15.0)
+    found = infer_transformation(entry.model, entry.guide, turned, requests, grid=grid)
+    error = ((found.best - angles + 180) % 360 - 180).abs()
+    return error.median().item(), None, len(images)
+
+
+def as_table(metrics: Metrics) -> pd.DataFrame:
+    """Errors inside and outside, and their ratio, a row for each decoder."""
+    columns = [f"digit{d}_{what}" for d in RARE for what in ("inside", "outside", "ratio")]
+    rows = {name: [metrics[f"{name}_{column}"][0] for column in columns] for name in DECODERS}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+
+def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:
+    """Errors along one line, a panel for each rare class."""
+    units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
+    titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}
+    return error_curves(
+        {title: {n: e[line][:, i] for n, e in errors.items()} for title, i in titles.items()},
+        [point[0] for point in protocol.lines[line]],
+        protocol.rare,
+        {title: blank[line][i] for title, i in titles.items()},
+        f"request ({units})",
+    )
+
+
+@torch.no_grad()
+def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
+    """One digit 4 as requested along the first line, and as every decoder paints it."""
+    line = next(iter(protocol.lines.values()))
+    asked = data.test.images.new_tensor(line[:: max(1, len(line) // 10)])
+    images = of_class(data, RARE[0])[:1].expand(len(asked), -1, -1, -1)
+    numbers = protocol.requests.numbers(asked)
+    rows = {"requested": protocol.requests.move(images, asked)}
+    for name, entry in entries.items():
+        rows[name] = entry.model.mean_image(entry.guide.expectations(images), numbers)
+    return image_rows(rows, "A test digit of a rare class, as requested")

@@ -1,0 +1,127 @@
+"""The guide to models that paint on request: a convolutional network reads the code off the image.
+
+    q(z_s | image) = Normal(mean_s, deviation_s)          # every continuous site s
+    q(k | image) = OneHotCategorical(logits)              # relaxed in training
+    (logits, mean_s, log deviation_s) = CNN(image)
+
+It is shown the image in its plain place and position, never the transformed one that the model is
+asked for: what an image is does not depend on how it is wanted. Where a request moves things over a
+large canvas it reads only a window in the middle.
+
+`deterministic=True` is the article's autoencoder: each site is a point, and nothing is paid for it,
+the density of the point being the prior's own. Its loss is the squared error over twice the
+variance of a pixel, up to a constant, and no bound.
+
+References:
+    Potapov 2018 and his co-authors' experiments, see `capsule_zoo.models.generative_capsnet`: two
+    convolutions of 64 and 128 maps, 1,024 units. Their kernels are 4x4, with leaky rectifiers;
+    here the network is that of the VAE.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.vae import Encoder
+from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.conditional_autoencoder import OnRequest
+
+KIND = "object_kind"
+
+
+class ConditionalEncoder(Guide):
+    """q(latents | image) of a model that paints on request; see the top of this file.
+
+    Args:
+        model: a `GenerativeCapsNet`, a `ContinuousCapsNet` or a `ConditionalAutoencoder`.
+        deterministic: points without a price in place of laws.
+        window: (height, width) of what is read, in the middle of the image; all by default.
+        channels: maps at half the window's size; twice as many at a quarter.
+        hidden: units of the layer between the maps and the laws.
+
+    Raises:
+        ValueError: another kind of model, a size below 1, or a window larger than the image.
+    """
+
+    def __init__(
+        self,
+        model: OnRequest,
+        *,
+        deterministic: bool = False,
+        window: tuple[int, int] | None = None,
+        channels: int = 64,
+        hidden: int = 1024,
+    ) -> None:
+        if not isinstance(model, OnRequest):
+            raise ValueError(f"model must paint on request, which a {type(model).__name__} cannot")
+        check_at_least(1, channels=channels, hidden=hidden)
+        super().__init__(model)
+        colours, height, width = model.image_shape
+        self.window = rows, columns = window or (height, width)
+        if not (1 <= rows <= height and 1 <= columns <= width):
+            raise ValueError(f"window must lie in {height}x{width} pixels, not be {rows}x{columns}")
+        self.deterministic = deterministic
+        self.encoder = Encoder((colours, rows, columns), channels, hidden)
+        self.columns = {
+            name: law.event_shape.numel() * (1 if deterministic or name == KIND else 2)
+            for name, law in model.prior().items()
+        }
+        self.read = PyroModule[nn.Linear](hidden, sum(self.columns.values()))
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    def with_discrete_presences(self) -> ConditionalEncoder:
+        """The same parameters in a guide to the model with one-hot kinds."""
+        return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Draws every latent and returns the values by site, (B, ...) each."""
+        self.model.check_images(images)
+        numbers, prior = self._numbers(images), self.model.prior()
+        with pyro.plate("images", len(images), dim=-1):
+            return {
+                name: pyro.sample(name, self._law(name, numbers[name], law))
+                for name, law in prior.items()
+            }
+
+    def expectations(self, images: Tensor) -> dict[str, Tensor]:
+        """The middle of q by site, (B, ...) each.
+
+        That is the mean of a continuous site, and of a kind the logarithms of its probabilities or,
+        in a guide to the discrete model, its likeliest value.
+        """
+        prior = self.model.prior()
+        return {n: self._point(n, read, prior[n]) for n, read in self._numbers(images).items()}
+
+    def _numbers(self, images: Tensor) -> dict[str, Tensor]:
+        """What the network says of every site, (B, columns) each."""
+        top, left = ((n - m) // 2 for n, m in zip(images.shape[-2:], self.window, strict=True))
+        seen = images[..., top : top + self.window[0], left : left + self.window[1]]
+        read = self.read(self.encoder(seen)).split(list(self.columns.values()), dim=-1)
+        return dict(zip(self.columns, read, strict=True))
+
+    def _law(
+        self, name: str, numbers: Tensor, prior: dist.TorchDistribution
+    ) -> dist.TorchDistribution:
+        point = self._point(name, numbers, prior)
+        if self.deterministic:
+            return dist.Delta(point, prior.log_prob(point), event_dim=prior.event_dim)
+        if name == KIND:
+            return self.model.kind_law(numbers)
+        log_ratio = numbers.chunk(2, dim=-1)[1].view(-1, *prior.event_shape)
+        return dist.Normal(point, prior.stddev * log_ratio.exp()).to_event(prior.event_dim)
+
+    def _point(self, name: str, numbers: Tensor, prior: dist.TorchDistribution) -> Tensor:
+        if name != KIND:
+            size = prior.event_shape.numel()
+            return prior.stddev * numbers[:, :size].view(-1, *prior.event_shape)
+        if self.model.relaxed:
+            return numbers.log_softmax(-1)
+        return F.one_hot(numbers.argmax(-1), numbers.shape[-1]).to(numbers)

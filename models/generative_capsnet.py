@@ -1,0 +1,300 @@
+"""Generative CapsNets: part capsules write themselves into a map at addresses of their own.
+
+Story. An object is of some kind and has a pose; it is requested under a transformation T, such as a
+rotation. Kind, pose and T say what each of its parts looks like and where on a grid of cells it
+belongs. A part does not know which cell that is beforehand, as a channel of a convolutional
+decoder does: it computes an address, and is routed to the cells around it. So what moves an image
+may move addresses alone, and a network that computes addresses can do so where no training image
+has been.
+
+    k ~ OneHotCategorical(1/K)                                  # kind of object, (B, K)
+    pose ~ Normal(0, I)                                         # (B, D)
+    u_c = sum_k k_k (W_kc [pose, T] + b_kc)                     # part capsules, (B, C, length)
+    r_c ~ Normal(address_c(u_c), jitter)                        # row and column, (B, C, 2)
+    a_c = sigmoid(activation_c(u_c))                            # (B, C, maps)
+    F[i, j] = sum_c relu(1 - |i - q_c0|) relu(1 - |j - q_c1|) a_c,   q = (r + 1) (S - 1) / 2
+    image ~ Normal(sigmoid(two transposed convolutions of F), sigma_image)
+
+An address of -1 is the first cell and of 1 the last; around q a part is shared out bilinearly, with
+weights that sum to one on the grid and leave no trace beyond it. `ContinuousCapsNet` has no kinds:
+a code z ~ Normal(0, I) and T go through one dense layer to all addresses and activations.
+
+For training the kind is relaxed to a Concrete variable, whose site holds logarithms. With
+`jitter=0` addresses are what the networks say; otherwise the site `part_jitter` holds how far each
+part lies from there, so that its posterior does not depend on T.
+
+References:
+    Potapov 2018, "SingularityNET's AI Team Experiments with Generative Capsule Networks", and the
+    authors' experiments (github.com/singnet/semantic-vision, experiments/invariance).
+    Maddison, Mnih & Teh 2017, "The Concrete Distribution" (arXiv 1611.00712).
+    The article's networks are autoencoders: codes are points and the loss is a squared error, as
+    with the guide `ConditionalEncoder(model, deterministic=True)`. Its first attempt, which failed,
+    routed by a softmax over learned cell addresses (`address="learned"`); there each map of a cell
+    had an address of its own. Its transposed convolutions are rectified where ours have ELUs.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
+
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.conditional_autoencoder import Latents, OnRequest, centred_normal
+from capsule_zoo.models.vae import Upsampler
+
+
+def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
+    """Capsules added to the four cells around their addresses, with bilinear weights.
+
+    Args:
+        address: (B, capsules, 2), row and column; -1 is the first cell, 1 the last.
+        activation: (B, capsules, maps).
+        size: (rows, columns) of the grid.
+
+    Returns:
+        Maps (B, maps, rows, columns).
+    """
+    rows, columns = (_hats(q, n) for q, n in zip(address.unbind(-1), size, strict=True))
+    # Dense weights and one product: the grid is small, and scattering is slower on every device
+    weights = (rows[..., None] * columns[..., None, :]).flatten(2)  # (B, capsules, cells)
+    return (activation.mT @ weights).unflatten(-1, size)
+
+
+def _hats(address: Tensor, cells: int) -> Tensor:
+    """Linear weights (..., cells) of the cells along one axis."""
+    place = (address + 1) * ((cells - 1) / 2)
+    cell = torch.arange(cells, dtype=address.dtype, device=address.device)
+    return F.relu(1 - (cell - place[..., None]).abs())
+
+
+class LogRelaxedOneHot(ExpRelaxedCategorical, TorchDistributionMixin):
+    """The logarithm of a Concrete (relaxed one-hot) variable, in which none of it underflows."""
+
+
+class Parts(NamedTuple):
+    """Part capsules: `address` (B, C, numbers in an address) and `activation` (B, C, maps)."""
+
+    address: Tensor
+    activation: Tensor
+
+
+class CapsuleNetworks(PyroModule):
+    """One network of two layers for each capsule: (B, capsules, inputs) to (B, capsules, outputs).
+
+    All of them are two batched products.
+    """
+
+    def __init__(self, capsules: int, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.weight_in = _uniform(inputs, capsules, inputs, hidden)
+        self.bias_in = _uniform(inputs, capsules, 1, hidden)
+        self.weight_out = _uniform(hidden, capsules, hidden, outputs)
+        self.bias_out = _uniform(hidden, capsules, 1, outputs)
+
+    def forward(self, capsules: Tensor) -> Tensor:
+        hidden = torch.baddbmm(self.bias_in, capsules.transpose(0, 1), self.weight_in).relu()
+        return torch.baddbmm(self.bias_out, hidden, self.weight_out).transpose(0, 1)
+
+
+def _uniform(inputs: int, *shape: int) -> nn.Parameter:
+    """A parameter that starts as those of a linear layer with so many inputs do."""
+    bound = inputs**-0.5
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+class Canvas(PyroModule):
+    """Routing by address: capsules to maps, and maps to the logits of mean pixels (B, C, H, W).
+
+    Args:
+        image_shape: (channels, height, width); the grid has a quarter of its rows and columns.
+        maps: numbers in an activation.
+        channels: maps at half the image's size.
+        address: "fixed" (bilinear on the grid) or "learned" (a softmax over the products of the
+            capsule's address with four numbers that each cell learns).
+    """
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], maps: int, channels: int, address: str
+    ) -> None:
+        super().__init__()
+        check_one_of("address", address, ("fixed", "learned"))
+        self.upsample = Upsampler(maps, image_shape, channels)
+        self.grid = rows, columns = self.upsample.quarter
+        self.learned, self.address_length = address == "learned", 2
+        if self.learned:
+            self.address_length = 4
+            self.cells = nn.Parameter(torch.randn(self.address_length, rows * columns))
+
+    def forward(self, parts: Parts) -> Tensor:
+        return self.upsample(self.route(parts))
+
+    def route(self, parts: Parts) -> Tensor:
+        """Maps (B, maps, rows, columns)."""
+        address, activation = parts
+        if not self.learned:
+            return splat(address, activation, self.grid)
+        weights = (address @ self.cells).softmax(-1)  # (B, capsules, cells)
+        return (activation.mT @ weights).unflatten(-1, self.grid)
+
+
+class RoutedByAddress(OnRequest):
+    """What both variants share: the canvas that parts are routed to, and their jitter.
+
+    Args:
+        image_shape: (channels, height, width).
+        parts: part capsules, C.
+        maps: numbers in an activation.
+        channels: maps at half the image's size.
+        address: "fixed" or "learned", see `Canvas`.
+        jitter: deviation of an address; 0 for none.
+        identity, sigma_image: of `OnRequest`.
+
+    Raises:
+        ValueError: a size below 1, a negative jitter, a deviation that is not positive, or an
+            unknown way to address.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        *,
+        parts: int,
+        maps: int = 32,
+        channels: int = 32,
+        address: str = "fixed",
+        jitter: float = 0.0,
+        identity: tuple[float, ...] = (1.0, 0.0),
+        sigma_image: float = 0.15,
+    ) -> None:
+        super().__init__(image_shape, identity, sigma_image)
+        check_at_least(1, parts=parts, maps=maps, channels=channels)
+        check_at_least(0, jitter=jitter)
+        self.parts, self.maps, self.jitter = parts, maps, jitter
+        self.canvas = Canvas(image_shape, maps, channels, address)
+
+    @abstractmethod
+    def code_prior(self) -> dict[str, dist.TorchDistribution]:
+        """The law of one image's code, by site."""
+
+    @abstractmethod
+    def capsules(self, latents: Latents, request: Tensor) -> Parts:
+        """The parts before jitter, of latents by site and requests (B, n)."""
+
+    def prior(self) -> dict[str, dist.TorchDistribution]:
+        laws = self.code_prior()
+        if self.jitter:
+            like, length = self.canvas.upsample.paint.weight, self.canvas.address_length
+            laws["part_jitter"] = centred_normal(like, self.parts, length, deviation=self.jitter)
+        return laws
+
+    def logits(self, latents: Latents, request: Tensor) -> Tensor:
+        address, activation = self.capsules(latents, request)
+        return self.canvas(Parts(address + latents.get("part_jitter", 0.0), activation))
+
+
+class GenerativeCapsNet(RoutedByAddress):
+    """Kinds of objects place and activate part capsules; see the top of this file.
+
+    Args:
+        image_shape: (channels, height, width).
+        kinds: kinds of objects, K.
+        pose: numbers in a pose, D.
+        parts: part capsules, C.
+        length: numbers in a part capsule.
+        hidden: units of a part's networks for its address and its activation.
+        temperature: of the relaxed kind.
+        options: arguments of `RoutedByAddress`, which says what is raised.
+    """
+
+    relaxed = True
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        *,
+        kinds: int = 10,
+        pose: int = 10,
+        parts: int = 20,
+        length: int = 10,
+        hidden: int = 128,
+        temperature: float = 2 / 3,
+        **options: Any,
+    ) -> None:
+        super().__init__(image_shape, parts=parts, **options)
+        check_at_least(1, kinds=kinds, pose=pose, length=length, hidden=hidden)
+        check_positive(temperature=temperature)
+        self.kinds, self.pose, self.length, self.temperature = kinds, pose, length, temperature
+        numbers = pose + len(self.identity)
+        self.vote = PyroModule[nn.Linear](numbers, kinds * parts * length)  # all W_kc and b_kc
+        self.address = CapsuleNetworks(parts, length, hidden, self.canvas.address_length)
+        self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
+
+    def with_discrete_presences(self) -> GenerativeCapsNet:
+        """The same parameters with kinds that are one-hot, for reporting."""
+        return self.sharing_parameters(relaxed=False)
+
+    def kind_law(self, logits: Tensor) -> dist.TorchDistribution:
+        """The law of the kind, from logits (..., K); relaxed ones are drawn as logarithms."""
+        if self.relaxed:
+            return LogRelaxedOneHot(logits.new_tensor(self.temperature), logits=logits)
+        return dist.OneHotCategorical(logits=logits)
+
+    def code_prior(self) -> dict[str, dist.TorchDistribution]:
+        weight = self.vote.weight
+        return {
+            "object_kind": self.kind_law(weight.new_zeros(self.kinds)),
+            "object_pose": centred_normal(weight, self.pose),
+        }
+
+    def capsules(self, latents: Latents, request: Tensor) -> Parts:
+        kind, pose = latents["object_kind"], latents["object_pose"]
+        kind = kind.exp() if self.relaxed else kind
+        votes = self.vote(torch.cat([pose, request], -1)).unflatten(1, (self.kinds, -1))
+        parts = (kind[:, None] @ votes).view(len(votes), self.parts, self.length)
+        return Parts(self.address(parts), self.activation(parts).sigmoid())
+
+
+class ContinuousCapsNet(RoutedByAddress):
+    """A code without kinds places and activates all parts; see the top of this file.
+
+    Args:
+        image_shape: (channels, height, width).
+        latent: numbers in a code.
+        hidden: units of the dense layer.
+        parts: part capsules, C.
+        options: arguments of `RoutedByAddress`, which says what is raised.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        latent: int = 20,
+        *,
+        hidden: int = 1024,
+        parts: int = 128,
+        **options: Any,
+    ) -> None:
+        super().__init__(image_shape, parts=parts, **options)
+        check_at_least(1, latent=latent, hidden=hidden)
+        self.latent = latent
+        self.mix = PyroModule[nn.Linear](latent + len(self.identity), hidden)
+        self.address = PyroModule[nn.Linear](hidden, parts * self.canvas.address_length)
+        self.activation = PyroModule[nn.Linear](hidden, parts * self.maps)
+
+    def code_prior(self) -> dict[str, dist.TorchDistribution]:
+        return {"image_code": centred_normal(self.mix.weight, self.latent)}
+
+    def capsules(self, latents: Latents, request: Tensor) -> Parts:
+        mixed = F.relu(self.mix(torch.cat([latents["image_code"], request], -1)))
+        address, activation = (
+            read(mixed).unflatten(1, (self.parts, -1)) for read in (self.address, self.activation)
+        )
+        return Parts(address, activation.sigmoid())

@@ -1,0 +1,40 @@
+"""The benchmark's two splats agree, and every contestant takes a step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import generative_capsnet
+
+    monkeypatch.setattr(generative_capsnet, "BATCH", 2)
+    yield generative_capsnet
+    sys.modules.pop("generative_capsnet")
+
+
+def test_both_splats_agree_and_all_contestants_run(benchmark):
+    benchmark.check()
+    contestants = benchmark.make()
+    assert set(contestants) == {*benchmark.ENTRIES, "splat", "splat_direct"}
+    for run in contestants.values():
+        run()
+
+
+def test_the_autoencoder_is_of_equal_size(benchmark):
+    """Within a tenth of the continuous capsules' parameters."""
+    sizes = {}
+    for name in ("continuous", "autoencoder"):
+        kind, options = benchmark.ENTRIES[name]
+        entry = benchmark.create(
+            kind, image_shape=(1, benchmark.CANVAS, benchmark.CANVAS), **options
+        )
+        sizes[name] = entry.model.num_parameters
+    assert sizes["autoencoder"] == pytest.approx(sizes["continuous"], rel=0.1)

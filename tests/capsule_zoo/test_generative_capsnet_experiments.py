@@ -1,0 +1,150 @@
+"""The experiments on requests in miniature: what is asked for, what is counted, what is written."""
+
+from dataclasses import replace
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Options, generative_capsnet, reproduce
+from capsule_zoo.experiments.generative_capsnet import (
+    DECODERS,
+    RARE,
+    SHIFTED,
+    TURNED,
+    errors_of_rare,
+    measured,
+    on_canvas,
+)
+from capsule_zoo.inference.transformations import infer_transformation
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create, small_sizes
+
+OPTIONS = Options(progress=False)
+CAPSULES = dict(parts=3, maps=2, channels=3, hidden=4)
+PLAIN = dict(latent=2, channels=3, hidden=4)
+SIZES = {"digit_capsules": CAPSULES, "continuous": CAPSULES}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Few digits, tiny decoders, two seeds, and everything in one process."""
+    full = load_dataset("digits")
+    few = Dataset("digits", full.train[:40], full.validation[:8], full.test[:40])
+    decoders = {
+        name: replace(decoder, sizes=SIZES.get(name, PLAIN)) for name, decoder in DECODERS.items()
+    }
+    for name, value in {
+        "load_dataset": lambda *args, **kwargs: few,
+        "side_by_side": lambda task, jobs: list(map(task, jobs)),
+        "DECODERS": decoders,
+        "SMALL_ENCODER": dict(channels=3, hidden=6),
+        "SEEDS": 2,
+        "STEPS": 2,
+        "IMAGES": 2,
+        "INFERRED": 2,
+        "infer_transformation": partial(infer_transformation, steps=1, starts=1, num_particles=1),
+    }.items():
+        monkeypatch.setattr(generative_capsnet, name, value)
+    return few
+
+
+@pytest.mark.parametrize("name", ["shift", "rotate", "one-shot"])
+def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
+    result, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path)
+    metrics = read_record(f"generative-capsnet/{name}", tmp_path)["metrics"]
+    suffixes = ("", "_antidiagonal") if name == "shift" else ("",)
+    for decoder in DECODERS:
+        for digit in RARE:
+            for suffix in suffixes:
+                for where in ("inside", "outside"):
+                    found = metrics[f"{decoder}_digit{digit}_{where}{suffix}"]
+                    black = metrics[f"blank_digit{digit}_{where}{suffix}"]["value"]
+                    share = metrics[f"{decoder}_digit{digit}_{where}{suffix}_to_blank"]["value"]
+                    assert share == pytest.approx(found["value"] / black)
+                    assert found["n"] == 2 and found["se"] > 0
+                assert metrics[f"{decoder}_digit{digit}_ratio{suffix}"]["value"] > 0
+        assert metrics[f"{decoder}_steps"]["value"] == 2
+        assert (f"{decoder}_inferred_degrees" in metrics) == (name == "rotate")
+    lines = ("diagonal", "antidiagonal") if name == "shift" else ("circle",)
+    pictures = {file.stem for file in path.parent.glob("*.png")}
+    assert pictures == {f"{name}_{kind}" for kind in (*lines, "painted")}
+    assert set(result.table.index) == set(DECODERS)
+
+
+def test_minutes_are_shared_by_all_runs(small, tmp_path):
+    options = replace(OPTIONS, minutes=30, seed=5)
+    jobs = generative_capsnet.plan(TURNED, options, tmp_path)
+    assert {job.options.minutes for job in jobs} == {3.0}
+    runs = {(job.decoder, job.options.seed) for job in jobs}
+    assert runs == {(name, seed) for name in DECODERS for seed in (5, 6)}
+    assert len({job.folder for job in jobs}) == len(jobs)
+
+
+def test_inside_is_what_was_asked_for_in_training():
+    for line, points in SHIFTED.lines.items():
+        inside = SHIFTED.inside(points)
+        expected = [-4, -2, 0, 2, 4]
+        assert [point[0] for point, seen in zip(points, inside, strict=True) if seen] == expected, (
+            line
+        )
+    beyond = replace(SHIFTED, rare=(-10, 10))  # 10 itself was not asked for
+    assert beyond.inside(((10.0, 10.0), (-10.0, -10.0), (8.0, -12.0))).tolist() == [0, 1, 0]
+    once = replace(TURNED, rare=(18, 18))
+    assert once.inside(((18.0,), (12.0,), (24.0,))).tolist() == [True, False, False]
+
+
+def test_rare_classes_are_asked_for_in_their_own_range(small, monkeypatch):
+    given = {}
+
+    def noted(model, requests, ranges):
+        given["ranges"] = ranges
+        raise InterruptedError
+
+    monkeypatch.setattr(generative_capsnet, "Requested", noted)
+    with pytest.raises(InterruptedError):
+        generative_capsnet.learn(generative_capsnet.Job("vae", SHIFTED, OPTIONS, None))
+    assert [high for _, high in given["ranges"]] == [20, 20, 20, 20, 5, 20, 20, 20, 20, 5]
+
+
+def test_a_black_image_errs_by_the_ink_that_is_asked_for(small):
+    """On a canvas wide enough for every shift, no ink is lost: four times the mean square."""
+    data = on_canvas(SHIFTED, OPTIONS)
+    found = errors_of_rare(None, data, SHIFTED)
+    ink = small.test.images[small.test.labels == RARE[0]][:2]
+    expected = 4 * ink.square().sum() / (2 * 68 * 68)
+    for errors in found.values():
+        np.testing.assert_allclose(errors[0], expected, rtol=1e-4)
+
+
+def test_means_ratios_and_errors_by_hand():
+    protocol = replace(TURNED, lines={"circle": ((0.0,), (90.0,), (180.0,))})
+    errors = np.array([[[1.0, 4.0, 6.0], [1, 1, 1]], [[2.0, 4.0, 4.0], [1, 1, 1]]])
+    blank = {"circle": np.array([[10.0, 20.0, 30.0], [1, 1, 1]])}
+    metrics = measured({"mine": {"circle": errors}}, blank, protocol)
+    assert metrics["mine_digit4_inside"] == (1.5, 0.5, 2)
+    assert metrics["mine_digit4_outside"] == (4.5, 0.5, 2)
+    assert metrics["mine_digit4_ratio"] == (3.5, pytest.approx(1.5), 2)  # of 5 and 2
+    assert metrics["mine_digit4_outside_to_blank"][0] == pytest.approx(4.5 / 25)
+    assert metrics["blank_digit4_outside"] == (25.0, None, 1)
+
+
+def test_a_run_is_refused():
+    with pytest.raises(ValueError, match="leave --run out"):
+        reproduce("generative-capsnet/rotate", replace(OPTIONS, run="part-whole-mnist"))
+
+
+@pytest.mark.parametrize("name", [decoder.entry for decoder in DECODERS.values()][1:])
+def test_pictures_show_what_the_guide_expects(name):
+    entry = create(name, **small_sizes(name))
+    images = torch.rand(3, *entry.model.image_shape)
+    images[0, 0, 0, 0], images[0, 0, 0, 1] = 0.0, 1.0  # pictures are on the images' own scale
+    rebuilt = entry.figures["reconstructions"](entry, images)
+    with torch.no_grad():
+        expected = entry.model.mean_image(entry.guide.expectations(images))[1, 0]
+    np.testing.assert_allclose(rebuilt.axes[4].images[0].get_array(), expected, atol=1e-6)
+    assert entry.figures["samples"](entry, images).axes
+    plt.close("all")

@@ -1,0 +1,167 @@
+"""Routing by address against its formula, cell by cell, in value and gradient."""
+
+import itertools
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.models import ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot, Parts, splat
+
+SIZE = (4, 6)
+
+
+def direct(address, activation, size=SIZE):
+    """F[i, j] = sum_c relu(1 - |i - q_c0|) relu(1 - |j - q_c1|) a_c, as it is written."""
+    q = (address + 1) * (torch.tensor(size).to(address) - 1) / 2
+    cells = []
+    for i, j in itertools.product(range(size[0]), range(size[1])):
+        rows, columns = ((1 - (n - q[..., axis]).abs()).relu() for axis, n in enumerate((i, j)))
+        cells.append(
+            sum(rows[:, c, None] * columns[:, c, None] * activation[:, c] for c in range(7))
+        )
+    return torch.stack(cells, -1).unflatten(-1, size)
+
+
+@pytest.fixture
+def parts():
+    """Capsules on the grid and off it, two to a cell among them."""
+    torch.manual_seed(0)
+    address = 3 * torch.rand(2, 7, 2, dtype=torch.float64) - 1.5
+    address[0, 1] = address[0, 0] + 0.01
+    return Parts(address.requires_grad_(), torch.rand(2, 7, 3).double().requires_grad_())
+
+
+def test_splat_is_its_formula_in_value_and_gradient(parts):
+    found, expected = splat(*parts, SIZE), direct(*parts)
+    torch.testing.assert_close(found, expected)
+    weight = torch.randn_like(found)
+    slopes = [torch.autograd.grad((weight * f).sum(), parts) for f in (found, expected)]
+    for ours, theirs in zip(*slopes, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradcheck(lambda *p: splat(*p, SIZE), tuple(parts))
+
+
+def test_weights_sum_to_one_on_the_grid_and_there_is_no_trace_beyond():
+    torch.manual_seed(0)
+    inside = 2 * torch.rand(50, 1, 2, dtype=torch.float64) - 1
+    one = torch.ones(50, 1, 1, dtype=torch.float64)
+    torch.testing.assert_close(splat(inside, one, SIZE).sum((1, 2, 3)), one.flatten())
+    cell = torch.tensor([2 / 3, 2 / 5])
+    for far in (inside.sign() * (1 + cell), torch.full_like(inside, 7.0)):
+        far = far.clone().requires_grad_()
+        maps = splat(far, one, SIZE)
+        assert (maps == 0).all()
+        (slope,) = torch.autograd.grad(maps.sum(), far)
+        assert (slope == 0).all()
+    corners = torch.tensor([[[-1.0, -1.0], [1.0, 1.0]]])
+    maps = splat(corners, torch.tensor([[[2.0], [5.0]]]), SIZE)
+    assert maps[0, 0, 0, 0] == 2 and maps[0, 0, -1, -1] == 5 and maps.sum() == 7
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_cell_added_to_every_address_moves_the_image_by_four_pixels(axis):
+    torch.manual_seed(0)
+    canvas = GenerativeCapsNet((1, 40, 48), maps=3, channels=4).canvas.double()
+    assert canvas.grid == (10, 12)
+    middle = Parts(torch.rand(2, 5, 2).double() - 0.5, torch.randn(2, 5, 3).double())
+    cell = torch.zeros(2, dtype=torch.float64)
+    cell[axis] = 2 / (canvas.grid[axis] - 1)
+    still = canvas(middle)
+    moved = canvas(Parts(middle.address + cell, middle.activation))
+    back = moved.roll(-4, 2 + axis)
+    torch.testing.assert_close(back[..., 8:-8, 8:-8], still[..., 8:-8, 8:-8])
+    assert not torch.allclose(moved[..., 8:-8, 8:-8], still[..., 8:-8, 8:-8])
+
+
+def small(kind=GenerativeCapsNet, **options):
+    torch.manual_seed(0)
+    sizes = dict(kinds=3, pose=2, length=4) if kind is GenerativeCapsNet else dict(latent=2)
+    options = {"image_shape": (1, 12, 8), "parts": 5, "hidden": 6, "maps": 3, **sizes, **options}
+    return kind(channels=4, **options).double()
+
+
+def test_part_capsules_are_votes_weighed_by_kind():
+    model = small()
+    kind = torch.randn(4, 3).double().log_softmax(-1)
+    pose, request = torch.randn(4, 2).double(), torch.randn(4, 2).double()
+    found = model.capsules({"object_kind": kind, "object_pose": pose}, request)
+    weight = model.vote.weight.view(3, 5, 4, 4)  # kinds, parts, length, inputs
+    bias = model.vote.bias.view(3, 5, 4)
+    for b, c in itertools.product(range(4), range(5)):
+        p = torch.cat([pose[b], request[b]])
+        u = sum(kind[b, k].exp() * (weight[k, c] @ p + bias[k, c]) for k in range(3))
+        for name, value in (("address", found.address), ("activation", found.activation)):
+            network = getattr(model, name)
+            hidden = (u @ network.weight_in[c] + network.bias_in[c, 0]).relu()
+            expected = hidden @ network.weight_out[c] + network.bias_out[c, 0]
+            expected = expected.sigmoid() if name == "activation" else expected
+            torch.testing.assert_close(value[b, c], expected)
+
+
+def test_a_sure_kind_is_the_same_relaxed_and_discrete():
+    model = small()
+    sure = torch.eye(3).double()
+    pose = torch.randn(3, 2).double()
+    images = [
+        m.mean_image({"object_kind": kind, "object_pose": pose})
+        for m, kind in ((model, sure.log()), (model.with_discrete_presences(), sure))
+    ]
+    torch.testing.assert_close(*images)
+    assert isinstance(
+        model.with_discrete_presences().prior()["object_kind"], dist.OneHotCategorical
+    )
+
+
+def test_relaxed_kinds_do_not_underflow():
+    """As logarithms they have a density where the simplex itself has lost them in float32."""
+    logits = torch.tensor([0.0, 300.0, -300.0])
+    law = LogRelaxedOneHot(torch.tensor(0.5), logits=logits).expand((1000,))
+    drawn = law.rsample()
+    torch.testing.assert_close(drawn.exp().sum(-1), torch.ones(1000))
+    assert law.log_prob(drawn).isfinite().all()
+    plain = dist.RelaxedOneHotCategorical(torch.tensor(0.5), logits=torch.randn(3))
+    simplex = plain.sample((20,))
+    same = LogRelaxedOneHot(torch.tensor(0.5), logits=plain.logits).log_prob(simplex.log())
+    torch.testing.assert_close(same, plain.log_prob(simplex) + simplex.log().sum(-1))
+
+
+@pytest.mark.parametrize("kind", [GenerativeCapsNet, ContinuousCapsNet])
+def test_learned_addresses_are_a_softmax_over_cells(kind):
+    model = small(kind, address="learned")
+    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    parts = model.capsules(latents, torch.zeros(2, 2).double())
+    assert parts.address.shape == (2, 5, 4)
+    weight = torch.einsum("bca,an->bcn", parts.address, model.canvas.cells).softmax(-1)
+    expected = torch.einsum("bcn,bcm->bmn", weight, parts.activation).view(2, 3, 3, 2)
+    torch.testing.assert_close(model.canvas.route(parts), expected)
+
+
+@pytest.mark.parametrize("kind", [GenerativeCapsNet, ContinuousCapsNet])
+def test_jitter_is_added_to_addresses(kind):
+    model = small(kind, jitter=0.2)
+    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    offset = latents["part_jitter"]
+    assert offset.shape == (2, 5, 2)
+    request = torch.randn(2, 2).double()
+    address, activation = model.capsules(latents, request)
+    moved = model.canvas(Parts(address + offset, activation)).sigmoid()
+    torch.testing.assert_close(model.mean_image(latents, request), moved)
+    assert "part_jitter" not in {site.name for site in small(kind).sites}
+    trace = poutine.trace(model).get_trace(batch_size=3000)
+    assert trace.nodes["part_jitter"]["value"].std().item() == pytest.approx(0.2, rel=0.05)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="parts must be at least 1, not 0"):
+        small(parts=0)
+    with pytest.raises(ValueError, match="jitter must be at least 0"):
+        small(jitter=-0.1)
+    with pytest.raises(ValueError, match="address must be one of 'fixed', 'learned'"):
+        small(address="found")
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        small(temperature=0.0)
+    with pytest.raises(ValueError, match="latent must be at least 1"):
+        small(ContinuousCapsNet, latent=0)
