@@ -124,8 +124,12 @@ def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, La
         optimizer = Adam(free.parameters(), rate)
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
     others = [*free.poses.parameters(), *free.log_scales.parameters()]
-    presences = {"params": list(free.presence_logits.parameters()), "lr": _PRESENCES * rate}
-    optimizer = Adam([{"params": others}, presences], rate, _BETAS)
+    presences = list(free.presence_logits.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": others},
+        {"params": presences, "lr": _PRESENCES * rate},
+    ]
+    optimizer = Adam(groups, rate, _BETAS)
     shares = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
     return optimizer, LambdaLR(optimizer, lambda step: [*shares, 0.0][step])
 
