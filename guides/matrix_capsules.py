@@ -6,7 +6,6 @@ import pyro
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.base import check_images
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 
 
@@ -28,7 +27,7 @@ class ExactLabel(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
         model = self.model
-        check_images(images, model.image_shape, model.pixel_range)
+        model.check_images(images)
         model.check_labels(labels)
         if labels is not None:
             return labels

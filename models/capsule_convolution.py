@@ -134,10 +134,11 @@ class _InParts(torch.autograd.Function):
             with torch.enable_grad():
                 outputs = ctx.function(*inputs)
             leaves = [x for x in inputs if x.requires_grad]
-            found = iter(torch.autograd.grad(outputs, leaves, [g[part] for g in grads]))
+            slopes = [g[part] for g in grads]
+            found = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
             for k, total in enumerate(totals):
-                if total is not None:
-                    (total[part] if k < ctx.each else total).add_(next(found))
+                if total is not None and (slope := next(found)) is not None:
+                    (total[part] if k < ctx.each else total).add_(slope)
         return None, None, None, *totals
 
 
