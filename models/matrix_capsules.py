@@ -65,18 +65,19 @@ class SpreadLabels(dist.Categorical):
         margin: m, in (0, 1).
     """
 
-    def __init__(self, presence: Tensor, margin: Tensor | float) -> None:
-        self.energy = spread_energy(presence, margin)
-        super().__init__(logits=-self.energy, validate_args=False)
+    def __init__(self, presence: Tensor, margin: float) -> None:
+        self.presence, self.margin = presence, margin
+        super().__init__(logits=-spread_energy(presence, margin))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        value = value.long()[..., None]
-        shape = torch.broadcast_shapes(value.shape[:-1], self.energy.shape[:-1])
-        energy = self.energy.expand(*shape, -1)
-        return -energy.gather(-1, value.expand(*shape, 1))[..., 0]
+        log_partition = (-spread_energy(self.presence, self.margin)).logsumexp(-1)
+        return super().log_prob(value) + log_partition
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> SpreadLabels:
+        return SpreadLabels(self.presence.expand(*batch_shape, -1), self.margin)
 
 
-def spread_energy(presence: Tensor, margin: Tensor | float) -> Tensor:
+def spread_energy(presence: Tensor, margin: float) -> Tensor:
     """The spread loss of every label, (..., classes); presences (..., classes)."""
     gap = presence[..., :, None] - presence[..., None, :]  # a_t - a_c
     loss = (margin - gap).clamp_min(0).square()
