@@ -130,7 +130,7 @@ class SmallNORB:
         except (OSError, EOFError, ValueError) as error:
             raise MissingData(
                 f"no readable {plain.name} or {packed.name} in {self.root} ({error}); "
-                f"it is published at {self.home}"
+                f"it is published at {self.home}: put it there, or set root= or CAPSULE_ZOO_DATA"
             ) from error
 
 

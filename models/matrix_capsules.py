@@ -89,7 +89,7 @@ class MatrixCapsules(Model):
 
     Args:
         routing: infers every layer, such as `EMRouting(3)` of `capsule_zoo.guides`.
-        image_shape: (channels, height, width), 17x17 pixels or more.
+        image_shape: (channels, height, width), 17x17 pixels or more, padding included.
         classes: of the label.
         features: channels of the first convolution, A.
         capsules: types of the primary and the two convolutional layers, (B, C, D).
@@ -98,6 +98,7 @@ class MatrixCapsules(Model):
             .2 + .79 sigmoid(updates / margin_steps - 4). The updates are counted in the state.
         inverse_temperature: lambda of the presences; a quarter of it for the classes.
         coordinates: see `ClassCapsules`.
+        padding: pixels of zeros around the image, for the first convolution; the paper has none.
         standardise: bring every image to mean 0 and deviation 1 first.
         recompute: cast votes anew in the backward pass: a tenth of the memory, some more time.
 
@@ -124,6 +125,7 @@ class MatrixCapsules(Model):
         margin_steps: float = 50_000,
         inverse_temperature: float = 0.01,
         coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
+        padding: int = 0,
         standardise: bool = False,
         recompute: bool = True,
     ) -> None:
@@ -139,10 +141,14 @@ class MatrixCapsules(Model):
         self.standardise = standardise
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         channels, height, width = image_shape
-        if min(height, width) < 17:
-            raise ValueError(f"image_shape must be 17x17 pixels or more, not {height}x{width}")
-        grid = ((height - 5) // 2 + 1, (width - 5) // 2 + 1)
-        self.stem = PyroModule[nn.Conv2d](channels, features, 5, stride=2)
+        check_at_least(0, padding=padding)
+        if min(height, width) + 2 * padding < 17:
+            raise ValueError(
+                "image_shape must be 17x17 pixels or more, padding included, not "
+                f"{height}x{width} and {padding}"
+            )
+        grid = ((height + 2 * padding - 3) // 2, (width + 2 * padding - 3) // 2)
+        self.stem = PyroModule[nn.Conv2d](channels, features, 5, stride=2, padding=padding)
         self.primary = PrimaryCapsules(features, primary)
         options: dict[str, Any] = dict(recompute=recompute)
         conv = dict(inverse_temperature=inverse_temperature, **options)

@@ -96,7 +96,7 @@ def test_all_names_are_listed():
 
 
 @pytest.mark.parametrize(
-    "name", ["mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist", "smallnorb", "toys3d"]
+    "name", ["mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist", "smallnorb"]
 )
 def test_data_that_is_not_there_says_what_to_set(name, tmp_path, monkeypatch):
     with pytest.raises(MissingData, match="CAPSULE_ZOO_DATA"):

@@ -40,10 +40,12 @@ def test_presets_have_the_papers_sizes(preset, shape, classes, least, most):
     assert least < model.num_parameters < most
 
 
-def test_grids_are_those_of_the_paper():
+@pytest.mark.parametrize(("size", "padding"), [(32, 0), (28, 2)])
+def test_grids_are_those_of_the_paper(size, padding):
     """On 32x32: 14x14 primary capsules, 6x6, 4x4, classes."""
-    model = MatrixCapsules(EMRouting(1), (1, 32, 32), 5, features=2, capsules=(2, 2, 2))
-    grids = model.capsules(torch.rand(1, 1, 32, 32))
+    sizes = dict(features=2, capsules=(2, 2, 2), padding=padding)
+    model = MatrixCapsules(EMRouting(1), (1, size, size), 5, **sizes)
+    grids = model.capsules(torch.rand(1, 1, size, size))
     assert [grid.shape for grid in grids] == [(14, 14), (6, 6), (4, 4), (1, 1)]
     assert grids[-1].pose.shape == (1, 1, 5, 4, 4)
 
