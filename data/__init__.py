@@ -6,14 +6,19 @@ from capsule_zoo.data.datasets import dataset_names, load_dataset
 from capsule_zoo.data.pixels import Binarize, Standardize
 from capsule_zoo.data.sources import MissingData
 from capsule_zoo.data.splits import Dataset, Split
+from capsule_zoo.data.toys3d import Toys3D
+from capsule_zoo.data.viewpoints import SmallNORB, Views
 
 __all__ = [
     "Batches",
     "Binarize",
     "Dataset",
     "MissingData",
+    "SmallNORB",
     "Split",
     "Standardize",
+    "Toys3D",
+    "Views",
     "dataset_names",
     "load_dataset",
     "transforms",

@@ -23,7 +23,9 @@ from capsule_zoo.data.sources import (
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split
+from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp
+from capsule_zoo.data.viewpoints import SmallNORB, viewpoint_source
 
 
 def load_dataset(
@@ -90,6 +92,21 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
     return _with_images(mnist, train, test, size)
 
 
+def small_norb(root: Path | None, size: Size | None = None) -> Source:
+    """smallNORB's left images, from `root/smallnorb` or `root` itself."""
+    if root is None:
+        raise MissingData("smallnorb needs root or CAPSULE_ZOO_DATA: the folder with its files")
+    inner = root / "smallnorb"
+    data = SmallNORB(inner if inner.is_dir() else root)
+    return viewpoint_source(data.train, data.test, size)
+
+
+def toys3d(root: Path | None, size: Size | None = None) -> Source:
+    """Rendered toys under the factors of smallNORB; see `capsule_zoo.data.toys3d`."""
+    data = Toys3D()
+    return viewpoint_source(data.train, data.test, size)
+
+
 def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
     """MNIST whose test images are rotated by up to 180 degrees, uniformly, with a fixed seed."""
     mnist = torchvision_images("MNIST", root)
@@ -132,6 +149,8 @@ _READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
     "cifar10": lambda root, size: torchvision_images("CIFAR10", root, size),
     "affnist": affnist,
     "rotated-mnist": rotated_mnist,
+    "smallnorb": small_norb,
+    "toys3d": toys3d,
 }
 
 

@@ -63,7 +63,7 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
     import torchvision
 
     read = getattr(torchvision.datasets, name)
-    folder, download = (root, False) if root else (_cache(), True)
+    folder, download = (root, False) if root else (user_cache(), True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torchvision's own, about numpy
@@ -127,7 +127,8 @@ def _split_at_random(
     return (images[rest], labels[rest]), (images[chosen], labels[chosen])
 
 
-def _cache() -> Path:
+def user_cache() -> Path:
+    """The folder for files that are downloaded or made once."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "capsule-zoo"
 

@@ -3,7 +3,9 @@
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
+from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 from capsule_zoo.models.vae import VariationalAutoencoder
 
 __all__ = [
@@ -11,8 +13,10 @@ __all__ = [
     "CapsuleHelmholtzMachine",
     "CapsuleRBM",
     "Capsules",
+    "MatrixCapsules",
     "Model",
     "PartWholeCapsules",
     "Site",
+    "SwitchableGaussians",
     "VariationalAutoencoder",
 ]

@@ -61,7 +61,11 @@ PROMISED = {
         None,
     ),
     "capsule-rbm/spectra": (
-        {f"{metric}_{name}" for metric in ("probe", "information") for name in ("capsules", "rbm", "vae")},
+        {
+            f"{metric}_{name}"
+            for metric in ("probe", "information")
+            for name in ("capsules", "rbm", "vae")
+        },
         "",
     ),
     "capsule-rbm/fashion": (
