@@ -2,10 +2,10 @@
 
 Two presets, the small one with 16 images and the full one with 8; images are padded to 32x32, so
 that grids are 14x14, 6x6 and 4x4, as in the paper. The peer `textbook` is the small network as it
-is usually written: votes by broadcasting (image, position, child, parent, 4, 4), moments and densities
-by elementwise products, every intermediate kept by autograd. It computes the same numbers, which is
-checked first in float64. The other contestants say how the time grows: twice the images, twice the
-types of capsules in every layer, one and five iterations.
+is usually written: votes by broadcasting (image, position, child, parent, 4, 4), moments and
+densities by elementwise products, every intermediate kept by autograd. It computes the same
+numbers, which is checked first in float64. The other contestants say how the time grows: twice the
+images, twice the types of capsules in every layer, one and five iterations.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, grey, 96x
 ellipsoids, boxes and tapered cylinders whose sizes and places vary from instance to instance. Each
 view is cast by parallel rays against the solids, exactly, and shaded by one lamp and the sky.
 
->>> toys = Toys3D()                       # two minutes the first time, then from the user's cache
+>>> toys = Toys3D()                       # minutes the first time, then from the user's cache
 >>> toys.train.select(azimuth=range(6)).split(size=48)
 """
 

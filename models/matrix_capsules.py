@@ -100,7 +100,7 @@ class MatrixCapsules(Model):
         coordinates: see `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
         standardise: bring every image to mean 0 and deviation 1 first.
-        recompute: cast votes anew in the backward pass: a tenth of the memory, some more time.
+        recompute: cast votes anew in the backward pass, rather than keep them.
 
     Raises:
         ValueError: a size below 1, an image that is too small, an unknown likelihood.

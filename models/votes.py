@@ -8,7 +8,7 @@ a routing is a few lines on tensors that are D times smaller than the votes.
 Both passes are batched vector-matrix products over contiguous memory: no copy of the votes, tiled
 transformation or one-hot assignment is ever formed. Their gradient for the votes is a sum of outer
 products, one for each pass. It is composed once, after the last of them (`_Gate`), instead of once
-a pass: that alone halves the time of a training step.
+a pass.
 
 Parents lie on a grid of positions, each of which sees a window of the children's grid. A child
 seen from several positions is claimed by all parents there, of all types: it chooses one among
