@@ -17,12 +17,12 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from pyro import poutine
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from capsule_zoo.data import transforms
 from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.models import poses
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -36,7 +36,7 @@ def turned(images: Tensor, angle: Tensor) -> Tensor:
 
     What has the pose A in the turned image has `rotation(angle) A` in the image itself.
     """
-    return transforms.warp(images, transforms.motion(angle.rad2deg())).clamp(0, 1)
+    return _seen_from(images, poses.rotation(angle))
 
 
 def centred(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,15 +45,19 @@ def centred(images: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The images, and the poses (B, 6) that move what they show back to where it was.
     """
-    height, width = images.shape[-2:]
+    pixel = 2 / images.new_tensor([images.shape[-1], images.shape[-2]])
+    back = poses.identity_like(images).repeat(len(images), 1)
+    centres = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
     ink = images.sum(1).flatten(1)  # (B, pixels)
     share = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
-    shift = (share @ transforms.pixel_centres(height, width).to(images)).round()  # (B, 2)
-    x, y = (-shift).long().unbind(1)
-    place = shift * 2 / shift.new_tensor([width, height])
-    back = poses.identity_like(images).repeat(len(images), 1)
-    back[:, 2::3] = place
-    return transforms.shift_pixels(images, x, y), back
+    back[:, 2::3] = (share @ centres.view(-1, 2) / pixel).round() * pixel
+    return _seen_from(images, back), back
+
+
+def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
+    """Images (B, C, H, W) as they look from the frames (B, 6): bilinear, zero outside."""
+    grid = F.affine_grid(pose.view(-1, 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False).clamp(0, 1)
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyro
+
 from capsule_zoo.records import FOLDER, Metric, check_experiment_name, read_record, write_record
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class Experiment:
     data: str
 
     def __call__(self, options: Options) -> Result:
+        pyro.set_rng_seed(options.seed)  # parameters are drawn before anything else is seeded
         return self.function(options)
 
     @property

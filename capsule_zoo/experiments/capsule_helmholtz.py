@@ -15,8 +15,8 @@ from capsule_zoo.experiments.energy import (
     pictures,
     reconstruction_error,
     standard_fashion,
-    train,
 )
+from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import ReweightedWakeSleep, WakeSleep, compare, evaluate, summarize
 from capsule_zoo.registry import Entry, create
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, load_dataset
@@ -22,8 +24,8 @@ from capsule_zoo.experiments.energy import (
     reconstruction_error,
     spectra,
     standard_fashion,
-    train,
 )
+from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import ExactSwitches
 from capsule_zoo.inference.evaluate import standard_error
 from capsule_zoo.registry import create
@@ -53,7 +55,9 @@ def learning_curve(options: Options) -> Result:
             path = Path(folder) / "run.safetensors"
             for begin, end in pairwise(UPDATES):
                 resume = path if begin else None
-                settings = dict(steps=end, schedule="constant", lr=0.02, checkpoint=path)
+                settings: dict[str, Any] = dict(
+                    steps=end, schedule="constant", lr=0.02, checkpoint=path
+                )
                 train(entry, data, options, resume=resume, **settings)
                 for part, images in parts.items():
                     found = reconstruction_error(entry, images)
@@ -107,7 +111,8 @@ def fashion(options: Options) -> Result:
     """
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
-    figures, metrics = {}, Metrics()
+    figures: dict[str, Figure] = {}
+    metrics = Metrics()
     for name, sizes in FASHION.items():
         options.say(f"Training {ENTRIES[name]!r}")
         entry = create(ENTRIES[name], image_shape=data.image_shape, **families, **sizes)

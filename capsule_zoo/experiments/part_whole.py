@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_zoo import figures
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
@@ -54,7 +54,7 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
 def free_form(entry: Entry, images: Split, options: Options, steps: int, pose: str) -> FreeForm:
     """A guide of its own for every one of these images, started at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, pose)
-    whole = dict(batch_size=len(images), freeze="model")
+    whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
     train(entry, images, options, guide=guide, steps=steps, lr=0.01, **whole)
     return guide
 
@@ -156,7 +156,7 @@ def guides(options: Options) -> Result:
     normal = tighten(entry, data, options, **tuning)
     routing = replace(entry, guide=entry.make_guide("routing"))
     free = free_form(normal, held_out, options, steps(100, length), "normal")
-    discrete = {
+    discrete: dict[str, nn.Module] = {
         "normal": normal.guide,
         "low rank": tighten(entry, data, options, "low_rank", **tuning).guide,
         "delta": entry.guide,
@@ -165,7 +165,7 @@ def guides(options: Options) -> Result:
         "semi-amortised": SemiAmortized(normal.guide, steps(40, length), pose="normal"),
         "free-form normal": free,
     }
-    relaxed = {
+    relaxed: dict[str, nn.Module] = {
         "free-form normal, relaxed": free,
         "AutoNormal, relaxed": automatic(AutoNormal, model, held_out, options, steps(400, length)),
         "AutoDelta, relaxed": automatic(AutoDelta, model, held_out, options, steps(400, length)),
@@ -195,7 +195,7 @@ def guides(options: Options) -> Result:
 
 
 def automatic(
-    kind: type[AutoGuide], model: Model, images: Split, options: Options, steps: int
+    kind: type[AutoNormal | AutoDelta], model: Model, images: Split, options: Options, steps: int
 ) -> AutoGuide:
     """One of Pyro's automatic guides, fitted to these images."""
     guide = kind(model, init_loc_fn=init_to_sample)

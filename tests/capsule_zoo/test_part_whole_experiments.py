@@ -79,6 +79,12 @@ def test_refine_races_both_methods_upright_and_rotated(small_digits, tmp_path, m
         assert metrics[f"speedup_{name}"]["value"] >= 0
 
 
+def test_an_experiment_draws_by_its_seed():
+    toy = experiments.Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits")
+    first, again, other = (toy(Options(seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
 def test_every_experiment_says_what_it_shows():
     for name in experiments.list_experiments("part-whole/*"):
         found = experiments.find_experiment(name)
