@@ -22,6 +22,7 @@ from capsule_zoo.guides import EMRouting
 from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.capsule_convolution import CapsuleGrid, CapsuleLayer
+from capsule_zoo.models.classifier import standardised
 from capsule_zoo.models.matrix_capsules import PRESETS
 
 BATCH = {"small": 16, "full": 8}
@@ -38,18 +39,18 @@ def network(preset: str = "small", iterations: int = 3, **sizes) -> MatrixCapsul
     return MatrixCapsules(EMRouting(iterations), padding=2, **{**PRESETS[preset], **sizes})
 
 
-def loss_of(model: MatrixCapsules, classify: Callable, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss_of(model: MatrixCapsules, scores: Callable, batch: tuple[Tensor, Tensor]) -> Tensor:
     pixels, labels = batch
-    return -model.label_law(classify(pixels)[:, 0]).log_prob(labels).mean()
+    return -model.label_law(scores(pixels)).log_prob(labels).mean()
 
 
-def step(model: MatrixCapsules, classify: Callable, number: int) -> Callable[[], None]:
+def step(model: MatrixCapsules, scores: Callable, number: int) -> Callable[[], None]:
     """Loss, gradient and Adam's update."""
     batch, optimizer = images(number), torch.optim.Adam(model.parameters(), lr=3e-3)
 
     def update() -> None:
         optimizer.zero_grad()
-        loss_of(model, classify, batch).backward()
+        loss_of(model, scores, batch).backward()
         optimizer.step()
 
     return update
@@ -57,7 +58,7 @@ def step(model: MatrixCapsules, classify: Callable, number: int) -> Callable[[],
 
 def ours(preset: str, number: int | None = None, **settings) -> Callable[[], None]:
     model = network(preset, **settings)
-    return step(model, lambda x: model.classify(x).logits, number or BATCH[preset])
+    return step(model, model.scores, number or BATCH[preset])
 
 
 def textbook(preset: str) -> Callable[[], None]:
@@ -73,10 +74,10 @@ class Textbook:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         model = self.model
-        grid = model.primary(model.stem(pixels).relu())
+        grid = model.primary(model.stem(standardised(pixels)).relu())
         for layer in (*model.layers, model.classes):
             grid = self.route(layer, grid)
-        return grid.logits
+        return grid.logits[:, 0]
 
     def route(self, layer: CapsuleLayer, grid: CapsuleGrid) -> CapsuleGrid:
         windows, law = layer.windows, layer.law()
@@ -129,8 +130,8 @@ def check() -> None:
     """Losses and gradients in float64, where the two may differ in the last digits only."""
     model = network(features=8, capsules=(3, 4, 4)).double()
     batch, found = images(2, torch.float64), []
-    for classify in (lambda x: model.classify(x).logits, Textbook(model)):
-        loss = loss_of(model, classify, batch)
+    for scores in (model.scores, Textbook(model)):
+        loss = loss_of(model, scores, batch)
         found.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)

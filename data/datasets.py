@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -14,9 +13,9 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.sources import (
-    MissingData,
     Size,
     Source,
+    data_folder,
     digits,
     folder,
     resized,
@@ -55,7 +54,7 @@ def load_dataset(
         MissingData: files that are absent or unreadable (a ValueError).
         ValueError: an unknown name, or an argument that is out of range.
     """
-    source = _reader(name)(_checked_root(root), _checked_size(size))
+    source = _reader(name)(data_folder(root), _checked_size(size))
     count = source.validation if validation is None else validation
     images, labels = source.train
     if not 0 <= count < len(images):
@@ -93,11 +92,8 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
 
 
 def small_norb(root: Path | None, size: Size | None = None) -> Source:
-    """smallNORB's left images, from `root/smallnorb` or `root` itself."""
-    if root is None:
-        raise MissingData("smallnorb needs root or CAPSULE_ZOO_DATA: the folder with its files")
-    inner = root / "smallnorb"
-    data = SmallNORB(inner if inner.is_dir() else root)
+    """smallNORB's left images."""
+    data = SmallNORB(root)
     return viewpoint_source(data.train, data.test, size)
 
 
@@ -163,17 +159,6 @@ def _reader(name: str) -> Callable[[Path | None, Size | None], Source]:
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
-
-
-def _checked_root(root: str | Path | None) -> Path | None:
-    given = root or os.environ.get("CAPSULE_ZOO_DATA")
-    if not given:
-        return None
-    path = Path(given).expanduser()
-    if not path.is_dir():
-        origin = "root" if root else "CAPSULE_ZOO_DATA"
-        raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
-    return path
 
 
 def _checked_size(size: int | Size | None) -> Size | None:

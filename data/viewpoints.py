@@ -4,7 +4,7 @@ smallNORB has 5 categories of toys, 10 instances of each (5 to train on, the oth
 azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 grey images in either split. `Toys3D`
 (`capsule_zoo.data.toys3d`) has the same factors and needs no files.
 
->>> data = SmallNORB("norb").train
+>>> data = SmallNORB().train
 >>> familiar = data.select(azimuth=[0, 1, 2, 15, 16, 17]).split(size=48)     # a third of them
 
 Reference: LeCun, Huang & Bottou 2004, "Learning Methods for Generic Object Recognition with
@@ -17,13 +17,13 @@ import gzip
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.sources import MissingData, Size, Source, resized
+from capsule_zoo.data.sources import MissingData, Size, Source, fetch, resized, user_cache
 from capsule_zoo.data.splits import Split
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
@@ -84,7 +84,8 @@ class SmallNORB:
     """smallNORB, from its original files.
 
     Args:
-        root: the folder that holds them, packed (`.mat.gz`) or not (`.mat`).
+        root: the folder that holds them, packed (`.mat.gz`) or not (`.mat`), or that has a folder
+            `smallnorb` which does; without one they are downloaded to the user's cache (250 MB).
         cameras: 1 for the left image only, 2 for both, as channels.
 
     Attributes:
@@ -100,10 +101,13 @@ class SmallNORB:
         "testing": "smallnorb-5x01235x9x18x6x2x96x96-testing",
     }
 
-    def __init__(self, root: str | Path, cameras: int = 1) -> None:
+    def __init__(self, root: str | Path | None = None, cameras: int = 1) -> None:
         if cameras not in (1, 2):
             raise ValueError(f"cameras must be 1 or 2, not {cameras!r}")
-        self.root, self.cameras = Path(root), cameras
+        self.cameras, self.download = cameras, root is None
+        folder = user_cache() if root is None else Path(root)
+        inner = folder / "smallnorb"
+        self.root = inner if root is None or inner.is_dir() else folder
         self.train, self.test = self._views("training"), self._views("testing")
 
     def _views(self, part: str) -> Views:
@@ -125,16 +129,23 @@ class SmallNORB:
         plain = self.root / f"{self.stems[part]}-{kind}.mat"
         packed = plain.with_name(f"{plain.name}.gz")
         try:
+            if self.download and not (plain.exists() or packed.exists()):
+                fetch(self.home + packed.name, packed)
             raw = plain.read_bytes() if plain.exists() else gzip.decompress(packed.read_bytes())
             return read_matrix(raw)
         except (OSError, EOFError, ValueError) as error:
             raise MissingData(
                 f"no readable {plain.name} or {packed.name} in {self.root} ({error}); "
-                f"it is published at {self.home}: put it there, or set root= or CAPSULE_ZOO_DATA"
+                f"it is published at {self.home}: put it there, set root= or CAPSULE_ZOO_DATA to "
+                "a folder that holds it, or use 'toys3d', which needs no download"
             ) from error
 
 
-_TYPES = {0x1E3D4C54: np.dtype("<i4"), 0x1E3D4C55: np.dtype("u1"), 0x1E3D4C51: np.dtype("<f4")}
+_TYPES: dict[int, np.dtype[Any]] = {
+    0x1E3D4C54: np.dtype("<i4"),
+    0x1E3D4C55: np.dtype("u1"),
+    0x1E3D4C51: np.dtype("<f4"),
+}
 
 
 def read_matrix(raw: bytes) -> Tensor:

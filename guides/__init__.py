@@ -1,9 +1,10 @@
 """Approximate posteriors: every routing, encoder and settling procedure, as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
-from capsule_zoo.guides.matrix_capsules import ExactLabel
+from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
@@ -12,6 +13,7 @@ from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
     "AmortizedPartWhole",
+    "ClassPose",
     "ConvolutionalEncoder",
     "DynamicRouting",
     "EMRouting",

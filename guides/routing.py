@@ -4,7 +4,7 @@ Three routings infer the same mixture (`capsule_zoo.models.switchable_gaussians`
 
     EMRouting       R, then mu and sigma2, then a, each at its optimum: EM with switches
     VBRouting       R, then Dirichlet and Normal-Gamma posteriors: variational Bayes
-    DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij), agreement V_ij . v_j
+    DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j
 
 Each is called as `routing(votes, law)` and is an argument of every capsule layer. `beliefs` gives
 what it believes after each iteration and `free_energies` what that is worth, in nats, with the
@@ -97,7 +97,7 @@ def best_belief(votes: Votes, share: Tensor, law: ParentLaw) -> Belief:
     """The M step: Gaussians and presences that minimise the free energy at given shares."""
     gathered = votes.gather(share)
     variance = gathered.variance + law.noise
-    logits = parent_logits(gathered.count, variance, law)
+    logits = parent_logits(gathered.number, variance, law)
     return Belief(share, gathered.mean, variance, logits)
 
 
@@ -170,7 +170,8 @@ class VBRouting(Routing):
     Attributes:
         iterations, anneal: as for every routing.
         alpha: concentration of the parents' weights.
-        kappa: votes that the prior mean, zero, is worth.
+        kappa: votes that the prior mean, zero, is worth. The reference has 1, which pulls poses
+            towards zero, layer by layer, where a parent has one or two votes.
         nu: degrees of freedom of the prior precision.
         psi: squared deviation that the prior expects, in all of them.
 
@@ -179,7 +180,7 @@ class VBRouting(Routing):
     """
 
     alpha: float = 1.0
-    kappa: float = 1.0
+    kappa: float = 0.1
     nu: float = 17.0
     psi: float = 1.0
 
@@ -193,7 +194,7 @@ class VBRouting(Routing):
             gathered = votes.gather(share)
             posterior = self.posterior(gathered, law)
             cooled = self._cooled(law, iteration)
-            fit = _expected_fit(gathered, posterior, law) - gathered.count * law.beta_u[:, None]
+            fit = _expected_fit(gathered, posterior, law) - gathered.number * law.beta_u[:, None]
             logits = cooled.inverse_temperature * (law.beta_a + fit[..., 0])
             variance = posterior.rate / posterior.shape
             yield Belief(share, posterior.mean, variance, logits)
@@ -202,14 +203,14 @@ class VBRouting(Routing):
 
     def posterior(self, gathered: Gathered, law: ParentLaw) -> NormalGamma:
         """The best q(pi, mu, precision) at given shares."""
-        count, mean, variance = gathered
-        kappa = self.kappa + count
-        scatter = count * (variance + law.noise) + self.kappa * count / kappa * mean.square()
+        number, mean, variance = gathered
+        kappa = self.kappa + number
+        scatter = number * (variance + law.noise) + self.kappa * number / kappa * mean.square()
         return NormalGamma(
-            self.alpha + count,
-            count * mean / kappa,
+            self.alpha + number,
+            number * mean / kappa,
             kappa,
-            0.5 * (self.nu + count),
+            0.5 * (self.nu + number),
             0.5 * (self.psi + scatter),
         )
 
@@ -228,11 +229,11 @@ class VBRouting(Routing):
         """
         gathered = votes.gather(share)
         q = self.posterior(gathered, law)
-        fit = _expected_fit(gathered, q, law) + gathered.count * q.log_weight()
+        fit = _expected_fit(gathered, q, law) + gathered.number * q.log_weight()
         entropy = -(votes.presence * torch.xlogy(share, share)).sum((1, 2, 3))
-        own = _gamma(q.shape, q.rate), _gamma(self.nu / 2, self.psi / 2, like=q.rate)
+        half = [torch.full_like(q.rate, number / 2) for number in (self.nu, self.psi)]
         precision, ratio = q.shape / q.rate, self.kappa / q.kappa
-        apart = kl_divergence(*own) + 0.5 * (
+        apart = kl_divergence(dist.Gamma(q.shape, q.rate), dist.Gamma(*half)) + 0.5 * (
             ratio - 1 - ratio.log() + self.kappa * precision * q.mean.square()
         )
         weights = dist.Dirichlet(q.alpha.flatten(1))
@@ -241,23 +242,21 @@ class VBRouting(Routing):
         return fit.sum((1, 2, 3)) + entropy - apart
 
 
-def _gamma(shape: Tensor | float, rate: Tensor | float, like: Tensor | None = None) -> dist.Gamma:
-    if like is not None:
-        shape, rate = torch.full_like(like, shape), torch.full_like(like, rate)
-    return dist.Gamma(shape, rate)
-
-
 def _expected_fit(gathered: Gathered, posterior: NormalGamma, law: ParentLaw) -> Tensor:
     """sum_i w_i R_ij E ln N_ij, (N, positions, parents, 1)."""
     precision = posterior.shape / posterior.rate
     spread = gathered.variance + law.noise + (gathered.mean - posterior.mean).square()
     each = math.log(2 * math.pi) - posterior.log_precision() + precision * spread
-    return -0.5 * gathered.count * (each + 1 / posterior.kappa).sum(3, keepdim=True)
+    return -0.5 * gathered.number * (each + 1 / posterior.kappa).sum(3, keepdim=True)
 
 
 @dataclass(frozen=True)
 class DynamicRouting(Routing):
-    """Dynamic routing: a parent's pose is v, its presence |v|, whatever its law says.
+    """Dynamic routing: a parent's presence is |v|, whatever its law says.
+
+    Its pose is the mean of its votes, which has the direction of v: a capsule here has both a pose
+    and a presence, and v as its pose would count the presence twice. The sum of the votes is
+    measured against a fair share n (`Votes.fair_share`), or it would saturate where there are many.
 
     Attributes:
         iterations: as for every routing; there is no temperature.
@@ -268,11 +267,11 @@ class DynamicRouting(Routing):
         for iteration in range(self.iterations):
             share = votes.compete(agreement)
             gathered = votes.gather(share)
-            total = gathered.count * gathered.mean
+            total = gathered.number / votes.fair_share * gathered.mean
             length = total.square().sum(3, keepdim=True).clamp_min(_TINY)  # squared
             vector = total * length.sqrt() / (1 + length)  # |v| = length / (1 + length)
             variance = gathered.variance + law.noise
-            yield Belief(share, vector, variance, length[..., 0].log())
+            yield Belief(share, gathered.mean, variance, length[..., 0].log())
             if iteration + 1 < self.iterations:
                 agreement = agreement + votes.agreement(vector)
 

@@ -3,6 +3,8 @@
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
+from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.models.cnn import ConvolutionalClassifier
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
@@ -13,6 +15,8 @@ __all__ = [
     "CapsuleHelmholtzMachine",
     "CapsuleRBM",
     "Capsules",
+    "Classifier",
+    "ConvolutionalClassifier",
     "MatrixCapsules",
     "Model",
     "PartWholeCapsules",

@@ -4,6 +4,16 @@ Children on a grid are seen through windows by parents on a grid of their own, a
 Child i, with pose M_i, votes V_ij = M_i W_ij for parent j; W_ij belongs to the types of the two and
 the child's place in the window, and is learned. A routing infers the parents from the votes.
 
+Scales. Poses and transformations start near the identity, so that poses keep their size from layer
+to layer, however many children they are the mean of. What a parent is worth grows with the number
+of its votes, n_j, which differs between layers by orders of magnitude; so it is measured against a
+fair share n, the number that a parent gets where all are there and shared equally:
+
+    a_j = sigmoid(lambda [beta_a - n_j / n (beta_u + mean of ln sigma)])
+
+which is the mixture's law with n D beta_a and lambda / (n D), for poses of D numbers. The paper's
+lambda, .01, comes to .75 and .36 here in the convolutional layers of its full network.
+
 Votes are many: they are cast and routed a few images at a time, so that they stay in the cache,
 and are cast anew in the backward pass, so that none is kept (`recompute=False` keeps them).
 
@@ -13,6 +23,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,6 +42,7 @@ from capsule_zoo.models.switchable_gaussians import (
 from capsule_zoo.models.votes import Votes, Windows
 
 POSE = 4  # a pose is a 4x4 matrix
+SPREAD = 0.3  # deviation of the first transformations and poses from the identity
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
 _AT_ONCE = 2**21  # numbers of votes to hold at a time; a chunk with its gradient fits in a cache
 
@@ -57,6 +69,9 @@ class CapsuleGrid(NamedTuple):
 class PrimaryCapsules(PyroModule):
     """The first capsules: poses and presences read off a feature map by a 1x1 convolution.
 
+    Where features have a mean square of 1, the first poses are as far from the identity as the
+    first transformations are (`SPREAD`).
+
     Called on features (N, channels, H, W) it returns a `CapsuleGrid` of H x W cells.
     """
 
@@ -65,6 +80,10 @@ class PrimaryCapsules(PyroModule):
         check_at_least(1, channels=channels, capsules=capsules)
         self.capsules = capsules
         self.read = PyroModule[nn.Conv2d](channels, capsules * (POSE * POSE + 1), 1)
+        nn.init.normal_(self.read.weight, std=SPREAD / math.sqrt(channels))
+        pose = torch.eye(POSE).flatten()
+        start = torch.cat([pose.new_zeros(1), pose]).repeat(capsules)  # log-odds 0, identity
+        self.read.bias = nn.Parameter(start)
 
     def forward(self, features: Tensor) -> CapsuleGrid:
         maps = self.read(features).flatten(2).mT.unflatten(2, (self.capsules, -1))
@@ -84,7 +103,7 @@ class _Cast(torch.autograd.Function):
         return votes
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         pose, transform = ctx.saved_tensors
         product = torch.empty_like(grad)
         to_pose, to_transform = torch.empty_like(pose), torch.empty_like(transform)
@@ -119,7 +138,7 @@ class _InParts(torch.autograd.Function):
         return _apply_in_parts(function, tensors[:each], tensors[each:], size)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple:
         wanted = ctx.needs_input_grad[3:]
         totals = [
             torch.zeros_like(x) if needed else None
@@ -178,9 +197,8 @@ class CapsuleLayer(PyroModule):
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
         tied: one transformation for all places in a window.
-        spread: deviation of the initial transformations.
-        beta_a, beta_u: initial costs of a parent and of a number of an unclaimed pose, in nats.
-        inverse_temperature: lambda, of the parents' presences.
+        inverse_temperature: lambda, of the parents' presences, for what they gain on average with
+            each number of the votes in a fair share.
         noise: variance that is added to the parents'.
         recompute: cast the votes anew in the backward pass, rather than keep them.
 
@@ -201,26 +219,24 @@ class CapsuleLayer(PyroModule):
         routing: Routing,
         *,
         tied: bool,
-        spread: float,
-        beta_a: float,
-        beta_u: float,
-        inverse_temperature: float,
+        inverse_temperature: float = 8.0,
         noise: float = VOTE_NOISE,
         recompute: bool = True,
     ) -> None:
         super().__init__()
         check_at_least(1, children=children, parents=parents)
-        check_positive(spread=spread, inverse_temperature=inverse_temperature, noise=noise)
+        check_positive(inverse_temperature=inverse_temperature, noise=noise)
         self.routing, self.recompute = routing, recompute
         self.inverse_temperature, self.noise = inverse_temperature, noise
         self.shape = windows.shape
         self.register_buffer("cells", windows.cells, persistent=False)
         self.register_buffer("claims", windows.claims, persistent=False)
         places = 1 if tied else windows.cells.shape[1]
-        transform = spread * torch.randn(places, children, parents, POSE, POSE)
-        self.transform = nn.Parameter(transform)  # W
-        self.beta_a = nn.Parameter(torch.full((parents,), float(beta_a)))
-        self.beta_u = nn.Parameter(torch.full((parents,), float(beta_u)))
+        apart = SPREAD * torch.randn(places, children, parents, POSE, POSE)
+        self.fair_share = windows.fair_share() * children / parents
+        self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
+        self.beta_a = nn.Parameter(torch.zeros(parents))
+        self.beta_u = nn.Parameter(torch.zeros(parents))
 
     @property
     def windows(self) -> Windows:
@@ -228,8 +244,9 @@ class CapsuleLayer(PyroModule):
 
     def law(self) -> ParentLaw:
         """What the layer knows of its parents before it sees a vote."""
+        fair = POSE * POSE * self.fair_share
         beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
-        return ParentLaw(self.beta_a, beta_u, self.inverse_temperature, self.noise)
+        return ParentLaw(fair * self.beta_a, beta_u, self.inverse_temperature / fair, self.noise)
 
     def transforms(self) -> Tensor:
         """W_ij of every child in a window, (window x types, parents, 4, 4)."""
@@ -253,9 +270,11 @@ class CapsuleLayer(PyroModule):
     def forward(self, children: CapsuleGrid) -> CapsuleGrid:
         transforms, law = self.transforms(), self.law()
 
-        def route(pose: Tensor, logits: Tensor, transforms: Tensor, *betas: Tensor) -> tuple:
-            part = CapsuleGrid(pose, logits, children.shape)
-            belief = self.routing(self.votes(part, transforms), ParentLaw(*betas, *law[2:]))
+        def route(
+            pose: Tensor, logits: Tensor, transforms: Tensor, beta_a: Tensor, beta_u: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            votes = self.votes(CapsuleGrid(pose, logits, children.shape), transforms)
+            belief = self.routing(votes, law._replace(beta_a=beta_a, beta_u=beta_u))
             return belief.mean, belief.logits
 
         votes_of_one = len(self.cells) * transforms.numel()
@@ -289,9 +308,8 @@ class CapsuleConv2d(CapsuleLayer):
         **options: Any,
     ) -> None:
         check_at_least(1, kernel=kernel, stride=stride)
-        settings = dict(spread=0.3, beta_a=0.5, beta_u=0.5, inverse_temperature=0.01)
         windows = Windows.sliding(*grid, kernel, stride)
-        super().__init__(windows, children, parents, routing, tied=False, **{**settings, **options})
+        super().__init__(windows, children, parents, routing, tied=False, **options)
 
 
 class ClassCapsules(CapsuleLayer):
@@ -323,9 +341,8 @@ class ClassCapsules(CapsuleLayer):
         coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
         **options: Any,
     ) -> None:
-        settings = dict(spread=0.01, beta_a=1.0, beta_u=2.0, inverse_temperature=0.0025)
         windows = Windows.whole(grid[0] * grid[1])
-        super().__init__(windows, children, classes, routing, tied=True, **{**settings, **options})
+        super().__init__(windows, children, classes, routing, tied=True, **options)
         offset = _coordinates(grid, coordinates)  # (16, cells)
         self.register_buffer("offset", offset.repeat_interleave(children, 1), persistent=False)
 

@@ -32,14 +32,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site, check_at_least, check_positive
+from capsule_zoo.models.base import check_at_least, check_positive
 from capsule_zoo.models.capsule_convolution import (
     RIGHT_COLUMN,
     CapsuleConv2d,
@@ -47,7 +46,9 @@ from capsule_zoo.models.capsule_convolution import (
     ClassCapsules,
     PrimaryCapsules,
 )
+from capsule_zoo.models.classifier import Classifier, standardised
 from capsule_zoo.models.switchable_gaussians import Routing
+from capsule_zoo.models.votes import Votes
 
 PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),
@@ -84,7 +85,7 @@ def spread_energy(presence: Tensor, margin: float) -> Tensor:
     return loss.sum(-1) - torch.diagonal(loss, dim1=-2, dim2=-1)
 
 
-class MatrixCapsules(Model):
+class MatrixCapsules(Classifier):
     """The network as a model of labels; see the top of this file.
 
     Args:
@@ -96,22 +97,16 @@ class MatrixCapsules(Model):
         likelihood: "spread" or "categorical".
         margin_steps: updates in which the margin of the spread loss grows by a sigmoid's unit:
             .2 + .79 sigmoid(updates / margin_steps - 4). The updates are counted in the state.
-        inverse_temperature: lambda of the presences; a quarter of it for the classes.
         coordinates: see `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
-        standardise: bring every image to mean 0 and deviation 1 first.
         recompute: cast votes anew in the backward pass, rather than keep them.
 
     Raises:
         ValueError: a size below 1, an image that is too small, an unknown likelihood.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the images.
-    `classify(images)` gives the class capsules, `predict(images)` the labels.
+    `capsules(images)` gives every layer, `predict(images)` the labels.
     """
-
-    plate_dims = {"images": -1}
-    sites = (Site("label", ("images",), discrete=True),)
-    supervised = True
 
     def __init__(
         self,
@@ -122,23 +117,18 @@ class MatrixCapsules(Model):
         features: int = 64,
         capsules: tuple[int, int, int] = (8, 16, 16),
         likelihood: str = "spread",
-        margin_steps: float = 50_000,
-        inverse_temperature: float = 0.01,
+        margin_steps: float = 250,
         coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
         padding: int = 0,
-        standardise: bool = False,
         recompute: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(image_shape, classes)
         primary, middle, last = capsules
-        check_at_least(2, classes=classes)
         check_positive(margin_steps=margin_steps)
         if likelihood not in ("spread", "categorical"):
             raise ValueError(f"likelihood must be 'spread' or 'categorical', not {likelihood!r}")
-        self.image_shape, self.num_classes = tuple(image_shape), classes
         self.likelihood, self.margin_steps = likelihood, margin_steps
         self.normalised = likelihood == "categorical"
-        self.standardise = standardise
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         channels, height, width = image_shape
         check_at_least(0, padding=padding)
@@ -149,83 +139,51 @@ class MatrixCapsules(Model):
             )
         grid = ((height + 2 * padding - 3) // 2, (width + 2 * padding - 3) // 2)
         self.stem = PyroModule[nn.Conv2d](channels, features, 5, stride=2, padding=padding)
+        nn.init.kaiming_normal_(self.stem.weight, nonlinearity="relu")
+        nn.init.zeros_(self.stem.bias)
         self.primary = PrimaryCapsules(features, primary)
-        options: dict[str, Any] = dict(recompute=recompute)
-        conv = dict(inverse_temperature=inverse_temperature, **options)
-        first = CapsuleConv2d(primary, middle, grid, 3, 2, routing, **conv)
-        second = CapsuleConv2d(middle, last, first.shape, 3, 1, routing, **conv)
+        how: dict[str, Any] = dict(routing=routing, recompute=recompute)
+        first = CapsuleConv2d(primary, middle, grid, 3, 2, **how)
+        second = CapsuleConv2d(middle, last, first.shape, 3, 1, **how)
         self.layers = PyroModule[nn.ModuleList]([first, second])
-        self.classes = ClassCapsules(
-            last,
-            classes,
-            second.shape,
-            routing,
-            coordinates,
-            inverse_temperature=inverse_temperature / 4,
-            **options,
-        )
+        self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **how)
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
-        self.check_labels(labels)
-        batch = batch_size if images is None else len(images)
-        with pyro.plate("images", batch, dim=-1):
-            one = self.stem.weight.new_ones(self.image_shape)
-            images = pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
-            presences = self.classify(images).logits[:, 0]
-            if labels is not None and self.training and torch.is_grad_enabled():
-                self.updates += 1
-            pyro.sample("label", self.label_law(presences), obs=labels)
+        images = super().forward(images, labels, batch_size)
+        if labels is not None and self.training and torch.is_grad_enabled():
+            self.updates += 1
         return images
 
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
         """Every layer of capsules, the classes last."""
-        if self.standardise:
-            images = F.layer_norm(images, images.shape[1:])
-        grids = [self.primary(F.relu(self.stem(images)))]
+        grids = [self.primary(F.relu(self.stem(standardised(images))))]
         for layer in (*self.layers, self.classes):
             grids.append(layer(grids[-1]))
         return grids
 
-    @pyro_method
-    def classify(self, images: Tensor) -> CapsuleGrid:
-        """The class capsules of images (B, C, H, W): a grid of one cell, a type for each class."""
-        return self.capsules(images)[-1]
+    @torch.no_grad()
+    def class_votes(self, images: Tensor) -> Votes:
+        """The votes for the class capsules, to look at."""
+        return self.classes.votes(self.capsules(images)[-2])
 
     @pyro_method
-    def predict(self, images: Tensor) -> Tensor:
-        """The likeliest labels of images (B, C, H, W), (B,)."""
-        self.check_images(images)
-        return self.classify(images).logits[:, 0].argmax(-1)
+    def scores(self, images: Tensor) -> Tensor:
+        """Log-odds of the class capsules' presences, (B, classes)."""
+        return self.capsules(images)[-1].logits[:, 0]
 
-    def label_law(self, logits: Tensor) -> dist.TorchDistribution:
+    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
         """p(label | class capsules), from the log-odds of their presences (B, classes)."""
         if self.likelihood == "categorical":
-            return dist.Categorical(logits=logits)
-        return SpreadLabels(logits.sigmoid(), self.margin)
+            return super().label_law(scores)
+        return SpreadLabels(scores.sigmoid(), self.margin)
 
     @property
     def margin(self) -> float:
         """m of the spread loss after the updates so far."""
         return margin_after(self.updates.item(), self.margin_steps)
-
-    def check_labels(self, labels: Tensor | None) -> None:
-        """Raise ValueError unless labels are (B,) integers of a class."""
-        if labels is None:
-            return
-        if labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"labels must be integers of shape (B,), not {labels.dtype} of shape "
-                f"{tuple(labels.shape)}"
-            )
-        if labels.numel() and not 0 <= labels.min() <= labels.max() < self.num_classes:
-            raise ValueError(
-                f"labels must lie in 0 to {self.num_classes - 1}, but these span "
-                f"{labels.min().item()} to {labels.max().item()}; build the model with more classes"
-            )
 
 
 def margin_after(updates: float, margin_steps: float) -> float:

@@ -92,6 +92,10 @@ class Windows(NamedTuple):
         """How many positions see each cell that is seen from a position, (positions, window)."""
         return (self.claims < self.cells.numel()).sum(1)[self.cells]
 
+    def fair_share(self) -> float:
+        """Cells that a position has on average, where each is shared equally among its windows."""
+        return self.num_claims().reciprocal().sum().item() / len(self.cells)
+
 
 class _Compete(torch.autograd.Function):
     """Softmax over all parents of each child: over types, and over the windows it lies in."""
@@ -106,7 +110,7 @@ class _Compete(torch.autograd.Function):
         return share
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (share,) = ctx.saved_tensors
         slope = share * grad
         total = ctx.windows.gather_claims(slope.sum(2), 0.0).sum(2)
@@ -156,7 +160,7 @@ class _Gate(torch.autograd.Function):
         return centred
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor, None, None]:
         (centred,) = ctx.saved_tensors
         settled = ctx.ledger.settle(centred)
         return settled if grad is None else settled + grad, None, None
@@ -174,7 +178,7 @@ class _Gather(torch.autograd.Function):
         return torch.bmm(weight, values.mT), torch.bmm(weight, squares.mT)
 
     @staticmethod
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple:
         weight, values, squares = ctx.saved_tensors
         ctx.ledger.add(weight, first, second)
         return torch.bmm(first, values).baddbmm_(second, squares), None, None, None
@@ -192,7 +196,7 @@ class _Score(torch.autograd.Function):
         return torch.bmm(linear, values).baddbmm_(square, squares)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         linear, square, values, squares = ctx.saved_tensors
         ctx.ledger.add(grad, linear, square)
         return torch.bmm(grad, values.mT), torch.bmm(grad, squares.mT), None, None, None
@@ -202,11 +206,11 @@ class Gathered(NamedTuple):
     """The votes that each parent gathers.
 
     Attributes:
-        count: n_j = sum_i r_ij, in children, (N, positions, parents, 1).
+        number: n_j = sum_i r_ij, in children, (N, positions, parents, 1).
         mean, variance: of the weighted votes, (N, positions, parents, D); zero without votes.
     """
 
-    count: Tensor
+    number: Tensor
     mean: Tensor
     variance: Tensor
 
@@ -244,6 +248,12 @@ class Votes:
             presence = values.new_ones(values.shape[:2])
         return cls(values.permute(0, 2, 3, 1)[:, None].contiguous(), presence[:, None])
 
+    @property
+    def fair_share(self) -> float:
+        """Children that a parent has on average where all are there, and shared equally."""
+        types = self.children / self.windows.cells.shape[1]
+        return self.windows.fair_share() * types / self.shape[2]
+
     def uniform(self) -> Tensor:
         """Each child shared equally among its parents, (N, positions, parents, children)."""
         claims = self.windows.num_claims() * self.shape[2]  # (positions, window)
@@ -258,13 +268,13 @@ class Votes:
     def gather(self, share: Tensor) -> Gathered:
         """Mean and variance of the votes under r_ij = w_i R_ij, for shares R."""
         weight = (self.presence * share).flatten(0, 2)[:, None]
-        count = weight.sum(2).unflatten(0, self.shape)
+        number = weight.sum(2).unflatten(0, self.shape)
         sums = _Gather.apply(weight, self.values, self.squares, self.ledger)
-        some = count.clamp_min(_TINY)
+        some = number.clamp_min(_TINY)
         first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
-        here = (count > _TINY).to(first)
+        here = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)
-        return Gathered(count, here * self.centre + first, variance)
+        return Gathered(number, here * self.centre + first, variance)
 
     def agreement(self, vector: Tensor) -> Tensor:
         """V_ij . vector_j, (N, positions, parents, children)."""

@@ -1,6 +1,7 @@
 """smallNORB's files, written here in their format, and toys whose pictures follow from geometry."""
 
 import gzip
+import io
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import MissingData
+from capsule_zoo.data.sources import fetch
 from capsule_zoo.data.toys3d import Solid, Toys3D, cast, make_toy, render
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB, read_matrix
 
@@ -81,6 +83,38 @@ def test_damaged_or_absent_files_are_named(norb, tmp_path):
     for raw in (b"", b"not a matrix at all"):
         with pytest.raises(ValueError, match=r"too short|unknown magic"):
             read_matrix(raw)
+
+
+def test_files_are_downloaded_to_the_cache_once(norb, tmp_path, monkeypatch):
+    root, written = norb
+    for file in root.glob("*testing*.mat"):
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(SmallNORB, "home", f"{root.as_uri()}/")
+    for _ in range(2):
+        data = SmallNORB()
+        assert np.array_equal(data.test.labels.numpy(), written["testing"]["cat"])
+        monkeypatch.setattr(SmallNORB, "home", "file:///nowhere/")  # the second time from the cache
+    cached = list((tmp_path / "cache" / "capsule-zoo" / "smallnorb").iterdir())
+    assert len(cached) == 6 and all(file.suffix == ".gz" for file in cached)
+
+
+def test_without_a_network_it_is_said_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(SmallNORB, "home", "http://127.0.0.1:9/")
+    with pytest.raises(MissingData, match=r"training-dat.*set root= or CAPSULE_ZOO_DATA.*toys3d"):
+        SmallNORB()
+    assert not list((tmp_path / "capsule-zoo" / "smallnorb").iterdir())
+
+
+def test_a_file_that_came_in_part_is_not_kept(tmp_path, monkeypatch):
+    class Reply(io.BytesIO):
+        headers = {"Content-Length": "10"}
+
+    monkeypatch.setattr("capsule_zoo.data.sources.urlopen", lambda *_, **__: Reply(b"short"))
+    with pytest.raises(OSError, match="5 bytes of 10 came"):
+        fetch("http://example.org/file", tmp_path / "file")
+    assert not list(tmp_path.iterdir())
 
 
 SOLIDS = [

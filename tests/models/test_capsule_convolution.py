@@ -35,13 +35,21 @@ def classes(routing=None, **options):
     return ClassCapsules(TYPES, PARENTS, GRID, routing, **options).double()
 
 
+def with_costs(layer):
+    """The layer with costs that differ from parent to parent."""
+    for beta in (layer.beta_a, layer.beta_u):
+        torch.nn.init.normal_(beta)
+    return layer
+
+
 def em_by_hand(layer, grid, votes, seen_by):
     """The paper's procedure 1 with loops; votes[p][j] is (children, 16) for the children seen.
 
     Args:
         seen_by: for each position the (cell, type) of its children.
     """
-    law, presence = layer.law(), grid.presence[0]
+    presence = grid.presence[0]
+    fair_share = len(set().union(*seen_by)) / (len(seen_by) * PARENTS)
     weight = {
         (p, j): torch.tensor([1.0 / (PARENTS * sum(c in s for s in seen_by)) for c in seen])
         for p, seen in enumerate(seen_by)
@@ -55,9 +63,9 @@ def em_by_hand(layer, grid, votes, seen_by):
                 r = (weight[p, j] * there)[:, None]
                 mean = (r * votes[p][j]).sum(0) / r.sum()
                 sigma2 = (r * (votes[p][j] - mean).square()).sum(0) / r.sum() + layer.noise
-                cost = (layer.beta_u[j] + 0.5 * sigma2.log()).sum() * r.sum()
+                cost = (layer.beta_u[j] + 0.5 * sigma2.log()).mean() * r.sum() / fair_share
                 cold = layer.inverse_temperature * (1 - 0.95 ** (t + 1))
-                presence_j = torch.sigmoid(cold * (law.beta_a[j] - cost))
+                presence_j = torch.sigmoid(cold * (layer.beta_a[j] - cost))
                 square = (votes[p][j] - mean).square() + layer.noise
                 density = -0.5 * (square / sigma2 + (2 * math.pi * sigma2).log()).sum(1)
                 claim[p, j] = presence_j * density.exp(), mean, presence_j
@@ -106,7 +114,7 @@ def check_by_hand(layer, grid, places, offset):
 
 
 def test_convolution_is_the_papers_procedure_over_windows(grid):
-    layer = conv(inverse_temperature=0.1)
+    layer = with_costs(conv())
     assert layer.shape == (2, 3)
     places = [
         [((y + dy) * GRID[1] + x + dx, dy * 2 + dx) for dy in range(2) for dx in range(2)]
@@ -119,9 +127,8 @@ def test_convolution_is_the_papers_procedure_over_windows(grid):
 @pytest.mark.parametrize("elements", [((0, 3), (1, 3)), ((3, 0), (2, 1))])
 def test_classes_add_the_coordinates_of_a_cell_to_two_elements(grid, elements):
     """By default the paper's: the first two elements of the right-hand column."""
-    layer = (
-        classes(spread=0.3) if elements[0] == (0, 3) else classes(spread=0.3, coordinates=elements)
-    )
+    options = {} if elements[0] == (0, 3) else {"coordinates": elements}
+    layer = with_costs(classes(**options))
     assert layer.shape == (1, 1)
 
     def offset(cell):
@@ -136,7 +143,7 @@ def test_classes_add_the_coordinates_of_a_cell_to_two_elements(grid, elements):
 def test_without_coordinates_classes_do_not_see_places(grid):
     order = torch.randperm(12)
     moved = CapsuleGrid(grid.pose[:, order], grid.logits[:, order], GRID)
-    blind, seeing = classes(coordinates=None, spread=0.3), classes(spread=0.3)
+    blind, seeing = classes(coordinates=None), classes()
     torch.testing.assert_close(blind(moved).pose, blind(grid).pose)
     assert (seeing(moved).pose - seeing(grid).pose).abs().max() > 1e-3
 

@@ -93,7 +93,7 @@ def test_gathered_votes_are_weighted_means_and_variances():
     mean = torch.einsum("bij,bijd->bjd", weight, values) / count[..., None]
     apart = (values - mean[:, None]).square()
     variance = torch.einsum("bij,bijd->bjd", weight, apart) / count[..., None]
-    torch.testing.assert_close(gathered.count[:, 0, :, 0], count)
+    torch.testing.assert_close(gathered.number[:, 0, :, 0], count)
     torch.testing.assert_close(gathered.mean[:, 0], mean)
     torch.testing.assert_close(gathered.variance[:, 0], variance)
 
@@ -123,7 +123,7 @@ def through_both_passes(values, presence, mean):
     gathered = votes.gather(share)
     share = votes.compete(votes.agreement(gathered.mean) - gathered.variance.sum(3, keepdim=True))
     again = votes.gather(share)
-    return (again.mean.sin() + again.variance * again.count).sum((1, 2, 3))
+    return (again.mean.sin() + again.variance * again.number).sum((1, 2, 3))
 
 
 def test_votes_settled_at_the_end_have_the_gradient_of_their_values():
@@ -148,3 +148,10 @@ def test_a_sweep_that_stops_before_the_votes_leaves_nothing_to_the_next():
 def test_a_kernel_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="2x7 grid of capsules is smaller than the kernel"):
         Windows.sliding(2, 7, 3, 1)
+
+
+def test_a_fair_share_is_what_parents_get_when_all_is_shared_equally():
+    for windows in (Windows.sliding(5, 6, 3, 2), Windows.sliding(4, 4, 3, 1), Windows.whole(7)):
+        positions, window = windows.cells.shape
+        votes = Votes(torch.rand(1, positions, 3, 2, 4 * window), torch.ones(1, 1), windows)
+        assert votes.fair_share == pytest.approx(votes.uniform().sum(3).mean().item())

@@ -6,15 +6,14 @@ import pyro
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.matrix_capsules import MatrixCapsules
+from capsule_zoo.models.classifier import Classifier
 
 
 class ExactLabel(Guide):
-    """q(label | image) = p(label | image), which the model's routing has in closed form.
+    """q(label | image) = p(label | image), which a classifier has in closed form.
 
-    All that is uncertain above an image is inferred in the layers, by the model's routing. With
-    labels given there is nothing left to draw, and with none the log weight of every draw is the
-    log partition function of the model's law: 0 for `likelihood="categorical"`.
+    With labels given there is nothing left to draw, and with none the log weight of every draw is
+    the log partition function of the model's law: 0 where that is normalised.
 
     Args:
         model: the classifier.
@@ -22,7 +21,7 @@ class ExactLabel(Guide):
 
     covers = ("label",)
 
-    def __init__(self, model: MatrixCapsules) -> None:
+    def __init__(self, model: Classifier) -> None:
         super().__init__(model)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
@@ -32,4 +31,4 @@ class ExactLabel(Guide):
         if labels is not None:
             return labels
         with pyro.plate("images", len(images), dim=-1):
-            return pyro.sample("label", model.label_law(model.classify(images).logits[:, 0]))
+            return pyro.sample("label", model.label_law(model.scores(images)))
