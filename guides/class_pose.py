@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pyro
 import pyro.distributions as dist
+import torch
 import torch.nn.functional as F
+from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
@@ -16,7 +18,8 @@ from capsule_zoo.models.vae import VariationalAutoencoder
 class ClassPose(Guide):
     """q(code | image, label) = the pose of the label's capsule, and zeros for all others.
 
-    The code has 16 numbers for each class. Where no label is given, it is the likeliest.
+    The code has 16 numbers for each class. Where no label is given, it is the likeliest. The
+    network is taken as it is: it is no part of the guide, and does not learn from the decoder.
 
     Args:
         model: the decoder.
@@ -39,12 +42,17 @@ class ClassPose(Guide):
                 f"the model's latent must be {size}, {POSE * POSE} numbers for each of "
                 f"{classifier.num_classes} classes, not {model.latent}"
             )
-        self.classifier = classifier
+        self._classifier = (classifier,)  # in a tuple, so that it is no sub-module
+
+    @property
+    def classifier(self) -> MatrixCapsules:
+        return self._classifier[0]
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         self.model.check_images(images)
         self.classifier.check_labels(labels)
-        classes = self.classifier.capsules(images)[-1]
+        with torch.no_grad(), poutine.block():
+            classes = self.classifier.capsules(images)[-1]
         labels = classes.logits[:, 0].argmax(1) if labels is None else labels
         chosen = F.one_hot(labels, self.classifier.num_classes).to(classes.pose)
         code = (chosen[:, :, None] * classes.pose[:, 0].flatten(2)).flatten(1)

@@ -231,14 +231,13 @@ class VBRouting(Routing):
         q = self.posterior(gathered, law)
         fit = _expected_fit(gathered, q, law) + gathered.number * q.log_weight()
         entropy = -(votes.presence * torch.xlogy(share, share)).sum((1, 2, 3))
-        half = [torch.full_like(q.rate, number / 2) for number in (self.nu, self.psi)]
+        half_nu, half_psi = (torch.full_like(q.rate, x / 2) for x in (self.nu, self.psi))
         precision, ratio = q.shape / q.rate, self.kappa / q.kappa
-        apart = kl_divergence(dist.Gamma(q.shape, q.rate), dist.Gamma(*half)) + 0.5 * (
-            ratio - 1 - ratio.log() + self.kappa * precision * q.mean.square()
-        )
+        means = ratio - 1 - ratio.log() + self.kappa * precision * q.mean.square()
+        precisions = kl_divergence(dist.Gamma(q.shape, q.rate), dist.Gamma(half_nu, half_psi))
         weights = dist.Dirichlet(q.alpha.flatten(1))
         prior = dist.Dirichlet(torch.full_like(weights.concentration, self.alpha))
-        apart = apart.sum((1, 2, 3)) + kl_divergence(weights, prior)
+        apart = (precisions + 0.5 * means).sum((1, 2, 3)) + kl_divergence(weights, prior)
         return fit.sum((1, 2, 3)) + entropy - apart
 
 

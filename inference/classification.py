@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
@@ -27,11 +28,16 @@ class ErrorRate(NamedTuple):
 
 
 @torch.no_grad()
-def error_rate(model: Classifier, split: Split, batch_size: int = 100) -> ErrorRate:
-    """How often the likeliest label is not the right one."""
+def predictions(model: Classifier, images: Tensor, batch_size: int = 100) -> Tensor:
+    """The likeliest labels of images (N, C, H, W), (N,)."""
     with in_eval_mode(model):
-        found = torch.cat([model.predict(images) for images in split.images.split(batch_size)])
-    value, count = (found != split.labels).double().mean().item(), len(split)
+        return torch.cat([model.predict(batch) for batch in images.split(batch_size)])
+
+
+def error_rate(model: Classifier, split: Split) -> ErrorRate:
+    """How often the likeliest label is not the right one."""
+    wrong = predictions(model, split.images) != split.labels
+    value, count = wrong.double().mean().item(), len(split)
     return ErrorRate(value, (value * (1 - value) / count) ** 0.5, count)
 
 

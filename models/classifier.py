@@ -43,7 +43,7 @@ class Classifier(Model):
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         check_at_least(2, classes=classes)
-        self.image_shape, self.num_classes = tuple(image_shape), classes
+        self.image_shape, self.num_classes = image_shape, classes
 
     def scores(self, images: Tensor) -> Tensor:
         """What speaks for each class, (B, classes), of images (B, C, H, W)."""

@@ -270,7 +270,7 @@ class Votes:
         weight = (self.presence * share).flatten(0, 2)[:, None]
         number = weight.sum(2).unflatten(0, self.shape)
         sums = _Gather.apply(weight, self.values, self.squares, self.ledger)
-        some = number.clamp_min(_TINY)
+        some = torch.where(number > _TINY, number, 1.0)
         first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
         here = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)

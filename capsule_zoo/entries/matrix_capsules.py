@@ -9,7 +9,7 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
-from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.registry import Entry, picture, register, unknown
 
 ROUTINGS = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
 SMALL = dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2))
@@ -43,6 +43,7 @@ def matrix_capsules(
         guide=ExactLabel(model),
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
+        figures={"votes": picture("capsule_zoo.routing_figures:votes")},
         training=dict(lr=3e-3, schedule="linear", batch_size=64, labels=True),
         default_guide="exact",
     )

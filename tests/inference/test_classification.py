@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.classification import error_rate, fgsm
+from capsule_zoo.inference.classification import error_rate, fgsm, predictions
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.classifier import Classifier
 
@@ -29,8 +29,9 @@ def split():
 
 def test_the_error_rate_counts_wrong_answers(split):
     model = Weighing()
+    assert torch.equal(predictions(model, split.images, 3), model.predict(split.images))
     wrong = (model.scores(split.images).argmax(1) != split.labels).double().mean().item()
-    found = error_rate(model, split, batch_size=3)
+    found = error_rate(model, split)
     assert found.value == pytest.approx(wrong) and found.n == 7
     assert found.se == pytest.approx((wrong * (1 - wrong) / 7) ** 0.5)
 
