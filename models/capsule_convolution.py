@@ -42,7 +42,7 @@ from capsule_zoo.models.switchable_gaussians import (
 from capsule_zoo.models.votes import Votes, Windows
 
 POSE = 4  # a pose is a 4x4 matrix
-SPREAD = 0.3  # deviation of the first transformations and poses from the identity
+SPREAD = 0.3  # deviation of the first poses and transformations from the identity
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
 _AT_ONCE = 2**21  # numbers of votes to hold at a time; a chunk with its gradient fits in a cache
 
@@ -197,6 +197,7 @@ class CapsuleLayer(PyroModule):
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
         tied: one transformation for all places in a window.
+        spread: deviation of the first transformations from the identity.
         inverse_temperature: lambda, of the parents' presences, for what they gain on average with
             each number of the votes in a fair share.
         noise: variance that is added to the parents'.
@@ -219,20 +220,21 @@ class CapsuleLayer(PyroModule):
         routing: Routing,
         *,
         tied: bool,
+        spread: float = SPREAD,
         inverse_temperature: float = 8.0,
         noise: float = VOTE_NOISE,
         recompute: bool = True,
     ) -> None:
         super().__init__()
         check_at_least(1, children=children, parents=parents)
-        check_positive(inverse_temperature=inverse_temperature, noise=noise)
+        check_positive(spread=spread, inverse_temperature=inverse_temperature, noise=noise)
         self.routing, self.recompute = routing, recompute
         self.inverse_temperature, self.noise = inverse_temperature, noise
         self.shape = windows.shape
         self.register_buffer("cells", windows.cells, persistent=False)
         self.register_buffer("claims", windows.claims, persistent=False)
         places = 1 if tied else windows.cells.shape[1]
-        apart = SPREAD * torch.randn(places, children, parents, POSE, POSE)
+        apart = spread * torch.randn(places, children, parents, POSE, POSE)
         self.fair_share = windows.fair_share() * children / parents
         self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
         self.beta_a = nn.Parameter(torch.zeros(parents))
@@ -318,11 +320,14 @@ class ClassCapsules(CapsuleLayer):
     Where a child is would be lost in that, so it is added to its votes: the centre of its cell,
     from 0 to 1 down and across, goes to two elements of the vote ("coordinate addition").
 
+    Classes start nearly alike, so that they share the children and part as they learn: from
+    transformations as different as those below, each keeps the children that it has by chance.
+
     Args:
         children: types of capsules.
         classes: one parent for each.
         grid: height and width of the children's grid, in cells.
-        routing, options: as for `CapsuleLayer`.
+        routing, spread, options: as for `CapsuleLayer`.
         coordinates: (row, column) of the pose's elements that the height and the width of a cell
             are added to; None adds nothing.
 
@@ -339,10 +344,11 @@ class ClassCapsules(CapsuleLayer):
         grid: tuple[int, int],
         routing: Routing,
         coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
+        spread: float = 0.01,
         **options: Any,
     ) -> None:
         windows = Windows.whole(grid[0] * grid[1])
-        super().__init__(windows, children, classes, routing, tied=True, **options)
+        super().__init__(windows, children, classes, routing, tied=True, spread=spread, **options)
         offset = _coordinates(grid, coordinates)  # (16, cells)
         self.register_buffer("offset", offset.repeat_interleave(children, 1), persistent=False)
 

@@ -31,6 +31,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import pyro
@@ -88,6 +89,9 @@ class Routing(Protocol):
 
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
         """What it believes of the parents in the end."""
+
+    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+        """What it believes after each iteration."""
 
 
 def unclaimed_log_density(beta_u: Tensor, size: int) -> Tensor:

@@ -112,7 +112,8 @@ def routings(options: Options) -> Result:
 @torch.no_grad()
 def free_energies(entry: Entry, split: Split) -> dict[tuple[str, int], Tensor]:
     """Of every routing after each iteration, on the votes for an entry's class capsules, (N,)."""
-    model, found = entry.model, {}
+    model = entry.model
+    found: dict[tuple[str, int], Tensor] = {}
     with in_eval_mode(model):
         seen, law = model.class_votes(split.images), model.classes.law()
     for name, routing in ROUTINGS.items():

@@ -148,7 +148,7 @@ def compared(source: str, options: Options) -> Result:
     attacks = errors_under_attack(found)
     metrics = errors_where_matched(found)
     for (network, size), error in attacks.items():
-        metrics[f"fgsm_{size:g}_error_{network}"] = error
+        metrics[f"fgsm_{round(1000 * size)}_error_{network}"] = error
     return Result(metrics, {"": paths_figure(found), "attack": attack_figure(attacks)})
 
 
@@ -180,7 +180,8 @@ def viewpoints(options: Options) -> Result:
 
     `minutes` are those of all twelve trainings together, which go side by side where there are
     cores. Errors are means over three seeds at matched familiar errors, with the standard error
-    over seeds; `fgsm_...` are errors on familiar views under a white-box attack of that size.
+    over seeds; `fgsm_40_...` are errors on familiar views under a white-box attack that changes
+    pixels by .040.
     """
     return compared("toys3d", options)
 
@@ -197,15 +198,15 @@ def paths_figure(found: Mapping[Run, Outcome]) -> Figure:
     colours = dict(zip(ENTRIES, ("C0", "C1"), strict=True))
     for (network, factor, _), outcome in found.items():
         axis = axes[0, list(FAMILIAR).index(factor)]
-        path = Point(*zip(*outcome.path, strict=True))
-        axis.plot(path.familiar, path.novel, ".-", color=colours[network])
+        familiar, novel = zip(*outcome.path, strict=True)
+        axis.plot(familiar, novel, ".-", color=colours[network])
     for axis, factor in zip(axes[0], FAMILIAR, strict=True):
         axis.set_xlabel("error on familiar viewpoints")
         axis.set_title(f"novel {factor}s")
     axes[0, 0].set_ylabel("error on novel viewpoints")
-    axes[0, 0].legend(
-        [plt.Line2D([], [], color=colour) for colour in colours.values()], list(colours)
-    )
+    for network, colour in colours.items():
+        axes[0, 0].plot([], [], color=colour, label=network)
+    axes[0, 0].legend()
     figure.set_layout_engine("constrained")
     return figure
 

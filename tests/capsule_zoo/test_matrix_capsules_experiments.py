@@ -81,7 +81,7 @@ PROMISED = {
             for kind in ("", "familiar_")
             for network in ("capsules", "cnn")
         }
-        | {f"fgsm_{size}_error_{network}" for size in (0, 0.1) for network in ("capsules", "cnn")},
+        | {f"fgsm_{size}_error_{network}" for size in (0, 100) for network in ("capsules", "cnn")},
         " attack",
     ),
 }

@@ -128,7 +128,7 @@ def test_convolution_is_the_papers_procedure_over_windows(grid):
 def test_classes_add_the_coordinates_of_a_cell_to_two_elements(grid, elements):
     """By default the paper's: the first two elements of the right-hand column."""
     options = {} if elements[0] == (0, 3) else {"coordinates": elements}
-    layer = with_costs(classes(**options))
+    layer = with_costs(classes(spread=0.3, **options))
     assert layer.shape == (1, 1)
 
     def offset(cell):
@@ -143,7 +143,7 @@ def test_classes_add_the_coordinates_of_a_cell_to_two_elements(grid, elements):
 def test_without_coordinates_classes_do_not_see_places(grid):
     order = torch.randperm(12)
     moved = CapsuleGrid(grid.pose[:, order], grid.logits[:, order], GRID)
-    blind, seeing = classes(coordinates=None), classes()
+    blind, seeing = classes(coordinates=None, spread=0.3), classes(spread=0.3)
     torch.testing.assert_close(blind(moved).pose, blind(grid).pose)
     assert (seeing(moved).pose - seeing(grid).pose).abs().max() > 1e-3
 
