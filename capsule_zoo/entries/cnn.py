@@ -10,7 +10,7 @@ from capsule_zoo.guides import ExactLabel
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.registry import Entry, register
 
-SMALL = dict(image_shape=(1, 8, 8), classes=2, channels=(2, 3), hidden=4)
+SMALL = dict(image_shape=(1, 8, 8), classes=2, channels=(4, 4), hidden=16)
 
 
 @register("cnn", small=SMALL)
