@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -13,48 +12,10 @@ from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.figures import image_rows
-from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference.classification import predictions
-from capsule_zoo.models import Classifier, MatrixCapsules
+from capsule_zoo.inference.vote_history import vote_history
+from capsule_zoo.models import Classifier
 from capsule_zoo.registry import Entry
-
-
-class VoteHistory(NamedTuple):
-    """The votes for the class capsules of some images, as seen after each iteration of the routing.
-
-    Attributes:
-        distance: of each vote to the mean of the class, (iterations, N, classes, children).
-        weight: what the class has of the child, presence included, of the same shape.
-        winner: the likeliest class, (N,).
-    """
-
-    distance: Tensor
-    weight: Tensor
-    winner: Tensor
-
-    def of_winner(self, values: Tensor) -> Tensor:
-        """`distance` or `weight` of the winning class, (iterations, N, children)."""
-        return values[:, torch.arange(len(self.winner)), self.winner]
-
-    def of_others(self, values: Tensor) -> Tensor:
-        """`distance` or `weight` of all other classes, (iterations, N, classes - 1, children)."""
-        lost = torch.ones(values.shape[1:3], dtype=torch.bool)
-        lost[torch.arange(len(self.winner)), self.winner] = False
-        return values[:, lost].unflatten(1, (values.shape[1], -1))
-
-
-@torch.no_grad()
-def vote_history(model: MatrixCapsules, images: Tensor) -> VoteHistory:
-    """What the last routing makes of images (N, C, H, W)."""
-    with in_eval_mode(model):
-        votes = model.class_votes(images)
-    distances, weights = [], []
-    for belief in model.classes.routing.beliefs(votes, model.classes.law()):
-        square = votes.distance(belief.mean, torch.ones_like(belief.mean))
-        distances.append(square.clamp_min(0).sqrt()[:, 0])
-        weights.append((votes.presence * belief.share)[:, 0])
-    winner = belief.logits[:, 0].argmax(1)
-    return VoteHistory(torch.stack(distances), torch.stack(weights), winner)
 
 
 def votes(entry: Entry, images: Tensor) -> Figure:
@@ -62,19 +23,20 @@ def votes(entry: Entry, images: Tensor) -> Figure:
 
     Votes for the class that wins come together; those for the others lose their children.
     """
-    history = vote_history(entry.model, images[:100])
-    iterations, number = history.distance.shape[:2]
-    columns = {"the class that wins": history.of_winner, "the others": history.of_others}
+    distance, weight, wins = vote_history(entry.model, images[:100])
+    iterations, number = distance.shape[:2]
     figure, axes = plt.subplots(
         iterations, 2, figsize=(6, 1.4 * iterations + 0.6), sharex=True, sharey=True, squeeze=False
     )
-    most = history.distance.max().item()
-    for row, axis_row in enumerate(axes):
-        for axis, (name, part) in zip(axis_row, columns.items(), strict=True):
-            distance, weight = (part(values)[row].flatten() for values in history[:2])
-            axis.hist(distance.numpy(), 40, range=(0, most), weights=(weight / number).numpy())
+    bins = torch.linspace(0, distance.max().item(), 41).numpy()
+    for column, (name, chosen) in enumerate({"the class that wins": wins, "others": ~wins}.items()):
+        for row, axis in enumerate(axes[:, column]):
+            parts = (part[row][chosen].flatten() for part in (distance, weight / number))
+            values, weights = (part.numpy() for part in parts)
+            axis.hist(values, bins, weights=weights)
             axis.set_title(f"{name}, iteration {row + 1}", fontsize=8)
-        axis_row[0].set_ylabel("children")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("children")
     for axis in axes[-1]:
         axis.set_xlabel("distance of the vote")
     figure.set_layout_engine("constrained")

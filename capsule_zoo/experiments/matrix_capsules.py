@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pandas as pd
 import torch
@@ -16,8 +15,9 @@ from capsule_zoo.experiments.part_whole import mean_and_error, steps
 from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference.classification import error_rate
+from capsule_zoo.inference.vote_history import vote_history
 from capsule_zoo.registry import Entry, create
-from capsule_zoo.routing_figures import by_iterations, mistakes, vote_history, votes
+from capsule_zoo.routing_figures import by_iterations, mistakes, votes
 
 Metrics = dict[str, tuple[float, float | None, int]]
 ITERATIONS = (1, 2, 3, 4, 5)
@@ -49,25 +49,18 @@ def gathering(options: Options) -> Result:
     """
     data, entry = digits_and_entry(options, 60)
     images = data.test.images[:1000]
-    parts = [vote_history(entry.model, few) for few in images.split(100)]
-    metrics: Metrics = {}
-    for t in range(len(parts[0].distance)):
-        for name in ("winner", "others"):
-            metrics[f"distance_{name}_{t + 1}"] = mean_and_error(
-                torch.cat([_mean_distance(part, name)[t] for part in parts])
-            )
-        shares = [
-            part.of_winner(part.weight)[t].sum(1) / part.weight[t].sum((1, 2)) for part in parts
-        ]
-        metrics[f"share_winner_{t + 1}"] = mean_and_error(torch.cat(shares))
+    history = vote_history(entry.model, images)
+    found = {
+        "distance_winner": history.mean_distance(history.wins),
+        "distance_others": history.mean_distance(~history.wins),
+        "share_winner": history.share_of_winner(),
+    }
+    metrics: Metrics = {
+        f"{name}_{t + 1}": mean_and_error(values)
+        for name, iterations in found.items()
+        for t, values in enumerate(iterations)
+    }
     return Result(metrics, {"": votes(entry, images)}, None, entry)
-
-
-def _mean_distance(history: Any, name: str) -> Tensor:
-    """Weighted by assignment, (iterations, N)."""
-    part = history.of_winner if name == "winner" else history.of_others
-    distance, weight = (part(values).flatten(2) for values in history[:2])
-    return (weight * distance).sum(2) / weight.sum(2)
 
 
 NETWORK = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small preset's votes

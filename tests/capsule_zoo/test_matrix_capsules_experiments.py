@@ -1,7 +1,5 @@
 """The experiments on matrix capsules run in miniature and name what they promise."""
 
-from itertools import product
-
 import matplotlib.pyplot as plt
 import pytest
 import torch
@@ -13,7 +11,6 @@ from capsule_zoo.experiments.matrix_capsules_pose import ink_centre, nudged
 from capsule_zoo.experiments.matrix_capsules_viewpoints import Point, matched, novel_values
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
-from capsule_zoo.routing_figures import vote_history
 
 QUICK = Options(minutes=0.003, progress=False)
 ROUTINGS = ("em", "vb", "dynamic")
@@ -133,23 +130,3 @@ def test_the_inks_centre_moves_with_the_ink():
     centre = ink_centre(images)
     torch.testing.assert_close(centre[0], torch.tensor([1.5, 3.0]))
     torch.testing.assert_close(centre[1] - centre[0], torch.tensor([2.0, 3.0]))
-
-
-def test_every_childs_presence_is_shared_among_the_classes():
-    """Winner and others together have all of it, after each iteration."""
-    sizes = dict(image_shape=(1, 17, 17), features=4, capsules=(2, 2, 3))
-    model, images = create("matrix-capsules", **sizes).model, torch.rand(5, 1, 17, 17)
-    history = vote_history(model, images)
-    assert torch.equal(history.winner, model.predict(images))
-    presence = model.capsules(images)[-2].presence.flatten(1)
-    for t in range(3):
-        winner, others = (
-            part(history.weight)[t] for part in (history.of_winner, history.of_others)
-        )
-        torch.testing.assert_close(winner + others.sum(1), presence)
-    votes = model.class_votes(images)
-    cast = (votes.values + votes.centre.flatten(0, 2)[..., None]).unflatten(0, votes.shape)[:, 0]
-    mean = votes.gather(votes.uniform()).mean[:, 0]  # after the first iteration
-    distance = (cast - mean[..., None]).norm(dim=2)
-    for n, c in product(range(5), range(10)):
-        torch.testing.assert_close(history.distance[0, n, c], distance[n, c], rtol=1e-3, atol=1e-3)
