@@ -11,7 +11,7 @@ def test_it_has_the_papers_size():
 
 
 def test_scores_do_not_depend_on_brightness_and_contrast():
-    model = ConvolutionalClassifier((1, 9, 10), 3, channels=(2, 3), hidden=4).double().eval()
+    model = ConvolutionalClassifier((1, 9, 10), 3, channels=(4, 4), hidden=16).double().eval()
     images = torch.rand(2, 1, 9, 10, dtype=torch.float64)
     found = model.scores(0.3 * images + 0.2)
     torch.testing.assert_close(found, model.scores(images), rtol=1e-3, atol=1e-4)

@@ -140,6 +140,7 @@ def test_poses_and_presences_keep_their_scale_up_the_layers(routing, digits):
     model = MatrixCapsules(routing, **PRESETS["small"])
     with torch.no_grad():
         grids = model.capsules(digits.images[:4])
+    assert 0.1 < grids[0].pose.std(0).mean() < 0.5  # as far apart as transformations are
     sizes = torch.stack([grid.pose.square().mean().sqrt() for grid in grids])
     assert sizes.max() < 3 * sizes.min()
     for grid in grids:
