@@ -25,7 +25,8 @@ References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 3 and appendix
     A.1. Their cost of a claimed child, (beta_u + ln sigma) for each number of the pose, leaves out
     the constants of the Gaussian: see `unclaimed_log_density`. The noise is the floor that their
-    released code adds to the variance, read so that EM remains exact.
+    released code adds to the variance, read so that EM remains exact; theirs is 5e-4, with which
+    assignments are settled by chance before anything is learned, where poses are of size 1.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from torch import Tensor
 from capsule_zoo.models.base import NamedModule, Site, check_at_least, check_positive
 from capsule_zoo.models.votes import Votes
 
-VOTE_NOISE = 5e-4
+VOTE_NOISE = 0.02
 
 
 class ParentLaw(NamedTuple):
