@@ -221,7 +221,7 @@ class CapsuleLayer(PyroModule):
         *,
         tied: bool,
         spread: float = SPREAD,
-        inverse_temperature: float = 8.0,
+        inverse_temperature: float = 16.0,
         noise: float = VOTE_NOISE,
         recompute: bool = True,
     ) -> None:
@@ -237,7 +237,7 @@ class CapsuleLayer(PyroModule):
         apart = spread * torch.randn(places, children, parents, POSE, POSE)
         self.fair_share = windows.fair_share() * children / parents
         self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
-        self.beta_a = nn.Parameter(torch.zeros(parents))
+        self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # or all are there at first
         self.beta_u = nn.Parameter(torch.zeros(parents))
 
     @property
