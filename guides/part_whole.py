@@ -38,6 +38,7 @@ from capsule_zoo.models.selection import as_presence
 
 POSES = ("delta", "normal", "low_rank")
 _OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are read
+_FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
 _INITIAL_SCALE = 0.02  # deviation of a fresh normal pose: close to the point that it replaces
 
 
@@ -270,6 +271,9 @@ class AmortizedPartWhole(PartEncoder):
             SetTransformer(7 + child.size, parent.size, _OUTPUTS, width, heads, blocks, inducing)
             for parent, child in zip(above, model.levels[1:], strict=True)
         )
+        for transformer in self.transformers:  # parents begin upright, in the middle, at full size
+            transformer.read_weight.data[..., 1:7] *= 0.1
+            transformer.read_bias.data[:, 1:3] += _FULL_SIZE
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
 
     def parents(self, index: int, children: Capsules) -> Belief:

@@ -5,9 +5,10 @@
 >>> better.path                                           # mean objective at each step, nats
 
 The paper optimises for hundreds to thousands of steps and calls that a defect. Two things remove
-most of it: Adam with a short memory, whose steps grow over the first few and then fall to zero, and
-all images at once. Every step draws new noise for the presences: optimised under the same noise
-again and again, presences learn the noise (dozens of nats, which fresh draws then do not show).
+most of it: Adam with a short memory, whose steps grow over the first few, then fall to zero, and
+are longer for presences than for poses; and all images at once. Every step draws new noise for the
+presences: optimised under the same noise again and again, presences learn the noise (dozens of
+nats, which fresh draws then do not show).
 
 Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 """
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 from pyro import poutine
 from torch import Tensor
+from torch.optim import Adam
+from torch.optim.lr_scheduler import LambdaLR
 
 from capsule_zoo.data import transforms
 from capsule_zoo.guides import FreeForm, Guide
@@ -29,8 +32,9 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 from capsule_zoo.models.base import check_at_least, check_positive
 
-_BETAS, _WARMUP = (0.7, 0.9), 10
-_JUDGED, _DRAWS = 4, 4  # how often an image is judged on the way, and over how many draws
+_BETAS, _WARMUP = (0.8, 0.8), 10
+_PRESENCES = 3  # how much larger the rate of presence logits is than that of poses
+_JUDGED, _DRAWS = 2, 4  # how often an image is judged on the way, and over how many draws
 
 
 @dataclass
@@ -65,7 +69,7 @@ def refine(
 ) -> Refinement:
     """Optimise free-form variational parameters of every image, all images at once.
 
-    Four times on the way every image is judged, under noise that no step has seen; what lowered
+    Halfway and at the end every image is judged, under noise that no step has seen; what lowered
     its objective is not kept, so that no image ends below its start.
 
     Args:
@@ -73,9 +77,10 @@ def refine(
         guide: where to start; None starts at a draw from the prior.
         images: (B, C, H, W).
         steps: of the optimiser; each renders every image once, forward and backward.
-        method: "scheduled" (Adam with betas .7 and .9; the rate grows over ten steps, then falls
-            to zero along a line) or "adam" (plain Adam at a constant rate, the paper's way).
-        lr: largest rate; default .03 for "scheduled", .003 for "adam".
+        method: "scheduled" (Adam with betas of .8; the rate grows over ten steps, then falls to
+            zero along a line, and is three times as large for presences) or "adam" (plain Adam at
+            a constant rate, the paper's way).
+        lr: largest rate of the poses; default .03 for "scheduled", .003 for "adam".
         starts: how many turns of the image, spread over the circle, the guide is tried on first;
             each image goes on from the best.
         pose: "delta" or "normal", see `FreeForm`.
@@ -96,15 +101,14 @@ def refine(
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, pose)
         best = _Best(free, judge(free))
-        optimizer = torch.optim.Adam(free.parameters(), betas=_BETAS if scheduled else (0.9, 0.999))
+        optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
         path = []
         for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * (_schedule(step, steps) if scheduled else 1)
             objective = log_weights(model, free, images)[0]
             optimizer.zero_grad()
             (-objective.sum()).backward()
             optimizer.step()
+            schedule.step()
             path.append(objective.detach().mean())
             if step + 1 in {math.ceil(steps * i / _JUDGED) for i in range(1, _JUDGED + 1)}:
                 best.keep(judge(free))
@@ -114,9 +118,16 @@ def refine(
         return Refinement(free, torch.stack(path), best.start, best.values)
 
 
-def _schedule(step: int, steps: int) -> float:
-    """The share of the largest rate: it grows over the first steps, then falls to zero."""
-    return min(1.0, (step + 1) / _WARMUP) * (1 - step / steps)
+def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:
+    """Adam at a constant rate, or, for so many steps, with a short memory and a schedule."""
+    if steps is None:
+        optimizer = Adam(free.parameters(), rate)
+        return optimizer, LambdaLR(optimizer, lambda step: 1.0)
+    others = [*free.poses.parameters(), *free.log_scales.parameters()]
+    presences = {"params": list(free.presence_logits.parameters()), "lr": _PRESENCES * rate}
+    optimizer = Adam([{"params": others}, presences], rate, _BETAS)
+    shares = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
+    return optimizer, LambdaLR(optimizer, lambda step: [*shares, 0.0][step])
 
 
 class SemiAmortized(Guide):

@@ -246,7 +246,7 @@ class PartWholeCapsules(Model):
             for parents, children in pairwise(layers)
         )
         shape = (-(-layers[-1] // instances), channels + 1, template_size, template_size)
-        self.template_logits = nn.Parameter(0.1 * torch.randn(shape))  # colour, then alpha
+        self.template_logits = nn.Parameter(templates.faint(shape))  # colour, then alpha
         if background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
         self.background, self.likelihood = background, likelihood

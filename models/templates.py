@@ -25,6 +25,20 @@ def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.de
     return torch.stack([grid_x, grid_y, torch.ones_like(grid_x)]).flatten(1)
 
 
+def faint(shape: tuple[int, int, int, int]) -> Tensor:
+    """Logits of new templates: grey, and nearly transparent.
+
+    Strong ones would cover more background than ink at first, and a guide would learn to shrink
+    its parts and to hide them in the corners, from where nothing calls them back.
+
+    Args:
+        shape: (parts, channels + 1, h, w), alpha last.
+    """
+    logits = 0.1 * torch.randn(shape)
+    logits[:, -1] -= 3
+    return logits
+
+
 def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
     """Templates placed in the image frame: bilinear, zero outside.
 

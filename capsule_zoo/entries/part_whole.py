@@ -58,7 +58,7 @@ def part_whole(
     objects: int = 32,
     parts: int = 16,
     sigma_top: float = 0.1,
-    sigma_min: float = 0.05,
+    sigma_min: float = 0.02,
     **sizes: Any,
 ) -> Entry:
     """Objects choose and place their parts; see `capsule_zoo.models.part_whole`.

@@ -25,7 +25,7 @@ from capsule_zoo.accuracy_figures import accuracy_curves
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.part_whole import GUIDE_SIZES
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole import WITH_POSES, pictures
+from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES, pictures
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Metrics = dict[str, tuple[float, float | None, int]]
-PROBED = 10_000  # training images that a probe is fitted on
 TURNS = 16  # that are tried at test time
 BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the parts' bound shrinks in proportion;
@@ -122,7 +121,7 @@ def generalise(options: Options) -> Result:
         steps = train(entry, mnist, options, minutes, transform=shift).steps
         metrics["steps"] = (float(steps), None, 1)
     pyro.set_rng_seed(options.seed)
-    probe = ObjectProbe(entry, moved.train[:PROBED])
+    probe = ObjectProbe(entry, moved.train)
     asked = {
         "upright": mnist.test,
         "affnist": moved.test,

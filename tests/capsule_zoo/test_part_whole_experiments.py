@@ -2,6 +2,7 @@
 
 import math
 
+import pyro
 import pytest
 import torch
 
@@ -46,6 +47,21 @@ def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
     assert all(torch.equal(v, state[k]) for k, v in result.entry.model.state_dict().items())
     command = read_record("part-whole/classify", tmp_path)["command"]
     assert command == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
+
+
+def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monkeypatch):
+    monkeypatch.setattr(part_whole, "PROBED", 30)
+    asked = []
+    monkeypatch.setattr(part_whole, "linear_probe", lambda *args: asked.append(args))
+    pyro.set_rng_seed(0)
+    entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
+    found = part_whole.probes(entry, data)
+    names = ["probe_presence", "probe_presence_pose"]
+    assert list(found) == [name + ending for name in names for ending in ("", "_all")]
+    assert [len(features) for features, *_ in asked] == [30, 80, 30, 80]
+    for features, labels, _, test_labels in asked:
+        assert torch.equal(labels, data.train.labels[: len(features)])
+        assert torch.equal(test_labels, data.test.labels)
 
 
 def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(

@@ -7,7 +7,7 @@ from pyro import poutine
 
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import check_pair
-from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.models import PartWholeCapsules, poses
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 
@@ -47,6 +47,18 @@ def test_objects_see_the_image_only_through_the_parts(model, images):
         laws.append([nodes["object_presence"]["fn"].logits, nodes["object_pose"]["fn"].mean])
     for one, other in zip(*laws, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_objects_begin_where_their_prior_has_them(seed):
+    """Far from it, their prior would drive the parts into the corners before the image is heard."""
+    torch.manual_seed(seed)
+    model = PartWholeCapsules(objects=8, parts=6)
+    found = traced(AmortizedPartWhole(model, "delta"), torch.rand(20, 1, 28, 28)).nodes
+    upright = torch.eye(2, 3).flatten()
+    away = found["object_pose"]["value"] - upright
+    anywhere = poses.from_parameters(torch.randn(1000, 6)) - upright
+    assert away.square().mean() < anywhere.square().mean() / 2
 
 
 @pytest.mark.parametrize("pose", ["normal", "low_rank"])

@@ -79,3 +79,13 @@ def test_a_part_far_outside_leaves_no_trace():
     paint, pose, _ = random_scene()
     pose[..., 2] = 10.0
     assert templates.warp(paint, pose, (7, 6)).abs().max() == 0
+
+
+def test_new_templates_leave_nearly_all_of_the_background():
+    torch.manual_seed(0)
+    paint = templates.faint((16, 4, 11, 11)).sigmoid()
+    alone = torch.eye(2, 3).reshape(1, 1, 6).expand(1, 16, 6)  # every part fills the image
+    colour, alpha = templates.warp(paint, alone, (11, 11)).split([3, 1], dim=1)
+    seen = templates.over(colour, alpha, torch.zeros(3, 1, 1, 1))
+    assert alpha.max() < 0.1 and 0 < seen.mean() < 0.5
+    assert abs(paint[:, :3].mean() - 0.5) < 0.01
