@@ -7,6 +7,8 @@ from capsule_zoo.data.pixels import Binarize, Standardize
 from capsule_zoo.data.requests import Requests, Rotations, Shifts
 from capsule_zoo.data.sources import MissingData
 from capsule_zoo.data.splits import Dataset, Split
+from capsule_zoo.data.toys3d import Toys3D
+from capsule_zoo.data.viewpoints import SmallNORB, Views
 
 __all__ = [
     "Batches",
@@ -16,8 +18,11 @@ __all__ = [
     "Requests",
     "Rotations",
     "Shifts",
+    "SmallNORB",
     "Split",
     "Standardize",
+    "Toys3D",
+    "Views",
     "dataset_names",
     "load_dataset",
     "transforms",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -14,16 +13,18 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.sources import (
-    MissingData,
     Size,
     Source,
+    data_folder,
     digits,
     folder,
     resized,
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split
+from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp
+from capsule_zoo.data.viewpoints import SmallNORB, viewpoint_source
 
 
 def load_dataset(
@@ -53,7 +54,7 @@ def load_dataset(
         MissingData: files that are absent or unreadable (a ValueError).
         ValueError: an unknown name, or an argument that is out of range.
     """
-    source = _reader(name)(_checked_root(root), _checked_size(size))
+    source = _reader(name)(data_folder(root), _checked_size(size))
     count = source.validation if validation is None else validation
     images, labels = source.train
     if not 0 <= count < len(images):
@@ -88,6 +89,18 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
     train = _by_chunks(_shifted, mnist.train[0], seeded_generator(1))
     test = _by_chunks(_scattered, mnist.test[0], seeded_generator(2))
     return _with_images(mnist, train, test, size)
+
+
+def small_norb(root: Path | None, size: Size | None = None) -> Source:
+    """smallNORB's left images."""
+    data = SmallNORB(root)
+    return viewpoint_source(data.train, data.test, size)
+
+
+def toys3d(root: Path | None, size: Size | None = None) -> Source:
+    """Rendered toys under the factors of smallNORB; see `capsule_zoo.data.toys3d`."""
+    data = Toys3D()
+    return viewpoint_source(data.train, data.test, size)
 
 
 def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
@@ -132,6 +145,8 @@ _READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
     "cifar10": lambda root, size: torchvision_images("CIFAR10", root, size),
     "affnist": affnist,
     "rotated-mnist": rotated_mnist,
+    "smallnorb": small_norb,
+    "toys3d": toys3d,
 }
 
 
@@ -144,17 +159,6 @@ def _reader(name: str) -> Callable[[Path | None, Size | None], Source]:
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
-
-
-def _checked_root(root: str | Path | None) -> Path | None:
-    given = root or os.environ.get("CAPSULE_ZOO_DATA")
-    if not given:
-        return None
-    path = Path(given).expanduser()
-    if not path.is_dir():
-        origin = "root" if root else "CAPSULE_ZOO_DATA"
-        raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
-    return path
 
 
 def _checked_size(size: int | Size | None) -> Size | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -63,7 +65,7 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
     import torchvision
 
     read = getattr(torchvision.datasets, name)
-    folder, download = (root, False) if root else (_cache(), True)
+    folder, download = (root, False) if root else (user_cache(), True)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torchvision's own, about numpy
@@ -127,9 +129,45 @@ def _split_at_random(
     return (images[rest], labels[rest]), (images[chosen], labels[chosen])
 
 
-def _cache() -> Path:
+def data_folder(root: str | Path | None) -> Path | None:
+    """The folder of data sets: `root`, else that of CAPSULE_ZOO_DATA, else None.
+
+    Raises:
+        MissingData: there is no such folder.
+    """
+    given = root or os.environ.get("CAPSULE_ZOO_DATA")
+    if not given:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        origin = "root" if root else "CAPSULE_ZOO_DATA"
+        raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
+    return path
+
+
+def user_cache() -> Path:
+    """The folder for files that are downloaded or made once."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "capsule-zoo"
+
+
+def fetch(url: str, file: Path) -> None:
+    """Download a file, whole or not at all.
+
+    Raises:
+        OSError: it cannot be reached or written, or what came is not as long as was announced.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        with urlopen(url, timeout=60) as reply, partial.open("wb") as stream:
+            shutil.copyfileobj(reply, stream)
+            announced = reply.headers["Content-Length"]
+        if announced is not None and int(announced) != (came := partial.stat().st_size):
+            raise OSError(f"{came:,} bytes of {int(announced):,} came from {url}")
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:

@@ -3,9 +3,13 @@
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
+from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.models.cnn import ConvolutionalClassifier
 from capsule_zoo.models.conditional_autoencoder import ConditionalAutoencoder
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 from capsule_zoo.models.vae import VariationalAutoencoder
 
 __all__ = [
@@ -13,11 +17,15 @@ __all__ = [
     "CapsuleHelmholtzMachine",
     "CapsuleRBM",
     "Capsules",
+    "Classifier",
     "ConditionalAutoencoder",
     "ContinuousCapsNet",
+    "ConvolutionalClassifier",
     "GenerativeCapsNet",
+    "MatrixCapsules",
     "Model",
     "PartWholeCapsules",
     "Site",
+    "SwitchableGaussians",
     "VariationalAutoencoder",
 ]

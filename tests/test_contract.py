@@ -38,10 +38,16 @@ def images_for(entry: Entry, number: int = BATCH, dtype: torch.dtype = torch.flo
     return low + (high - low) * uniform
 
 
+def labels_for(entry: Entry, number: int = BATCH) -> torch.Tensor | None:
+    """Labels for a model that learns from them."""
+    return torch.arange(number) % 2 if entry.model.supervised else None
+
+
 def loss_at(entry: Entry, images: torch.Tensor, seed: int = 2) -> torch.Tensor:
     """The training loss, nats per image, a function of the seed."""
     torch.manual_seed(seed)
-    return loss_per_image(entry.objective, entry.model, entry.guide, images)
+    labels = labels_for(entry, len(images))
+    return loss_per_image(entry.objective, entry.model, entry.guide, images, labels)
 
 
 def parameters_of(entry: Entry) -> dict[str, torch.nn.Parameter]:
@@ -62,7 +68,7 @@ def svi_steps(entry: Entry, steps: int = 3) -> None:
     adam = pyro.optim.Adam({"lr": 1e-3})
     svi = SVI(entry.model, entry.guide, adam, loss=entry.objective)
     for _ in range(steps):
-        svi.step(images_for(entry))
+        svi.step(images_for(entry), labels_for(entry))
 
 
 @pytest.mark.parametrize("name", NAMES)

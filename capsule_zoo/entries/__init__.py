@@ -3,9 +3,19 @@
 from capsule_zoo.entries import (
     capsule_helmholtz,
     capsule_rbm,
+    cnn,
     generative_capsnet,
+    matrix_capsules,
     part_whole,
     vae,
 )
 
-__all__ = ["capsule_helmholtz", "capsule_rbm", "generative_capsnet", "part_whole", "vae"]
+__all__ = [
+    "capsule_helmholtz",
+    "capsule_rbm",
+    "cnn",
+    "generative_capsnet",
+    "matrix_capsules",
+    "part_whole",
+    "vae",
+]

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from capsule_zoo import figures
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment, training
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import compare, evaluate, fit, summarize, widen
 from capsule_zoo.inference.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, create
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
 PROBED = 10_000  # training images that a probe is fitted on, where not on all
@@ -114,11 +114,7 @@ def digits(options: Options) -> Result:
 
 def trained(options: Options, data: Dataset, minutes: float, **settings) -> Entry:
     """The entry that the options name, or one trained on `data` for so long."""
-    if options.run:
-        return load(options.run)
-    entry = create("part-whole", image_shape=data.image_shape)
-    train(entry, data, options, options.minutes or minutes, **settings)
-    return entry
+    return training.trained("part-whole", data, options, minutes, **settings)
 
 
 @experiment("part-whole/classify", data="mnist")

@@ -8,13 +8,11 @@ objects may stand at any angle, explains it best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -28,7 +26,7 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.part_whole import GUIDE_SIZES
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES, pictures
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
 from capsule_zoo.guides.turns import best_turn, centred, turned
@@ -274,22 +272,6 @@ def train_variants(options: Options) -> tuple[dict[str, Entry], dict[str, int]]:
         steps = dict(zip(names, side_by_side(train_variant, jobs), strict=True))
         entries = {name: load(Path(folder) / name) for name in VARIANTS}
     return entries, steps
-
-
-T = TypeVar("T")
-S = TypeVar("S")
-
-
-def side_by_side(task: Callable[[T], S], jobs: Iterable[T]) -> list[S]:
-    """The task of every job, each on one thread of its own process, as many as torch has threads.
-
-    Two models of this size train faster side by side than one after the other on two threads.
-    """
-    context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
-    with ProcessPoolExecutor(
-        torch.get_num_threads(), context, torch.set_num_threads, (1,)
-    ) as processes:
-        return list(processes.map(task, jobs))
 
 
 def augmentation_figure(found: Mapping[str, Accuracy], chance: float) -> Figure:

@@ -79,14 +79,25 @@ def test_bad_arguments_are_named(arguments, match):
 
 
 def test_all_names_are_listed():
-    expected = {"digits", "mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist"}
+    expected = {
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "affnist",
+        "rotated-mnist",
+        "smallnorb",
+        "toys3d",
+    }
     assert set(dataset_names()) == expected | {"folder:PATH"}
 
 
 # --- torchvision's data sets ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist"])
+@pytest.mark.parametrize(
+    "name", ["mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist", "smallnorb"]
+)
 def test_data_that_is_not_there_says_what_to_set(name, tmp_path, monkeypatch):
     with pytest.raises(MissingData, match="CAPSULE_ZOO_DATA"):
         load_dataset(name, root=tmp_path)

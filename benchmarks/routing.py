@@ -1,0 +1,142 @@
+"""One training step of matrix capsules with EM routing, 28x28 images, three iterations.
+
+Two presets, the small one with 16 images and the full one with 8; images are padded to 32x32, so
+that grids are 14x14, 6x6 and 4x4, as in the paper. The peer `textbook` is the small network as it
+is usually written: votes by broadcasting (image, position, child, parent, 4, 4), moments and
+densities by elementwise products, every intermediate kept by autograd. It computes the same
+numbers, which is checked first in float64. The other contestants say how the time grows: twice the
+images, twice the types of capsules in every layer, one and five iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pyro
+import torch
+from harness import Benchmark, Contestants, main
+from torch import Tensor
+
+from capsule_zoo.guides import EMRouting
+from capsule_zoo.inference.memory import keep_memory
+from capsule_zoo.models import MatrixCapsules
+from capsule_zoo.models.capsule_convolution import CapsuleGrid, CapsuleLayer
+from capsule_zoo.models.classifier import standardised
+from capsule_zoo.models.matrix_capsules import PRESETS
+
+BATCH = {"small": 16, "full": 8}
+
+
+def images(number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(number, 1, 28, 28, generator=generator, dtype=dtype)
+    return pixels, torch.arange(number) % 10
+
+
+def network(preset: str = "small", iterations: int = 3, **sizes) -> MatrixCapsules:
+    pyro.set_rng_seed(0)
+    return MatrixCapsules(EMRouting(iterations), padding=2, **{**PRESETS[preset], **sizes})
+
+
+def loss_of(model: MatrixCapsules, scores: Callable, batch: tuple[Tensor, Tensor]) -> Tensor:
+    pixels, labels = batch
+    return -model.label_law(scores(pixels)).log_prob(labels).mean()
+
+
+def step(model: MatrixCapsules, scores: Callable, number: int) -> Callable[[], None]:
+    """Loss, gradient and Adam's update."""
+    batch, optimizer = images(number), torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def update() -> None:
+        optimizer.zero_grad()
+        loss_of(model, scores, batch).backward()
+        optimizer.step()
+
+    return update
+
+
+def ours(preset: str, number: int | None = None, **settings) -> Callable[[], None]:
+    model = network(preset, **settings)
+    return step(model, model.scores, number or BATCH[preset])
+
+
+def textbook(preset: str) -> Callable[[], None]:
+    model = network(preset)
+    return step(model, Textbook(model), BATCH[preset])
+
+
+class Textbook:
+    """The same network with the same parameters, layer by layer as papers write it."""
+
+    def __init__(self, model: MatrixCapsules) -> None:
+        self.model = model
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        model = self.model
+        grid = model.primary(model.stem(standardised(pixels)).relu())
+        for layer in (*model.layers, model.classes):
+            grid = self.route(layer, grid)
+        return grid.logits[:, 0]
+
+    def route(self, layer: CapsuleLayer, grid: CapsuleGrid) -> CapsuleGrid:
+        windows, law = layer.windows, layer.law()
+        pose = windows.see(grid.pose).flatten(2, 3)[:, :, :, None]  # (N, P, I, 1, 4, 4)
+        votes = (pose @ layer.transforms()).transpose(-1, -2).flatten(-2)  # (N, P, I, J, 16)
+        if hasattr(layer, "offset"):
+            votes = votes + layer.offset.T[:, None]
+        presence = windows.see(grid.presence).flatten(2)[..., None]  # (N, P, I, 1)
+        types = grid.logits.shape[2]
+        parents = windows.num_claims().repeat_interleave(types, 1) * votes.shape[3]
+        share = (1 / parents.to(votes))[None, :, :, None].expand(votes.shape[:4])
+        for t in range(layer.routing.iterations):
+            weight = (share * presence)[..., None]
+            count = weight.sum(2)  # (N, P, J, 1)
+            mean = (weight * votes).sum(2) / count
+            apart = (votes - mean[:, :, None]).square()
+            variance = (weight * apart).sum(2) / count + law.noise
+            cost = count[..., 0] * (0.5 * (2 * math.pi * math.e * variance).log().sum(-1))
+            cold = law.inverse_temperature * (1 - layer.routing.anneal ** (t + 1))
+            logits = cold * (law.beta_a - cost - count[..., 0] * law.beta_u)
+            square = (apart + law.noise) / variance[:, :, None]
+            density = -0.5 * (square + (2 * math.pi * variance).log()[:, :, None]).sum(-1)
+            claim = density + torch.nn.functional.logsigmoid(logits)[:, :, None]
+            best = claim.detach().amax((1, 2, 3), keepdim=True)  # over all parents of an image
+            share = self.normalise(claim - best, windows.cells, types, len(grid.pose[0]))
+        return CapsuleGrid(mean.unflatten(3, (4, 4)).mT, logits, layer.shape)
+
+    def normalise(self, claim: Tensor, cells: Tensor, types: int, number: int) -> Tensor:
+        """exp(claim) over its sum for each child; float64 or moderate claims only."""
+        claim = claim.exp()
+        here = claim.sum(3).reshape(len(claim), -1, types)  # (N, P x K, types)
+        total = here.new_zeros(len(claim), number, types).index_add(1, cells.flatten(), here)
+        return claim / total[:, cells].flatten(2, 3)[..., None]
+
+
+def make() -> Contestants:
+    keep_memory()  # as `fit` does
+    return {
+        "small": ours("small"),
+        "textbook": textbook("small"),
+        "full": ours("full"),
+        "small_twice_the_images": ours("small", 2 * BATCH["small"]),
+        "small_twice_the_types": ours("small", capsules=(16, 32, 32)),
+        "small_one_iteration": ours("small", iterations=1),
+        "small_five_iterations": ours("small", iterations=5),
+    }
+
+
+def check() -> None:
+    """Losses and gradients in float64, where the two may differ in the last digits only."""
+    model = network(features=8, capsules=(3, 4, 4)).double()
+    batch, found = images(2, torch.float64), []
+    for scores in (model.scores, Textbook(model)):
+        loss = loss_of(model, scores, batch)
+        found.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+if __name__ == "__main__":
+    words = "images of noise, 28x28 pixels: 16 for the small preset, 8 for the full one"
+    main(Benchmark("routing", make, check, "small", ("textbook",), words))

@@ -1,0 +1,49 @@
+"""Matrix capsules with EM routing (Hinton, Sabour and Frosst 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
+from capsule_zoo.models import MatrixCapsules
+from capsule_zoo.models.matrix_capsules import PRESETS
+from capsule_zoo.registry import Entry, picture, register, unknown
+
+ROUTINGS = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
+SMALL = dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2))
+
+
+@register("matrix-capsules", small=SMALL)
+def matrix_capsules(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    preset: str = "small",
+    routing: str = "em",
+    iterations: int = 3,
+    **sizes: Any,
+) -> Entry:
+    """A classifier whose layers are inferred by routing; see `capsule_zoo.models.matrix_capsules`.
+
+    Args:
+        image_shape: (channels, height, width), 17x17 pixels or more.
+        preset: "small" (68 K parameters) or "full" (310 K).
+        routing: "em", "vb" or "dynamic".
+        iterations: of the routing.
+        sizes: arguments of `MatrixCapsules`, over those of the preset.
+    """
+    for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):
+        if name not in known:
+            raise ValueError(unknown(kind, name, list(known)))
+    model = MatrixCapsules(
+        ROUTINGS[routing](iterations), image_shape, **{**PRESETS[preset], **sizes}
+    )
+    return Entry(
+        model=model,
+        guide=ExactLabel(model),
+        guides={"exact": lambda entry: ExactLabel(entry.model)},
+        objective=Trace_ELBO(),
+        figures={"votes": picture("capsule_zoo.routing_figures:votes")},
+        training=dict(lr=5e-3, schedule="linear", batch_size=64, labels=True),
+        default_guide="exact",
+    )

@@ -1,0 +1,115 @@
+"""Matrix capsules on MNIST: how often they err, and what their routings do (Hinton et al. 2018)."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.entries.matrix_capsules import ROUTINGS
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.part_whole import mean_and_error, steps
+from capsule_zoo.experiments.training import train, trained
+from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.inference.classification import error_rate
+from capsule_zoo.inference.vote_history import vote_history
+from capsule_zoo.registry import Entry, create
+from capsule_zoo.routing_figures import by_iterations, mistakes, votes
+
+Metrics = dict[str, tuple[float, float | None, int]]
+ITERATIONS = (1, 2, 3, 4, 5)
+SHIFT = transforms.Shift(2)  # pixels, of training images
+
+
+def digits_and_entry(options: Options, minutes: float) -> tuple[Dataset, Entry]:
+    """MNIST, and the network that the options name or one trained for so long."""
+    data = load_dataset("mnist", root=options.data_root)
+    return data, trained("matrix-capsules", data, options, minutes, transform=SHIFT)
+
+
+@experiment("matrix-capsules/mnist")
+def mnist(options: Options) -> Result:
+    """The small preset, three iterations of EM, on all of MNIST (an hour)."""
+    data, entry = digits_and_entry(options, 60)
+    options.say(f"Asking about {len(data.test):,} test images")
+    metrics: Metrics = {"test_error": error_rate(entry.model, data.test)}
+    metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+    return Result(metrics, {"": mistakes(entry.model, data.test)}, None, entry)
+
+
+@experiment("matrix-capsules/votes", data="mnist")
+def gathering(options: Options) -> Result:
+    """How the votes for the class that wins come together, iteration by iteration (an hour).
+
+    `distance_...` is the mean distance of votes to the class capsule's mean, each weighted by what
+    that class has of the child, and `share_winner_...` what the winning class has of all children.
+    """
+    data, entry = digits_and_entry(options, 60)
+    images = data.test.images[:1000]
+    history = vote_history(entry.model, images)
+    found = {
+        "distance_winner": history.mean_distance(history.wins),
+        "distance_others": history.mean_distance(~history.wins),
+        "share_winner": history.share_of_winner(),
+    }
+    metrics: Metrics = {
+        f"{name}_{t + 1}": mean_and_error(values)
+        for name, iterations in found.items()
+        for t, values in enumerate(iterations)
+    }
+    return Result(metrics, {"": votes(entry, images)}, None, entry)
+
+
+NETWORK = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small preset's votes
+STEPS = 600  # for each of fifteen trainings
+REFERENCE = ("em", 3)  # whose votes the free energies are of
+COMPARED = 500  # images, of the free energies
+
+
+@experiment("matrix-capsules/routing", data="mnist")
+def routings(options: Options) -> Result:
+    """EM, variational Bayes and dynamic routing, one to five iterations: error, nats, speed (1 h).
+
+    A small network is trained with each for the same number of updates. Free energies are all of
+    the same votes, those for the class capsules of the network with three iterations of EM, at
+    each routing's assignments with the Gaussians and switches that fit these best.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    metrics: Metrics = {}
+    errors, speeds = pd.DataFrame(index=ITERATIONS), pd.DataFrame(index=ITERATIONS)
+    entries: dict[tuple[str, int], Entry] = {}
+    for name, number in product(ROUTINGS, ITERATIONS):
+        options.say(f"Training with {number} iterations of {name!r}")
+        sizes = dict(image_shape=data.image_shape, routing=name, iterations=number)
+        entry = entries[name, number] = create("matrix-capsules", **sizes, **NETWORK)
+        limit = steps(STEPS, (options.minutes or 60) / 60)
+        run = train(entry, data, options, steps=limit, transform=SHIFT)
+        error = error_rate(entry.model, data.test)
+        speed = run.steps * entry.training["batch_size"] / run.seconds
+        metrics[f"error_{name}_{number}"] = error
+        metrics[f"images_per_second_{name}_{number}"] = (speed, None, run.steps)
+        errors.loc[number, name], speeds.loc[number, name] = error.value, speed
+    reference = entries[REFERENCE]
+    energies = free_energies(reference, data.test[:COMPARED])
+    for (name, number), energy in energies.items():
+        metrics[f"free_energy_{name}_{number}"] = mean_and_error(energy)
+    nats = pd.Series({key: energy.mean().item() for key, energy in energies.items()}).unstack(0)
+    panels = {"test error": errors, "free energy (nats)": nats, "images per second": speeds}
+    table = pd.concat(panels, axis=1)
+    return Result(metrics, {"": by_iterations(panels)}, table, reference)
+
+
+@torch.no_grad()
+def free_energies(entry: Entry, split: Split) -> dict[tuple[str, int], Tensor]:
+    """Of every routing after each iteration, on the votes for an entry's class capsules, (N,)."""
+    model = entry.model
+    found: dict[tuple[str, int], Tensor] = {}
+    with in_eval_mode(model):
+        seen, law = model.class_votes(split.images), model.classes.law()
+    for name, routing in ROUTINGS.items():
+        energies = routing(len(ITERATIONS)).free_energies(seen, law)
+        found |= {(name, t): energy for t, energy in zip(ITERATIONS, energies, strict=True)}
+    return found

@@ -1,0 +1,374 @@
+"""Toys3D: toys of simple solids under changing view and light, rendered here, with all factors.
+
+A stand-in for smallNORB that needs no download: the same 5 categories, 10 instances of each (5 to
+train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, grey, 96x96. A toy is a dozen
+ellipsoids, boxes and tapered cylinders whose sizes and places vary from instance to instance. Each
+view is cast by parallel rays against the solids, exactly, and shaded by one lamp and the sky.
+
+>>> toys = Toys3D()                       # minutes the first time, then from the user's cache
+>>> toys.train.select(azimuth=range(6)).split(size=48)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.sources import user_cache
+from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
+
+INSTANCES = 10
+_VERSION = 1  # of the pictures, part of the cache's name
+_FAR = 1e6
+_BACKGROUND = 0.78
+
+
+class Solid(NamedTuple):
+    """An ellipsoid, a box, or a cylinder along z that narrows by `taper` to its top.
+
+    Attributes:
+        kind: "ellipsoid", "box" or "cylinder".
+        centre, half: of the solid, in lengths of about one toy, (3,).
+        tilt: radians about the y axis, before it is put at its centre.
+        shade: albedo in [0, 1].
+        taper: 0 for a cylinder, 1 for a cone.
+    """
+
+    kind: str
+    centre: tuple[float, float, float]
+    half: tuple[float, float, float]
+    tilt: float = 0.0
+    shade: float = 0.8
+    taper: float = 0.0
+
+
+class _Draw:
+    """Numbers of one instance: uniform, from a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = seeded_generator(seed)
+
+    def __call__(self, low: float, high: float) -> float:
+        return low + (high - low) * torch.rand((), generator=self.generator).item()
+
+
+def _animal(draw: _Draw) -> list[Solid]:
+    """Four legs, a long body, a head in front, ears and a tail."""
+    length, girth, leg = draw(0.42, 0.6), draw(0.17, 0.27), draw(0.2, 0.42)
+    thick, neck, head = draw(0.05, 0.09), draw(0.05, 0.4), draw(0.14, 0.2)
+    shade, dark = draw(0.5, 0.95), draw(0.2, 0.5)
+    x, z = length + 0.08, girth + neck
+    solids = [
+        Solid("ellipsoid", (0, 0, 0), (length, girth, girth), shade=shade),
+        Solid("cylinder", (0.85 * length, 0, z / 2), (0.09, 0.09, z / 2), 0.3, shade),
+        Solid("ellipsoid", (x + 0.06, 0, z), (1.4 * head, head, head), draw(0, 0.5), shade),
+        Solid("cylinder", (-length - 0.1, 0, 0.1), (0.03, 0.03, draw(0.1, 0.25)), -0.7, dark),
+    ]
+    for side in (-1, 1):
+        ear = (x - 0.02, side * 0.6 * head, z + head)
+        solids.append(Solid("cylinder", ear, (0.05, 0.05, draw(0.06, 0.2)), 0, dark, taper=0.9))
+        for front in (-1, 1):
+            place = (front * 0.62 * length, side * 0.6 * girth, -0.7 * girth - leg / 2)
+            solids.append(Solid("cylinder", place, (thick, thick, leg / 2 + 0.05), 0, dark))
+    return solids
+
+
+def _human(draw: _Draw) -> list[Solid]:
+    """An upright figure: trunk, head, hat, two arms and two legs."""
+    trunk, leg, wide = draw(0.26, 0.38), draw(0.22, 0.34), draw(0.15, 0.24)
+    swing, arms = draw(0.0, 0.5), draw(0.2, 0.32)
+    shade, dark, skin = draw(0.4, 0.9), draw(0.15, 0.5), draw(0.7, 1.0)
+    solids = [
+        Solid("cylinder", (0, 0, 0), (0.65 * wide, wide, trunk), 0, shade, draw(-0.3, 0.3)),
+        Solid("ellipsoid", (0, 0, trunk + 0.16), (0.14, 0.13, 0.16), 0, skin),
+        Solid("cylinder", (0, 0, trunk + 0.32), (0.16, 0.16, draw(0.03, 0.12)), 0, dark, 0.5),
+    ]
+    for side in (-1, 1):
+        foot = (side * swing * leg, side * 0.5 * wide, -trunk - leg)
+        solids.append(Solid("cylinder", foot, (0.08, 0.08, leg), -side * swing, dark))
+        hand = (-side * swing * arms, side * (wide + 0.07), 0.75 * trunk - arms)
+        solids.append(Solid("cylinder", hand, (0.06, 0.06, arms), side * swing, shade))
+    return solids
+
+
+def _airplane(draw: _Draw) -> list[Solid]:
+    """A fuselage, two wings, a tail with a fin, engines."""
+    length, girth, span = draw(0.6, 0.8), draw(0.09, 0.15), draw(0.5, 0.8)
+    chord, tail = draw(0.1, 0.2), draw(0.2, 0.32)
+    shade, dark = draw(0.6, 1.0), draw(0.3, 0.7)
+    wing, low = draw(-0.05, 0.2), draw(-0.6, 0.6) * girth
+    solids = [
+        Solid("ellipsoid", (0, 0, 0), (length, girth, girth), 0, shade),
+        Solid("box", (wing, 0, low), (chord, span, 0.02), 0, shade),
+        Solid("box", (-0.88 * length, 0, 0.02), (0.5 * chord, tail, 0.018), 0, dark),
+        Solid("box", (-0.88 * length, 0, draw(0.12, 0.2)), (0.09, 0.018, 0.15), -0.3, dark),
+        Solid("ellipsoid", (0.55 * length, 0, 0.6 * girth), (0.16, 0.6 * girth, 0.07), 0, 0.25),
+    ]
+    for side in (-1, 1):
+        place = (wing + 0.05, side * draw(0.3, 0.6) * span, low - 0.06)
+        solids.append(Solid("ellipsoid", place, (0.14, 0.05, 0.05), 0, dark))
+    return solids
+
+
+def _wheels(places: list[float], side: float, low: float, radius: float) -> list[Solid]:
+    """Round along x and z, thin along y."""
+    at = [(x, s * side, low) for x in places for s in (-1, 1)]
+    return [Solid("ellipsoid", place, (radius, 0.07, radius), 0, 0.12) for place in at]
+
+
+def _truck(draw: _Draw) -> list[Solid]:
+    """A cab in front of a long load, tall or flat or a tank, on six wheels."""
+    load, tall, wide = draw(0.4, 0.55), draw(0.1, 0.3), draw(0.2, 0.27)
+    shade, dark, radius = draw(0.5, 1.0), draw(0.3, 0.9), draw(0.11, 0.15)
+    cab = draw(0.15, 0.24)
+    solids = [
+        Solid("box", (0, 0, -0.14), (load + 0.22, 0.8 * wide, 0.04), 0, 0.2),
+        Solid("box", (load + 0.08, 0, cab - 0.1), (0.15, wide, cab), 0, shade),
+        Solid("box", (load + 0.2, 0, cab + 0.02), (0.04, 0.85 * wide, 0.08), 0.1, 0.15),
+        Solid("box", (load + 0.27, 0, -0.05), (0.08, 0.9 * wide, 0.1), 0, dark),
+    ]
+    if draw(0, 1) < 0.35:  # a tank
+        solids.append(
+            Solid("ellipsoid", (-0.15, 0, tall), (load + 0.05, wide, tall + 0.1), 0, dark)
+        )
+    else:
+        solids.append(Solid("box", (-0.15, 0, tall - 0.1), (load, wide, tall), 0, dark))
+    return solids + _wheels([-load + 0.05, -load + 0.32, load + 0.12], wide, -0.22, radius)
+
+
+def _car(draw: _Draw) -> list[Solid]:
+    """A low body with a cabin on top, four wheels."""
+    length, wide, low = draw(0.55, 0.7), draw(0.24, 0.31), draw(0.09, 0.13)
+    cabin, roof, back = draw(0.24, 0.4), draw(0.1, 0.18), draw(-0.25, 0.02)
+    shade, radius = draw(0.35, 1.0), draw(0.11, 0.15)
+    solids = [
+        Solid("box", (0, 0, 0), (length, wide, low), 0, shade),
+        Solid(
+            "ellipsoid", (0.5 * length, 0, 0.6 * low), (0.52 * length, 0.9 * wide, low), 0, shade
+        ),
+        Solid("ellipsoid", (back, 0, low), (cabin + 0.12, 0.85 * wide, 1.4 * roof), 0, 0.2),
+        Solid("box", (back, 0, low + roof), (0.75 * cabin, 0.75 * wide, 0.4 * roof), 0, shade),
+    ]
+    if draw(0, 1) < 0.4:  # a spoiler
+        solids.append(Solid("box", (-length, 0, low + 0.1), (0.05, 0.9 * wide, 0.02), 0, shade))
+    return solids + _wheels([-0.6 * length, 0.6 * length], wide, -low, radius)
+
+
+_MAKERS: dict[str, Callable[[_Draw], list[Solid]]] = dict(
+    zip(CATEGORIES, (_animal, _human, _airplane, _truck, _car), strict=True)
+)
+
+
+def make_toy(category: str, instance: int, seed: int = 0) -> list[Solid]:
+    """The solids of one toy, always the same ones for the same numbers.
+
+    Raises:
+        ValueError: there is no such category.
+    """
+    if category not in _MAKERS:
+        raise ValueError(f"category must be one of {CATEGORIES}, not {category!r}")
+    number = (seed * len(CATEGORIES) + CATEGORIES.index(category)) * INSTANCES + instance
+    return _MAKERS[category](_Draw(number))
+
+
+def camera(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit vectors right, up and towards the camera, (views, 3) each; angles in radians."""
+    zero = torch.zeros_like(azimuth)
+    right = torch.stack([-azimuth.sin(), azimuth.cos(), zero], -1)
+    level, steep = elevation.cos(), elevation.sin()
+    towards = torch.stack([level * azimuth.cos(), level * azimuth.sin(), steep], -1)
+    return right, torch.linalg.cross(towards, right), towards
+
+
+def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What rays hit first: distance (..., _FAR where nothing), unit normal (..., 3) and albedo.
+
+    Args:
+        origin, ray: start and unit direction of each, (..., 3).
+    """
+    nearest = torch.full(origin.shape[:-1], _FAR)
+    normal, shade = torch.zeros_like(origin), torch.zeros(origin.shape[:-1])
+    for solid in solids:
+        half = torch.tensor(solid.half)
+        cosine, sine = math.cos(solid.tilt), math.sin(solid.tilt)
+        turn = torch.tensor([[cosine, 0, sine], [0, 1, 0], [-sine, 0, cosine]])
+        start = (origin - torch.tensor(solid.centre)) @ turn / half
+        distance, slope = _HITS[solid.kind](start, ray @ turn / half, solid.taper)
+        hit = distance < nearest
+        nearest = torch.where(hit, distance, nearest)
+        slope = torch.nn.functional.normalize(slope / half @ turn.T, dim=-1)
+        normal = torch.where(hit[..., None], slope, normal)
+        shade = torch.where(hit, solid.shade, shade)
+    return nearest, normal, shade
+
+
+def _hit_ball(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
+    """The unit ball."""
+    a, b = ray.square().sum(-1), (start * ray).sum(-1)
+    discriminant = b.square() - a * (start.square().sum(-1) - 1)
+    distance = (-b - discriminant.clamp_min(0).sqrt()) / a
+    distance = torch.where((discriminant > 0) & (distance > 0), distance, _FAR)
+    return distance, start + distance[..., None] * ray
+
+
+def _hit_box(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
+    """The cube [-1, 1]^3."""
+    ray = torch.where(ray.abs() < 1e-9, 1e-9, ray)
+    entry, axis = ((-ray.sign() - start) / ray).max(-1)
+    leave = ((ray.sign() - start) / ray).amin(-1)
+    distance = torch.where((entry < leave) & (entry > 0), entry, _FAR)
+    face = torch.nn.functional.one_hot(axis, 3) * -ray.sign()
+    return distance, face
+
+
+def _hit_cylinder(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
+    """Radius 1 - taper (1 + z) / 2 for z in [-1, 1], with both ends."""
+    middle, narrow = 1 - taper / 2, taper / 2
+    radius, change = middle - narrow * start[..., 2], -narrow * ray[..., 2]
+    a = ray[..., :2].square().sum(-1) - change.square()
+    b = (start[..., :2] * ray[..., :2]).sum(-1) - radius * change
+    c = start[..., :2].square().sum(-1) - radius.square()
+    discriminant = b.square() - a * c
+    root = discriminant.clamp_min(0).sqrt()
+    a = torch.where(a.abs() < 1e-9, 1e-9, a)
+    best, slope = torch.full_like(a, _FAR), torch.zeros_like(start)
+    for distance in ((-b - root) / a, (-b + root) / a):
+        point = start + distance[..., None] * ray
+        inside = (discriminant > 0) & (distance > 0) & (point[..., 2].abs() <= 1)
+        hit = inside & (distance < best)
+        wide = middle - narrow * point[..., 2]
+        side = torch.cat([point[..., :2], (narrow * wide)[..., None]], -1)
+        best, slope = torch.where(hit, distance, best), torch.where(hit[..., None], side, slope)
+    for end in (-1.0, 1.0):
+        distance = (end - start[..., 2]) / torch.where(ray[..., 2].abs() < 1e-9, 1e-9, ray[..., 2])
+        point = start + distance[..., None] * ray
+        within = point[..., :2].square().sum(-1) <= (middle - narrow * end) ** 2
+        hit = within & (distance > 0) & (distance < best)
+        face = torch.tensor([0.0, 0.0, end]).expand_as(start)
+        best, slope = torch.where(hit, distance, best), torch.where(hit[..., None], face, slope)
+    return best, slope
+
+
+_HITS = {"ellipsoid": _hit_ball, "box": _hit_box, "cylinder": _hit_cylinder}
+
+
+def _lamps() -> tuple[Tensor, Tensor, Tensor]:
+    """Direction from the toy in the camera's frame (right, up, towards), strength and sky, (6,)."""
+    directions = [
+        (-1, 1, 1),
+        (1, 1, 1),
+        (0, 1.5, 0.4),
+        (-1.5, 0.3, 0.6),
+        (1.5, 0.3, 0.6),
+        (0, 0.2, 1),
+    ]
+    lamps = torch.nn.functional.normalize(torch.tensor(directions), dim=-1)
+    return (
+        lamps,
+        torch.tensor([0.9, 0.75, 0.8, 0.85, 0.7, 0.6]),
+        torch.tensor([0.15, 0.3, 0.25] * 2),
+    )
+
+
+def render(
+    solids: list[Solid], azimuth: Tensor, elevation: Tensor, size: int = 96, samples: int = 2
+) -> Tensor:
+    """Views of a toy under each of the six lightings, (views, 6, size, size), in [0, 1].
+
+    Args:
+        azimuth, elevation: of the camera, in radians, (views,).
+        size: height and width, in pixels.
+        samples: rays for each pixel along either axis.
+    """
+    right, up, towards = camera(azimuth, elevation)
+    fine = size * samples
+    axis = (torch.arange(fine) + 0.5) / fine * 2 - 1
+    across, down = axis[None, :, None], -axis[:, None, None]
+    frame = [v[:, None, None] for v in (right, up, towards)]  # (views, 1, 1, 3)
+    origin = across * frame[0] + down * frame[1] + 4 * frame[2]
+    distance, normal, shade = cast(solids, origin, (-frame[2]).expand_as(origin))
+    facing = torch.stack([(normal * vector).sum(-1) for vector in frame], -1)
+    lamps, strength, sky = _lamps()
+    light = strength * (facing @ lamps.T).clamp_min(0) + sky * (1 + normal[..., 2:]) / 2
+    grey = shade[..., None] * light  # (views, fine, fine, 6)
+    backdrop = _BACKGROUND * (0.7 + 0.3 * strength / 0.9)
+    grey = torch.where((distance < _FAR)[..., None], grey, backdrop).clamp(0, 1)
+    return torch.nn.functional.avg_pool2d(grey.movedim(3, 1), samples)
+
+
+class Toys3D:
+    """The data set.
+
+    Args:
+        size: height and width, in pixels.
+        seed: of the toys.
+        cache: folder for the rendered images; the user's cache by default.
+        azimuths, elevations, instances: how many of each, for a smaller set.
+
+    Attributes:
+        train, test: `Views`, of instances 0 to 4 and 5 to 9 of each category.
+    """
+
+    def __init__(
+        self,
+        size: int = 96,
+        seed: int = 0,
+        cache: str | Path | None = None,
+        *,
+        azimuths: int = AZIMUTHS,
+        elevations: int = ELEVATIONS,
+        instances: int = INSTANCES,
+    ) -> None:
+        self.size, self.seed = size, seed
+        self.counts = azimuths, elevations, instances
+        folder = user_cache() if cache is None else Path(cache)
+        shape = "x".join(map(str, (instances, elevations, azimuths, size)))
+        file = folder / f"toys3d-{_VERSION}-{seed}-{shape}.npy"
+        images = self._cached(file)  # (categories, instances, elevations, azimuths, lights, H, W)
+        half = instances // 2
+        self.train = self._views(images[:, :half], 0, "train")
+        self.test = self._views(images[:, half:], half, "test")
+
+    def _cached(self, file: Path) -> Tensor:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            whole = file.with_suffix(f".{os.getpid()}.tmp")
+            with whole.open("wb") as stream:
+                np.save(stream, self._rendered().numpy())
+            whole.replace(file)
+        return torch.from_numpy(np.load(file))
+
+    def _rendered(self) -> Tensor:
+        azimuths, elevations, instances = self.counts
+        azimuth = torch.arange(azimuths) * (2 * math.pi / azimuths)
+        toys = []
+        for category in CATEGORIES:
+            for instance in range(instances):
+                solids = make_toy(category, instance, self.seed)
+                views = [
+                    render(solids, azimuth, torch.full_like(azimuth, angle), self.size)
+                    for angle in _elevations(elevations)
+                ]
+                toys.append((torch.stack(views) * 255).round().to(torch.uint8))
+        return torch.stack(toys).unflatten(0, (len(CATEGORIES), instances))
+
+    def _views(self, images: Tensor, first: int, part: str) -> Views:
+        sizes = [torch.arange(n) for n in images.shape[:5]]
+        labels, instance, elevation, azimuth, lighting = (
+            grid.flatten() for grid in torch.meshgrid(*sizes, indexing="ij")
+        )
+        flat = images.reshape(-1, 1, self.size, self.size)
+        return Views(flat, labels, instance + first, elevation, azimuth, lighting, f"toys3d/{part}")
+
+
+def _elevations(number: int) -> list[float]:
+    """30 to 70 degrees above the ground, in radians."""
+    return torch.linspace(math.radians(30), math.radians(70), number).tolist()

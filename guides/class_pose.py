@@ -1,0 +1,60 @@
+"""A capsule network as the guide to a decoder: the code of an image is its class's pose."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.capsule_convolution import POSE
+from capsule_zoo.models.matrix_capsules import MatrixCapsules
+from capsule_zoo.models.vae import VariationalAutoencoder
+
+
+class ClassPose(Guide):
+    """q(code | image, label) = the pose of the label's capsule, and zeros for all others.
+
+    The code has 16 numbers for each class. Where no label is given, it is the likeliest. The
+    network is taken as it is: it is no part of the guide, and does not learn from the decoder.
+
+    Args:
+        model: the decoder.
+        classifier: the capsule network.
+
+    Raises:
+        ValueError: the decoder's code is of another size.
+
+    Reference: Sabour, Frosst & Hinton 2017 (arXiv 1710.09829), section 4.1, where such a decoder is
+    trained along with the network.
+    """
+
+    covers = ("image_code",)
+
+    def __init__(self, model: VariationalAutoencoder, classifier: MatrixCapsules) -> None:
+        super().__init__(model)
+        size = classifier.num_classes * POSE * POSE
+        if model.latent != size:
+            raise ValueError(
+                f"the model's latent must be {size}, {POSE * POSE} numbers for each of "
+                f"{classifier.num_classes} classes, not {model.latent}"
+            )
+        self._classifier = (classifier,)  # in a tuple, so that it is no sub-module
+
+    @property
+    def classifier(self) -> MatrixCapsules:
+        return self._classifier[0]
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        self.model.check_images(images)
+        self.classifier.check_labels(labels)
+        with torch.no_grad(), poutine.block():
+            classes = self.classifier.capsules(images)[-1]
+        labels = classes.logits[:, 0].argmax(1) if labels is None else labels
+        chosen = F.one_hot(labels, self.classifier.num_classes).to(classes.pose)
+        code = (chosen[:, :, None] * classes.pose[:, 0].flatten(2)).flatten(1)
+        with pyro.plate("images", len(images), dim=-1):
+            return pyro.sample("image_code", dist.Delta(code, event_dim=1))

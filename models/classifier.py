@@ -1,0 +1,87 @@
+"""Models of the label of an image, which of the image itself say nothing.
+
+    image ~ Uniform(0, 1)                  # (B, C, H, W)
+    label ~ law(scores(image))             # (B,)
+
+A subclass computes the scores, one number for each class, and may choose the law. Such a model
+scores nothing unless it is given labels.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch.nn.functional as F
+from pyro.nn import pyro_method
+from torch import Tensor
+
+from capsule_zoo.models.base import Model, Site, check_at_least
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Every image (B, C, H, W) with mean 0 and deviation 1, whatever its light and contrast."""
+    return F.layer_norm(images, images.shape[1:])
+
+
+class Classifier(Model):
+    """Base of the models of labels.
+
+    Args:
+        image_shape: (channels, height, width).
+        classes: of the label.
+
+    Raises:
+        ValueError: fewer than two classes.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the images.
+    `predict(images)` gives the likeliest labels.
+    """
+
+    sites = (Site("label", ("images",), discrete=True),)
+    supervised = True
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        check_at_least(2, classes=classes)
+        self.image_shape, self.num_classes = image_shape, classes
+
+    def scores(self, images: Tensor) -> Tensor:
+        """What speaks for each class, (B, classes), of images (B, C, H, W)."""
+        raise NotImplementedError
+
+    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
+        """p(label | scores), from scores (B, classes); here they are logits."""
+        return dist.Categorical(logits=scores)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_images(images)
+        self.check_labels(labels)
+        batch = batch_size if images is None else len(images)
+        with pyro.plate("images", batch, dim=-1):
+            one = next(self.parameters()).new_ones(self.image_shape)
+            images = pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
+            pyro.sample("label", self.label_law(self.scores(images)), obs=labels)
+        return images
+
+    @pyro_method
+    def predict(self, images: Tensor) -> Tensor:
+        """The likeliest labels of images (B, C, H, W), (B,)."""
+        self.check_images(images)
+        return self.scores(images).argmax(-1)
+
+    def check_labels(self, labels: Tensor | None) -> None:
+        """Raise ValueError unless labels are (B,) integers of a class."""
+        if labels is None:
+            return
+        if labels.dim() != 1 or labels.is_floating_point():
+            raise ValueError(
+                f"labels must be integers of shape (B,), not {labels.dtype} of shape "
+                f"{tuple(labels.shape)}"
+            )
+        if labels.numel() and not 0 <= labels.min() <= labels.max() < self.num_classes:
+            raise ValueError(
+                f"labels must lie in 0 to {self.num_classes - 1}, but these span "
+                f"{labels.min().item()} to {labels.max().item()}; build the model with more classes"
+            )

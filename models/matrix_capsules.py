@@ -1,0 +1,192 @@
+"""Matrix capsules: a classifier whose every layer infers poses and presences by routing.
+
+Story. A convolution reads features off the image; primary capsules read poses and presences off
+the features; two layers of convolutional capsules and a layer of class capsules follow, each
+inferred from the votes of the one below. The class whose capsule is most surely there is the label.
+
+    image    ~ Uniform(0, 1)                                       # (B, C, H, W): says nothing
+    features = relu(conv5x5(image))                                # (B, A, ., .)
+    primary  = 1x1(features)                                       # grid of B types
+    capsules = route(votes(primary)), 3x3 stride 2                 # grid of C types
+    capsules = route(votes(capsules)), 3x3                         # grid of D types
+    classes  = route(votes(capsules) + coordinates)                # one capsule a class, a_c
+    label    ~ exp(-E(label, a)) or Categorical(logit a)           # (B,)
+
+    E(t, a) = sum_{c != t} max(0, m - (a_t - a_c))^2               # the spread loss
+
+The model explains labels, not images, and so scores nothing unless it is given some. The law of the
+spread loss is a Gibbs law: its log density is minus the loss, as the paper trains it, up to its
+partition function; draws are from the law itself. The margin m grows with the updates.
+
+Routing is inference in a mixture of switchable Gaussians (`capsule_zoo.models.SwitchableGaussians`)
+and is given to the model, for models know no guides: `MatrixCapsules(EMRouting(3))`.
+
+References:
+    Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR): section 4 and figure 1
+    for the network, section 4.1 for the spread loss. The deviations of the first transformations
+    and the shape of the margin's growth are those of their released code, the paper gives none; it
+    grows over 200 times as many updates there. For the scale of costs see `capsule_convolution`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import check_at_least, check_positive
+from capsule_zoo.models.capsule_convolution import (
+    RIGHT_COLUMN,
+    CapsuleConv2d,
+    CapsuleGrid,
+    ClassCapsules,
+    PrimaryCapsules,
+)
+from capsule_zoo.models.classifier import Classifier, standardised
+from capsule_zoo.models.switchable_gaussians import Routing
+from capsule_zoo.models.votes import Votes
+
+PRESETS = {
+    "small": dict(features=64, capsules=(8, 16, 16)),
+    "full": dict(features=32, capsules=(32, 32, 32)),
+}
+
+
+class SpreadLabels(dist.Categorical):
+    """A label with energy E(t) = sum_{c != t} max(0, m - (a_t - a_c))^2, the spread loss.
+
+    Its `log_prob` is -E(t), without the log partition function; draws have p(t) = exp(-E(t)) / Z.
+
+    Args:
+        presence: a, of the classes, (..., classes).
+        margin: m, in (0, 1).
+    """
+
+    def __init__(self, presence: Tensor, margin: float) -> None:
+        self.presence, self.margin = presence, margin
+        super().__init__(logits=-spread_energy(presence, margin))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        log_partition = (-spread_energy(self.presence, self.margin)).logsumexp(-1)
+        return super().log_prob(value) + log_partition
+
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> SpreadLabels:
+        return SpreadLabels(self.presence.expand(*batch_shape, -1), self.margin)
+
+
+def spread_energy(presence: Tensor, margin: float) -> Tensor:
+    """The spread loss of every label, (..., classes); presences (..., classes)."""
+    gap = presence[..., :, None] - presence[..., None, :]  # a_t - a_c
+    loss = (margin - gap).clamp_min(0).square()
+    return loss.sum(-1) - torch.diagonal(loss, dim1=-2, dim2=-1)
+
+
+class MatrixCapsules(Classifier):
+    """The network as a model of labels; see the top of this file.
+
+    Args:
+        routing: infers every layer, such as `EMRouting(3)` of `capsule_zoo.guides`.
+        image_shape: (channels, height, width), 17x17 pixels or more, padding included.
+        classes: of the label.
+        features: channels of the first convolution, A.
+        capsules: types of the primary and the two convolutional layers, (B, C, D).
+        likelihood: "spread" or "categorical".
+        margin_steps: updates in which the margin of the spread loss grows by a sigmoid's unit:
+            .2 + .79 sigmoid(updates / margin_steps - 4). The updates are counted in the state.
+        coordinates: see `ClassCapsules`.
+        padding: pixels of zeros around the image, for the first convolution; the paper has none.
+        recompute: cast votes anew in the backward pass, rather than keep them.
+
+    Raises:
+        ValueError: a size below 1, an image that is too small, an unknown likelihood.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the images.
+    `capsules(images)` gives every layer, `predict(images)` the labels.
+    """
+
+    def __init__(
+        self,
+        routing: Routing,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        *,
+        features: int = 64,
+        capsules: tuple[int, int, int] = (8, 16, 16),
+        likelihood: str = "spread",
+        margin_steps: float = 250,
+        coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
+        padding: int = 0,
+        recompute: bool = True,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        primary, middle, last = capsules
+        check_positive(margin_steps=margin_steps)
+        if likelihood not in ("spread", "categorical"):
+            raise ValueError(f"likelihood must be 'spread' or 'categorical', not {likelihood!r}")
+        self.likelihood, self.margin_steps = likelihood, margin_steps
+        self.normalised = likelihood == "categorical"
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        channels, height, width = image_shape
+        check_at_least(0, padding=padding)
+        if min(height, width) + 2 * padding < 17:
+            raise ValueError(
+                "image_shape must be 17x17 pixels or more, padding included, not "
+                f"{height}x{width} and {padding}"
+            )
+        grid = ((height + 2 * padding - 3) // 2, (width + 2 * padding - 3) // 2)
+        self.stem = PyroModule[nn.Conv2d](channels, features, 5, stride=2, padding=padding)
+        nn.init.kaiming_normal_(self.stem.weight, nonlinearity="relu")
+        nn.init.zeros_(self.stem.bias)
+        self.primary = PrimaryCapsules(features, primary)
+        how: dict[str, Any] = dict(routing=routing, recompute=recompute)
+        first = CapsuleConv2d(primary, middle, grid, 3, 2, **how)
+        second = CapsuleConv2d(middle, last, first.shape, 3, 1, **how)
+        self.layers = PyroModule[nn.ModuleList]([first, second])
+        self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **how)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        images = super().forward(images, labels, batch_size)
+        if labels is not None and self.training and torch.is_grad_enabled():
+            self.updates += 1
+        return images
+
+    @pyro_method
+    def capsules(self, images: Tensor) -> list[CapsuleGrid]:
+        """Every layer of capsules, the classes last."""
+        grids = [self.primary(F.relu(self.stem(standardised(images))))]
+        for layer in (*self.layers, self.classes):
+            grids.append(layer(grids[-1]))
+        return grids
+
+    @torch.no_grad()
+    def class_votes(self, images: Tensor) -> Votes:
+        """The votes for the class capsules, to look at."""
+        return self.classes.votes(self.capsules(images)[-2])
+
+    @pyro_method
+    def scores(self, images: Tensor) -> Tensor:
+        """Log-odds of the class capsules' presences, (B, classes)."""
+        return self.capsules(images)[-1].logits[:, 0]
+
+    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
+        """p(label | class capsules), from the log-odds of their presences (B, classes)."""
+        if self.likelihood == "categorical":
+            return super().label_law(scores)
+        return SpreadLabels(scores.sigmoid(), self.margin)
+
+    @property
+    def margin(self) -> float:
+        """m of the spread loss after the updates so far."""
+        return margin_after(self.updates.item(), self.margin_steps)
+
+
+def margin_after(updates: float, margin_steps: float) -> float:
+    """m = .2 + .79 sigmoid(min(10, updates / margin_steps - 4))."""
+    return 0.2 + 0.79 / (1 + math.exp(-min(10.0, updates / margin_steps - 4)))

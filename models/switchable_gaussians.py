@@ -1,0 +1,232 @@
+"""One layer of matrix capsules as a density: a mixture of switchable transforming Gaussians.
+
+Story. Every child casts a vote for the pose of each parent. It picks one parent that sees it; if
+that parent is there, the vote is a draw from the parent's Gaussian; if not, the vote is as likely
+as any other. So a parent pays to be there (beta_a) and is worth it when the votes of its children
+agree. Votes carry a little noise of their own, so that one child alone is no infinite evidence.
+
+    s_j ~ Bernoulli(sigmoid(beta_a))                     # parents, (B, J)
+    mu_j, sigma2_j: flat                                 # (B, J, D)
+    w_i ~ Bernoulli(presence)                            # children, (B, I)
+    z_i ~ uniform over parents                           # (B, I), enumerated
+    factor w_i [s_z ln N_iz + (1 - s_z) beta_u]          # z = z_i
+
+    ln N_ij = E ln Normal(V_ij + e; mu_j, sigma2_j),  e ~ Normal(0, noise)
+
+With q(s_j = 1) = a_j and q(z_i = j) = R_ij the free energy at temperature 1 / lambda is
+
+    -F = sum_ij w_i R_ij [a_j ln N_ij + (1 - a_j) beta_u - ln R_ij - ln(number of parents of i)]
+         + sum_j [a_j beta_a - ln(1 + exp(beta_a)) + H(a_j) / lambda]
+
+and each of its blocks has its optimum in closed form: those are the steps of EM routing
+(`capsule_zoo.guides.EMRouting`).
+
+References:
+    Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 3 and appendix
+    A.1. Their cost of a claimed child, (beta_u + ln sigma) for each number of the pose, leaves out
+    the constants of the Gaussian: see `unclaimed_log_density`. The noise is the floor that their
+    released code adds to the variance, read so that EM remains exact; theirs is 5e-4, with which
+    assignments are settled by chance before anything is learned, where poses are of size 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.distributions import constraints
+from pyro.ops.indexing import Vindex
+from torch import Tensor
+
+from capsule_zoo.models.base import NamedModule, Site, check_at_least, check_positive
+from capsule_zoo.models.votes import Votes
+
+VOTE_NOISE = 0.02
+
+
+class ParentLaw(NamedTuple):
+    """What a layer knows of its parents before it sees a vote.
+
+    Attributes:
+        beta_a: log-odds that a parent is there, in nats, (parents,).
+        beta_u: log density of the vote of a child whose parent is not there, in nats, (parents,).
+        inverse_temperature: lambda, of the parents' presences.
+        noise: variance of a vote's own noise.
+    """
+
+    beta_a: Tensor
+    beta_u: Tensor
+    inverse_temperature: float = 1.0
+    noise: float = VOTE_NOISE
+
+
+class Belief(NamedTuple):
+    """What a routing believes of the parents after some iterations.
+
+    Attributes:
+        share: R, what part of each child each parent claims, (N, positions, parents, children).
+        mean, variance: of the parents' votes, (N, positions, parents, D).
+        logits: log-odds of the parents' presences, (N, positions, parents).
+    """
+
+    share: Tensor
+    mean: Tensor
+    variance: Tensor
+    logits: Tensor
+
+    @property
+    def presence(self) -> Tensor:
+        """a, (N, positions, parents)."""
+        return self.logits.sigmoid()
+
+
+class Routing(Protocol):
+    """Infers the parents of a layer from the votes of its children."""
+
+    def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
+        """What it believes of the parents in the end."""
+
+    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+        """What it believes after each iteration."""
+
+
+def unclaimed_log_density(beta_u: Tensor, size: int) -> Tensor:
+    """beta_u in nats from the paper's, a cost for each of `size` numbers of the pose.
+
+    The paper's a = sigmoid(lambda [beta_a - sum_d (beta_u + ln sigma_d) n]) leaves the entropy of
+    the standard normal out of both terms.
+    """
+    return size * (beta_u - 0.5 * math.log(2 * math.pi * math.e))
+
+
+def vote_log_density(votes: Votes, mean: Tensor, variance: Tensor, noise: float) -> Tensor:
+    """ln N_ij, (N, positions, parents, children)."""
+    constant = ((2 * math.pi * variance).log() + noise / variance).sum(3, keepdim=True)
+    return -0.5 * (votes.distance(mean, 1 / variance) + constant)
+
+
+def parent_logits(count: Tensor, variance: Tensor, law: ParentLaw) -> Tensor:
+    """lambda [beta_a + sum_i w_i R_ij (ln N_ij - beta_u)] at the best Gaussians.
+
+    Args:
+        count: n_j, (..., parents, 1).
+        variance: of the votes, their noise included, (..., parents, D).
+    """
+    claimed = -0.5 * (2 * math.pi * math.e * variance).log().sum(-1)
+    return law.inverse_temperature * (law.beta_a + count[..., 0] * (claimed - law.beta_u))
+
+
+def free_energy(votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
+    """F of the layer at some belief, at the law's temperature, in nats, (N,)."""
+    present = belief.presence
+    there = present[..., None]
+    density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
+    density = there * density + (1 - there) * law.beta_u[:, None]
+    choices = votes.uniform().log() - belief.share.clamp_min(1e-38).log()
+    claimed = (votes.presence * belief.share * (density + choices)).sum((1, 2, 3))
+    entropy = F.softplus(belief.logits) - present * belief.logits
+    own = present * law.beta_a - F.softplus(law.beta_a) + entropy / law.inverse_temperature
+    return -claimed - own.sum((1, 2))
+
+
+class Flat(dist.ImproperUniform):
+    """A flat measure whose log density, zero, has the precision of the value."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value).to(value)
+
+
+class SwitchableGaussians(NamedModule):
+    """The layer as a Pyro model; see the top of this file.
+
+    Args:
+        children, parents: capsules of the two levels, I and J; every parent sees every child.
+        size: numbers of a vote, D.
+        beta_a: log-odds that a parent is there, in nats.
+        beta_u: log density of the vote of a child whose parent is not there, in nats.
+        noise: variance of a vote's own noise.
+
+    Raises:
+        ValueError: a number below 1, or noise that is not positive.
+
+    Called as `model(votes, presence=None)` with votes (B, I, J, D) and the children's presences
+    (B, I), all there by default. Means and variances are flat, so it cannot be drawn from.
+    """
+
+    sites = (
+        Site("parent_presence", ("images", "parents"), discrete=True),
+        Site("parent_mean", ("images", "parents"), event_dim=1),
+        Site("parent_variance", ("images", "parents"), event_dim=1),
+        Site("child_presence", ("images", "children"), discrete=True),
+        Site("child_parent", ("images", "children"), discrete=True, enumerated=True),
+    )
+    plate_dims = {"images": -2, "parents": -1, "children": -1}
+
+    def __init__(
+        self,
+        children: int,
+        parents: int,
+        size: int = 16,
+        *,
+        beta_a: float = 0.5,
+        beta_u: float = -14.7,
+        noise: float = VOTE_NOISE,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, children=children, parents=parents, size=size)
+        check_positive(noise=noise)
+        self.shape, self.noise = (children, parents, size), noise
+        self.beta_a = torch.nn.Parameter(torch.full((parents,), float(beta_a)))
+        self.beta_u = torch.nn.Parameter(torch.full((parents,), float(beta_u)))
+
+    def law(self, inverse_temperature: float = 1.0) -> ParentLaw:
+        """The same law for the routings."""
+        return ParentLaw(self.beta_a, self.beta_u, inverse_temperature, self.noise)
+
+    def check_votes(self, votes: Tensor, presence: Tensor | None = None) -> None:
+        """Raise ValueError unless votes are (B, I, J, D) and presences (B, I) of this layer."""
+        if votes.dim() != 4 or tuple(votes.shape[1:]) != self.shape:
+            raise ValueError(
+                f"votes must be (B, {', '.join(map(str, self.shape))}) for this layer, not "
+                f"{tuple(votes.shape)}"
+            )
+        if presence is not None and presence.shape != votes.shape[:2]:
+            raise ValueError(
+                f"presence must be {tuple(votes.shape[:2])}, one for each child, not "
+                f"{tuple(presence.shape)}"
+            )
+
+    def forward(self, votes: Tensor, presence: Tensor | None = None) -> None:
+        self.check_votes(votes, presence)
+        batch, children, parents, size = votes.shape
+        presence = votes.new_ones(batch, children) if presence is None else presence
+        real, positive = constraints.real_vector, constraints.independent(constraints.positive, 1)
+        with pyro.plate("images", batch, dim=-2):
+            with pyro.plate("parents", parents, dim=-1):
+                # unvalidated, so that a mean field may put a probability in the place of a choice
+                switch = dist.Bernoulli(logits=self.beta_a, validate_args=False)
+                there = pyro.sample("parent_presence", switch)
+                mean = pyro.sample("parent_mean", Flat(real, (), (size,)))
+                variance = pyro.sample("parent_variance", Flat(positive, (), (size,)))
+            density = self._log_density(votes, there, mean, variance)  # (B, I, J)
+            with pyro.plate("children", children, dim=-1):
+                child = pyro.sample("child_presence", dist.Bernoulli(presence))
+                parent = pyro.sample(
+                    "child_parent",
+                    dist.Categorical(logits=votes.new_zeros(parents)),
+                    infer={"enumerate": "parallel"},
+                )
+                image = torch.arange(batch, device=votes.device)[:, None]
+                column = torch.arange(children, device=votes.device)
+                pyro.factor("vote", child * Vindex(density)[image, column, parent])
+
+    def _log_density(self, votes: Tensor, there: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """s_j ln N_ij + (1 - s_j) beta_u, written out, (B, I, J)."""
+        mean, variance, there = mean[:, None], variance[:, None], there[:, None]
+        claimed = dist.Normal(mean, variance.sqrt()).log_prob(votes) - 0.5 * self.noise / variance
+        return there * claimed.sum(-1) + (1 - there) * self.beta_u

@@ -1,0 +1,31 @@
+"""The routing benchmark times two programs that compute the same, and each of them runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def routing(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import routing
+
+    monkeypatch.setattr(routing, "keep_memory", lambda: True)  # of the whole process
+    monkeypatch.setattr(routing, "BATCH", {"small": 1, "full": 1})
+    tiny = dict(features=4, capsules=(2, 3, 2))
+    monkeypatch.setattr(routing, "PRESETS", {"small": tiny, "full": tiny})
+    yield routing
+    sys.modules.pop("routing")
+
+
+def test_ours_is_the_textbook_to_the_last_digits_and_all_contestants_run(routing):
+    routing.check()
+    contestants = routing.make()
+    assert {"small", "textbook", "full"} <= contestants.keys()
+    contestants["small"]()
+    contestants["textbook"]()

@@ -1,0 +1,132 @@
+"""The experiments on matrix capsules run in miniature and name what they promise."""
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from capsule_zoo import records
+from capsule_zoo.data import Views, load_dataset
+from capsule_zoo.experiments import Options, matrix_capsules, matrix_capsules_viewpoints, reproduce
+from capsule_zoo.experiments.matrix_capsules_pose import ink_centre, nudged
+from capsule_zoo.experiments.matrix_capsules_viewpoints import Point, matched, novel_values
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create
+
+QUICK = Options(minutes=0.003, progress=False)
+ROUTINGS = ("em", "vb", "dynamic")
+
+
+def note_figure(figure, path):
+    """A file of the figure's name; painting it takes longer than all the rest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    plt.close(figure)
+
+
+def few_views(number=48):
+    """Noise with every factor: two azimuths, two elevations."""
+    index = torch.arange(number)
+    factors = [index % 5, index // 5 % 5, index % 2, index // 2 % 2, index % 6]
+    pixels = torch.randint(256, (number, 1, 17, 17), dtype=torch.uint8)
+    return Views(pixels, *factors, name="noise")
+
+
+@pytest.fixture(autouse=True)
+def miniature(monkeypatch):
+    """Few and small digits, views of noise, small networks, and everything in one process."""
+    full = load_dataset("digits", size=17)
+    few = type(full)(full.name, full.train[:40], full.validation[:8], full.test[:12])
+    smaller = dict(features=4, capsules=(2, 2, 2))
+    monkeypatch.setattr(records, "save_figure", note_figure)
+    monkeypatch.setattr(matrix_capsules, "load_dataset", lambda *_, **__: few)
+    monkeypatch.setattr(matrix_capsules, "ITERATIONS", (1, 2))
+    monkeypatch.setattr(matrix_capsules, "NETWORK", smaller)
+    monkeypatch.setattr(matrix_capsules, "REFERENCE", ("em", 2))
+    changed = dict(SIZE=17, SEEDS=2, CHECKS=2, MEASURED=6, ATTACKED=4, EPSILONS=(0.0, 0.1))
+    changed |= dict(
+        FAMILIAR={"azimuth": (0,), "elevation": (1,)},
+        views=lambda *_: (few_views(), few_views()),
+        side_by_side=lambda task, jobs: list(map(task, jobs)),
+        create=lambda name, **sizes: create(name, **sizes, **smaller if "caps" in name else {}),
+    )
+    for name, value in changed.items():
+        monkeypatch.setattr(matrix_capsules_viewpoints, name, value)
+    return few
+
+
+PROMISED = {
+    "mnist": ({"test_error", "model_parameters"}, ""),
+    "votes": (
+        {f"{kind}_{t}" for t in (1, 2, 3) for kind in ("distance_winner", "distance_others")}
+        | {f"share_winner_{t}" for t in (1, 2, 3)},
+        "",
+    ),
+    "routing": (
+        {
+            f"{kind}_{name}_{t}"
+            for kind in ("error", "images_per_second", "free_energy")
+            for name in ROUTINGS
+            for t in (1, 2)
+        },
+        "",
+    ),
+    "pose": ({"squared_error", "ink_down", "ink_across"}, ""),
+    "viewpoints": (
+        {
+            f"{factor}_{kind}error_{network}"
+            for factor in ("azimuth", "elevation")
+            for kind in ("", "familiar_")
+            for network in ("capsules", "cnn")
+        }
+        | {f"fgsm_{size}_error_{network}" for size in (0, 100) for network in ("capsules", "cnn")},
+        " attack",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_experiment_gives_what_it_promises(name, tmp_path):
+    metrics, figures = PROMISED[name]
+    reproduce(f"matrix-capsules/{name}", QUICK, folder=tmp_path)
+    found = read_record(f"matrix-capsules/{name}", tmp_path)["metrics"]
+    assert set(found) == metrics
+    drawn = {path.stem for path in (tmp_path / "matrix-capsules").glob("*.png")}
+    assert drawn == {f"{name}_{figure}".rstrip("_") for figure in figures.split(" ")}
+
+
+def test_networks_are_matched_where_the_worse_one_is_best():
+    paths = {
+        "capsules": [Point(0.5, 0.6), Point(0.2, 0.3), Point(0.05, 0.2)],
+        "cnn": [Point(0.4, 0.7), Point(0.18, 0.5), Point(0.3, 0.4)],
+    }
+    assert matched(paths) == {"capsules": Point(0.2, 0.3), "cnn": Point(0.18, 0.5)}
+
+
+def test_novel_views_are_those_that_are_not_familiar():
+    assert novel_values(few_views(), "azimuth") == [1]
+    assert novel_values(few_views(), "elevation") == [0]
+
+
+def test_viewpoints_refuse_a_run():
+    with pytest.raises(ValueError, match="leave --run out"):
+        reproduce("matrix-capsules/viewpoints", Options(run="mine", progress=False))
+
+
+def test_a_nudge_moves_one_number_of_the_class_by_its_deviation():
+    codes, labels = torch.zeros(6, 3, 16), torch.tensor([0, 1, 1, 2, 1, 0])
+    codes[torch.arange(6), labels] = torch.randn(6, 16)
+    moved = nudged(codes.flatten(1), 5, 2.0).unflatten(1, (3, 16)) - codes
+    for n, label in enumerate(labels.tolist()):
+        deviation = codes[labels == label, label, 5].std(correction=0)
+        assert moved[n, label, 5] == pytest.approx(2 * deviation.item(), abs=1e-6)
+    moved[torch.arange(6), labels, 5] = 0
+    assert moved.abs().max() == 0
+
+
+def test_the_inks_centre_moves_with_the_ink():
+    images = torch.zeros(2, 1, 6, 8)
+    images[0, 0, 1:3, 2:5] = 0.7
+    images[1] = images[0].roll((2, 3), (1, 2))
+    centre = ink_centre(images)
+    torch.testing.assert_close(centre[0], torch.tensor([1.5, 3.0]))
+    torch.testing.assert_close(centre[1] - centre[0], torch.tensor([2.0, 3.0]))

@@ -1,0 +1,184 @@
+"""smallNORB's files, written here in their format, and toys whose pictures follow from geometry."""
+
+import gzip
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from capsule_zoo.data import MissingData
+from capsule_zoo.data.sources import fetch
+from capsule_zoo.data.toys3d import Solid, Toys3D, cast, make_toy, render
+from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB, read_matrix
+
+MAGIC = {np.dtype("u1"): 0x1E3D4C55, np.dtype("<i4"): 0x1E3D4C54}
+
+
+def matrix(values):
+    """Bytes in the format of the data set's page: at least three sizes are written."""
+    sizes = [*values.shape] + [1] * (3 - values.ndim)
+    head = np.array([MAGIC[values.dtype], values.ndim, *sizes], "<u4")
+    return head.tobytes() + values.tobytes()
+
+
+@pytest.fixture
+def norb(tmp_path):
+    """Six pairs of images of 4x4 pixels in either split, packed for training."""
+    random = np.random.default_rng(0)
+    written = {}
+    for part, stem in SmallNORB.stems.items():
+        arrays = {
+            "dat": random.integers(0, 256, (6, 2, 4, 4)).astype("u1"),
+            "cat": np.arange(6).astype("<i4") % 5,
+            "info": np.stack(
+                [np.arange(6), np.arange(6) % 3, np.arange(6) * 2, np.arange(6) % 2], 1
+            ).astype("<i4"),
+        }
+        for kind, values in arrays.items():
+            raw, name = matrix(values), f"{stem}-{kind}.mat"
+            if part == "training":
+                raw, name = gzip.compress(raw), f"{name}.gz"
+            (tmp_path / name).write_bytes(raw)
+        written[part] = arrays
+    return tmp_path, written
+
+
+@pytest.mark.parametrize("cameras", [1, 2])
+def test_small_norb_keeps_images_and_factors(norb, cameras):
+    root, written = norb
+    data = SmallNORB(root, cameras)
+    for views, part in ((data.train, "training"), (data.test, "testing")):
+        arrays = written[part]
+        assert np.array_equal(views.images.numpy(), arrays["dat"][:, :cameras])
+        assert np.array_equal(views.labels.numpy(), arrays["cat"])
+        factors = torch.stack(
+            [views.instance, views.elevation, 2 * views.azimuth, views.lighting], 1
+        )
+        assert np.array_equal(factors.numpy(), arrays["info"])
+
+
+def test_views_are_selected_by_their_factors(norb):
+    views = SmallNORB(norb[0]).train
+    few = views.select(azimuth=[1, 2, 5], lighting=[1])
+    assert few.azimuth.tolist() == [1, 5]
+    assert torch.equal(few.images, views.images[[1, 5]])
+    split = few.split(size=2)
+    assert split.images.shape == (2, 1, 2, 2) and split.images.max() <= 1
+    with pytest.raises(ValueError, match="unknown factor 'azimut'"):
+        views.select(azimut=[1])
+    with pytest.raises(ValueError, match="no view"):
+        views.select(azimuth=[17])
+
+
+def test_damaged_or_absent_files_are_named(norb, tmp_path):
+    root, _ = norb
+    file = next(root.glob("*testing-dat.mat"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(MissingData, match=r"testing-dat.*bytes, where a matrix of \[6, 2, 4, 4\]"):
+        SmallNORB(root)
+    with pytest.raises(MissingData, match=r"training-dat.*published at https"):
+        SmallNORB(tmp_path / "nowhere")
+    for raw in (b"", b"not a matrix at all"):
+        with pytest.raises(ValueError, match=r"too short|unknown magic"):
+            read_matrix(raw)
+
+
+def test_files_are_downloaded_to_the_cache_once(norb, tmp_path, monkeypatch):
+    root, written = norb
+    for file in root.glob("*testing*.mat"):
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(SmallNORB, "home", f"{root.as_uri()}/")
+    for _ in range(2):
+        data = SmallNORB()
+        assert np.array_equal(data.test.labels.numpy(), written["testing"]["cat"])
+        monkeypatch.setattr(SmallNORB, "home", "file:///nowhere/")  # the second time from the cache
+    cached = list((tmp_path / "cache" / "capsule-zoo" / "smallnorb").iterdir())
+    assert len(cached) == 6 and all(file.suffix == ".gz" for file in cached)
+
+
+def test_without_a_network_it_is_said_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(SmallNORB, "home", "http://127.0.0.1:9/")
+    with pytest.raises(MissingData, match=r"training-dat.*set root= or CAPSULE_ZOO_DATA.*toys3d"):
+        SmallNORB()
+    assert not list((tmp_path / "capsule-zoo" / "smallnorb").iterdir())
+
+
+def test_a_file_that_came_in_part_is_not_kept(tmp_path, monkeypatch):
+    class Reply(io.BytesIO):
+        headers = {"Content-Length": "10"}
+
+    monkeypatch.setattr("capsule_zoo.data.sources.urlopen", lambda *_, **__: Reply(b"short"))
+    with pytest.raises(OSError, match="5 bytes of 10 came"):
+        fetch("http://example.org/file", tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+SOLIDS = [
+    (Solid("ellipsoid", (0.1, 0, 0), (0.5, 0.3, 0.2)), 0.4, (-1.0, 0, 0)),
+    (Solid("box", (0.1, 0, 0), (0.5, 0.3, 0.2)), 0.4, (-1.0, 0, 0)),
+    (Solid("cylinder", (0.1, 0, 0), (0.5, 0.3, 0.2)), 0.4, (-1.0, 0, 0)),
+    # a cone of height .4 on a base of radius .5: half the radius at half the height
+    (Solid("cylinder", (0.1, 0, 0), (0.5, 0.3, 0.2), taper=1.0), 0.15, (-0.4, 0, 0.5)),
+    (Solid("box", (0, 0, 0), (0.5, 0.3, 0.2), tilt=math.pi / 2), 0.2, (-1.0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("solid", "reach", "normal"), SOLIDS)
+def test_a_ray_meets_a_solid_where_geometry_says(solid, reach, normal):
+    """Along x through the middle: distance to the surface, and the outward normal there."""
+    origin, ray = torch.tensor([-3.0, 0, 0]), torch.tensor([1.0, 0, 0])
+    distance, found, shade = cast([solid], origin, ray)
+    assert distance == pytest.approx(3 - reach, abs=1e-5)
+    expected = torch.nn.functional.normalize(torch.tensor(normal), dim=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert shade == pytest.approx(solid.shade)
+    assert cast([solid], origin + torch.tensor([0, 0, 0.9]), ray)[0] > 1e5
+
+
+def test_the_nearest_solid_is_seen():
+    near, far = (Solid("box", (x, 0, 0), (0.1, 0.1, 0.1), shade=abs(x)) for x in (-0.5, 0.4))
+    for order in ([near, far], [far, near]):
+        _, _, shade = cast(order, torch.tensor([-3.0, 0, 0]), torch.tensor([1.0, 0, 0]))
+        assert shade == pytest.approx(0.5)
+
+
+def test_turning_the_camera_is_turning_the_toy():
+    """A ball looks the same from all sides; a toy mirrored in its plane of symmetry mirrors."""
+    angles = torch.tensor([0.7, -0.7])
+    steep = torch.full((2,), 0.6)
+    ball = render([Solid("ellipsoid", (0, 0, 0), (0.5, 0.5, 0.5))], angles, steep, size=16)
+    torch.testing.assert_close(ball[0], ball[1], atol=1e-4, rtol=0)
+    symmetric = [
+        Solid("box", (0.3, 0, 0), (0.3, 0.2, 0.1)),
+        Solid("box", (0, 0, 0.3), (0.1, 0.3, 0.1)),
+    ]
+    left, right = render(symmetric, angles, steep, size=16)[:, 2]  # a lamp in the middle
+    torch.testing.assert_close(left, right.flip(-1), atol=2e-2, rtol=0)
+
+
+def test_toys_are_the_same_by_seed_and_differ_by_instance():
+    assert make_toy("car", 3) == make_toy("car", 3)
+    assert len({str(make_toy(c, k, s)) for c in CATEGORIES for k in range(4) for s in (0, 1)}) == 40
+    with pytest.raises(ValueError, match="category must be one of"):
+        make_toy("boat", 0)
+
+
+def test_toys3d_is_a_full_grid_of_factors_cached_and_split_by_instance(tmp_path):
+    few = dict(size=12, cache=tmp_path, azimuths=3, elevations=2, instances=2)
+    toys = Toys3D(**few)
+    (file,) = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    again = Toys3D(**few)
+    assert file.stat().st_mtime_ns == written
+    assert torch.equal(again.test.images, toys.test.images)
+    for views, instance in ((toys.train, 0), (toys.test, 1)):
+        assert len(views) == 5 * 3 * 2 * 6 and set(views.instance.tolist()) == {instance}
+        one = views.select(labels=[4], azimuth=[2], elevation=[1], lighting=[5])
+        angle, steep = torch.tensor([4 * math.pi / 3]), torch.tensor([math.radians(70)])
+        expected = render(make_toy("car", instance), angle, steep, size=12)[0, 5]
+        torch.testing.assert_close(one.split().images[0, 0], expected, atol=3e-3, rtol=0)
+        assert views.images.float().std((1, 2, 3)).min() > 10  # something is to be seen in each

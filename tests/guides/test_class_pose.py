@@ -1,0 +1,47 @@
+"""The code is the pose of one class; the network that it comes from may be held still."""
+
+import pytest
+import torch
+
+from capsule_zoo.data import Split
+from capsule_zoo.guides import EMRouting
+from capsule_zoo.guides.class_pose import ClassPose
+from capsule_zoo.inference import check_pair, fit
+from capsule_zoo.models import MatrixCapsules, VariationalAutoencoder
+
+SHAPE = (1, 17, 17)
+
+
+@pytest.fixture
+def pair():
+    classifier = MatrixCapsules(EMRouting(2), SHAPE, 3, features=3, capsules=(2, 2, 2))
+    model = VariationalAutoencoder(SHAPE, 48, channels=2)
+    return model, ClassPose(model, classifier)
+
+
+def test_the_code_is_the_pose_of_the_label_or_of_the_likeliest(pair):
+    model, guide = pair
+    images, labels = torch.rand(4, *SHAPE), torch.tensor([2, 0, 1, 1])
+    check_pair(model, guide, images)
+    pose = guide.classifier.capsules(images)[-1].pose[:, 0].flatten(2)  # (B, classes, 16)
+    for given, used in ((labels, labels), (None, guide.classifier.predict(images))):
+        code = guide(images, given).unflatten(1, (3, 16))
+        for n, label in enumerate(used.tolist()):
+            torch.testing.assert_close(code[n, label], pose[n, label])
+            assert code[n].norm().item() == pytest.approx(pose[n, label].norm().item())
+
+
+def test_the_decoder_learns_while_the_network_stays(pair):
+    model, guide = pair
+    split = Split(torch.rand(8, *SHAPE), torch.arange(8) % 3)
+    parameters = dict(guide.classifier.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    painted = model.decoder.paint.weight.detach().clone()
+    fit(model, guide, split, steps=2, labels=True, progress=False)
+    assert all(torch.equal(p, before[name]) for name, p in parameters.items())
+    assert not torch.equal(model.decoder.paint.weight, painted)
+
+
+def test_a_code_of_another_size_is_refused(pair):
+    with pytest.raises(ValueError, match="latent must be 48"):
+        ClassPose(VariationalAutoencoder(SHAPE, 47), pair[1].classifier)

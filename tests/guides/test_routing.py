@@ -1,0 +1,245 @@
+"""Routings: each step at its optimum, bounds that climb, and the mistakes of public code."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
+from capsule_zoo.guides.routing import best_belief
+from capsule_zoo.models.switchable_gaussians import ParentLaw, free_energy
+from capsule_zoo.models.votes import Votes, Windows
+
+B, I, J, D = 3, 8, 4, 5  # noqa: E741
+ROUTINGS = [EMRouting(3), EMRouting(3, e_step="exact"), VBRouting(3), DynamicRouting(3)]
+
+
+def rand(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def law(parents=J, inverse_temperature=1.0, noise=0.05, beta_a=0.2, beta_u=-6.0):
+    betas = (torch.full((parents,), float(beta)).double() for beta in (beta_a, beta_u))
+    return ParentLaw(*betas, inverse_temperature, noise)
+
+
+@pytest.fixture
+def votes():
+    return Votes.dense(rand(B, I, J, D), torch.rand(B, I, dtype=torch.float64))
+
+
+def free_energy_of(votes, share, mean, variance, logits, law):
+    belief = best_belief(votes, share, law)
+    return free_energy(
+        votes, belief._replace(mean=mean, variance=variance, logits=logits), law
+    ).sum()
+
+
+@pytest.mark.parametrize("inverse_temperature", [1.0, 0.01])
+def test_m_step_is_the_minimum_of_the_free_energy(votes, inverse_temperature):
+    rule = law(inverse_temperature=inverse_temperature)
+    share = votes.compete(rand(B, 1, J, I))
+    best = best_belief(votes, share, rule)
+    point = [x.clone().requires_grad_() for x in (best.mean, best.variance, best.logits)]
+    slopes = torch.autograd.grad(free_energy_of(votes, share, *point, rule), point)
+    assert max(s.abs().max() for s in slopes) < 1e-9
+    least = free_energy_of(votes, share, *point, rule)
+    for _ in range(20):
+        near = [p * torch.exp(0.1 * torch.randn_like(p)) for p in point]
+        assert free_energy_of(votes, share, *near, rule) > least
+
+
+def test_exact_e_step_is_the_minimum_of_the_free_energy(votes):
+    rule = law()
+    belief = best_belief(votes, votes.compete(rand(B, 1, J, I)), rule)
+    best = belief._replace(share=EMRouting(e_step="exact").shares(votes, belief, rule))
+    least = free_energy(votes, best, rule)
+    for _ in range(20):
+        other = (best.share.log() + 0.1 * rand(B, 1, J, I)).softmax(2)
+        assert (free_energy(votes, best._replace(share=other), rule) > least).all()
+
+
+def test_papers_e_step_is_a_times_n(votes):
+    rule = law()
+    belief = best_belief(votes, votes.uniform(), rule)
+    values = (votes.values + votes.centre.flatten(0, 2)[..., None]).unflatten(0, votes.shape)
+    normal = torch.distributions.Normal(belief.mean[..., None], belief.variance[..., None].sqrt())
+    density = normal.log_prob(values) - 0.5 * rule.noise / belief.variance[..., None]
+    claim = belief.presence[..., None] * density.sum(3).exp()
+    found = EMRouting().shares(votes, belief, rule)
+    torch.testing.assert_close(found, claim / claim.sum(2, keepdim=True))
+
+
+@pytest.mark.parametrize("inverse_temperature", [1.0, 0.1, 0.01])
+def test_free_energy_of_exact_em_never_rises(votes, inverse_temperature):
+    rule = law(inverse_temperature=inverse_temperature)
+    energies = EMRouting(15, anneal=0, e_step="exact").free_energies(votes, rule)
+    assert (energies.diff(dim=0) < 1e-9).all()
+    assert (energies[0] - energies[-1] > 1e-3).all()
+
+
+def test_free_energy_of_exact_em_never_rises_between_windows():
+    windows = Windows.sliding(4, 4, 3, 1)
+    votes = Votes(rand(2, 4, J, D, 18), torch.rand(2, 4, 18, dtype=torch.float64), windows)
+    energies = EMRouting(10, anneal=0, e_step="exact").free_energies(votes, law())
+    assert (energies.diff(dim=0) < 1e-9).all()
+
+
+def test_bound_of_variational_bayes_never_falls(votes):
+    rule, routing = law(), VBRouting(15)
+    bounds = torch.stack(
+        [routing.bound(votes, b.share, rule) for b in routing.beliefs(votes, rule)]
+    )
+    assert (bounds.diff(dim=0) > -1e-9).all()
+    assert (bounds[-1] - bounds[0] > 1e-3).all()
+
+
+def log_evidence(values, routing):
+    """Of votes (n, D) that one parent takes, Normal-Gamma prior with mean 0, closed form."""
+    n = len(values)
+    kappa, shape = routing.kappa + n, (routing.nu + n) / 2
+    mean = values.mean(0) if n else torch.zeros(values.shape[1]).double()
+    scatter = (values - mean).square().sum(0) + routing.kappa * n / kappa * mean.square()
+    rate = torch.as_tensor((routing.psi + scatter) / 2)
+    prior = routing.nu / 2
+    each = (
+        math.lgamma(shape)
+        - math.lgamma(prior)
+        + prior * math.log(routing.psi / 2)
+        - shape * rate.log()
+        + 0.5 * math.log(routing.kappa / kappa)
+        - 0.5 * n * math.log(2 * math.pi)
+    )
+    return each.sum()
+
+
+def test_bound_of_variational_bayes_is_the_evidence_of_a_single_parent():
+    values, routing = rand(1, 6, 1, D), VBRouting(2, kappa=0.7, nu=5.0, psi=2.0)
+    votes = Votes.dense(values)
+    found = routing.bound(votes, votes.uniform(), law(1, noise=0.0))
+    torch.testing.assert_close(found[0], log_evidence(values[0, :, 0], routing))
+
+
+def test_bound_of_variational_bayes_lies_below_the_evidence():
+    """Summed over all 3^4 ways to choose parents, with the weights integrated out."""
+    values, parents, routing = rand(1, 4, 3, 2), 3, VBRouting(30, alpha=0.8, nu=4.0)
+    terms = []
+    for choice in itertools.product(range(parents), repeat=4):
+        counts = torch.tensor([choice.count(j) for j in range(parents)]).double()
+        weights = torch.lgamma(routing.alpha + counts).sum() - torch.lgamma(
+            torch.tensor(parents * routing.alpha + 4)
+        )
+        weights += math.lgamma(parents * routing.alpha) - parents * math.lgamma(routing.alpha)
+        chosen = torch.tensor(choice)
+        fits = [log_evidence(values[0, chosen == j, j], routing) for j in range(parents)]
+        terms.append(weights + sum(fits))
+    evidence = torch.stack(terms).logsumexp(0)
+    votes = Votes.dense(values)
+    *_, last = routing.beliefs(votes, law(parents, noise=0.0))
+    bound = routing.bound(votes, last.share, law(parents, noise=0.0))[0]
+    assert evidence - 3 < bound < evidence
+
+
+def test_dynamic_routing_is_the_papers_procedure():
+    values = rand(B, I, J, D)
+    agreement = torch.zeros(B, I, J, dtype=torch.float64)
+    for _ in range(3):
+        total = (agreement.softmax(2)[..., None] * values).sum(1) / (I / J)
+        length = total.norm(dim=-1, keepdim=True)
+        vector = length**2 / (1 + length**2) * total / length
+        agreement = agreement + (values * vector[:, None]).sum(-1)
+    belief = DynamicRouting(3)(Votes.dense(values), law())
+    torch.testing.assert_close(normalize(belief.mean[:, 0], dim=2), normalize(vector, dim=2))
+    torch.testing.assert_close(belief.presence[:, 0], vector.norm(dim=2))
+
+
+def test_temperatures_are_those_of_the_released_code(votes):
+    """lambda_t = .01 (1 - .95^(t + 1)), which log-odds are proportional to at equal shares."""
+    rule = law(inverse_temperature=0.01)
+    (first,) = EMRouting(1).beliefs(votes, rule)
+    plain = best_belief(votes, votes.uniform(), rule._replace(inverse_temperature=1.0))
+    torch.testing.assert_close(first.logits, 0.01 * (1 - 0.95) * plain.logits)
+    cooled = EMRouting(3)._cooled(rule, 2)
+    assert cooled.inverse_temperature == pytest.approx(0.01 * (1 - 0.95**3))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_a_childs_presence_counts(routing):
+    """Renormalising r a over the parents would cancel it."""
+    values, presence = rand(1, I, J, D), torch.ones(1, I, dtype=torch.float64)
+    half = presence.clone()
+    half[0, 0] = 0.5
+    found = [
+        routing(Votes.dense(values, w), law(inverse_temperature=0.1)) for w in (presence, half)
+    ]
+    assert (found[0].mean - found[1].mean).abs().max() > 1e-3
+    assert (found[0].logits - found[1].logits).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("routing", ROUTINGS[:3], ids=repr)
+def test_nothing_is_there_when_no_child_is(routing):
+    """Z-scoring the cost across parents would switch half of them on."""
+    rule = law(beta_a=-4.0)
+    belief = routing(Votes.dense(rand(1, I, J, D), torch.zeros(1, I).double()), rule)
+    cold = 1.0 - routing.anneal**routing.iterations
+    torch.testing.assert_close(belief.logits, torch.full_like(belief.logits, -4.0 * cold))
+    scattered = routing(Votes.dense(10 * rand(1, I, J, D)), rule._replace(inverse_temperature=10.0))
+    assert (scattered.presence < 0.5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("presence", [0.0, 1e-30, 1.0])
+@pytest.mark.parametrize("children", [1, 2])
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_one_child_gives_no_nan(routing, children, presence, dtype):
+    """Its votes have no spread at all; deviations of zero would give NaN gradients."""
+    values = torch.randn(2, 1, J, 16).to(dtype).repeat(1, children, 1, 1).requires_grad_()
+    weight = torch.full((2, children), presence, dtype=dtype, requires_grad=True)
+    rule = law(noise=5e-4)
+    rule = rule._replace(beta_a=rule.beta_a.to(dtype), beta_u=rule.beta_u.to(dtype))
+    belief = routing(Votes.dense(values, weight), rule)
+    (belief.mean.square().sum() + belief.presence.sum()).backward()
+    for found in (*belief, values.grad, weight.grad):
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_moving_all_votes_moves_the_parents_and_nothing_else(routing):
+    if not isinstance(routing, EMRouting):
+        pytest.skip("its prior or its squash ties poses to the origin")
+    values, shift = rand(B, I, J, D), rand(D)
+    still, moved = (routing(Votes.dense(v), law()) for v in (values, values + shift))
+    torch.testing.assert_close(moved.mean, still.mean + shift)
+    torch.testing.assert_close(moved.logits, still.logits)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_free_energies_are_reported_on_the_same_votes(routing, votes):
+    energies = routing.free_energies(votes, law())
+    assert energies.shape == (3, B)
+    torch.testing.assert_close(energies[0], EMRouting().free_energies(votes, law())[0])
+
+
+@pytest.mark.parametrize("routing", [EMRouting, VBRouting, DynamicRouting])
+def test_bad_settings_are_refused(routing):
+    with pytest.raises(ValueError, match="iterations must be at least 1"):
+        routing(0)
+    with pytest.raises(ValueError, match="anneal must lie in"):
+        routing(3, anneal=1.0)
+    with pytest.raises(ValueError, match="e_step must be"):
+        EMRouting(e_step="fast")
+    with pytest.raises(ValueError, match="nu must be positive"):
+        VBRouting(nu=0.0)
+
+
+def test_softmax_is_over_all_parents_of_a_windowed_layer():
+    """One parent type, nine windows: a child seen from all nine gives a ninth to each at first."""
+    windows = Windows.sliding(5, 5, 3, 1)
+    votes = Votes(rand(1, 9, 1, D, 9), torch.ones(1, 9, 9).double(), windows)
+    share = EMRouting(1)(votes, law(1)).share
+    middle = (windows.cells == 12).nonzero()
+    assert len(middle) == 9
+    for position, place in middle.tolist():
+        assert share[0, position, 0, place] == pytest.approx(1 / 9)

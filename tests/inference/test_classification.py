@@ -1,0 +1,57 @@
+"""Error rates and the attack, on a classifier whose gradient is known."""
+
+import pytest
+import torch
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference.classification import error_rate, fgsm, predictions
+from capsule_zoo.models import ConvolutionalClassifier
+from capsule_zoo.models.classifier import Classifier
+
+
+class Weighing(Classifier):
+    """Two classes: the score of the second is a weighted sum of the pixels."""
+
+    def __init__(self):
+        super().__init__((1, 2, 2), 2)
+        weight = torch.tensor([[1.0, -2.0], [0.5, -0.1]])
+        self.weight = torch.nn.Parameter(weight)
+
+    def scores(self, images):
+        total = (images[:, 0] * self.weight).sum((1, 2))
+        return torch.stack([torch.zeros_like(total), total], 1)
+
+
+@pytest.fixture
+def split():
+    return Split(torch.rand(7, 1, 2, 2), torch.tensor([0, 1, 0, 1, 1, 0, 0]))
+
+
+def test_the_error_rate_counts_wrong_answers(split):
+    model = Weighing()
+    assert torch.equal(predictions(model, split.images, 3), model.predict(split.images))
+    wrong = (model.scores(split.images).argmax(1) != split.labels).double().mean().item()
+    found = error_rate(model, split)
+    assert found.value == pytest.approx(wrong) and found.n == 7
+    assert found.se == pytest.approx((wrong * (1 - wrong) / 7) ** 0.5)
+
+
+def test_the_attack_moves_every_pixel_against_its_weight(split):
+    model = Weighing()
+    moved = fgsm(model, split, 0.1, batch_size=3)
+    towards = torch.where(split.labels == 1, -1.0, 1.0)[:, None, None, None]
+    expected = (split.images + 0.1 * towards * model.weight.sign()).clamp(0, 1)
+    torch.testing.assert_close(moved.images, expected)
+    assert torch.equal(moved.labels, split.labels)
+    assert torch.equal(fgsm(model, split, 0.0).images, split.images)
+    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+        fgsm(model, split, -0.1)
+
+
+def test_both_look_at_the_model_as_it_is_used_and_leave_it_as_it_was():
+    """In training half of the units of the convolutional network are dropped."""
+    model = ConvolutionalClassifier((1, 8, 8), 3)
+    split = Split(torch.rand(40, 1, 8, 8), torch.arange(40) % 3)
+    assert torch.equal(*(fgsm(model, split, 0.1).images for _ in range(2)))
+    assert error_rate(model, split) == error_rate(model, split)
+    assert model.training and all(p.grad is None for p in model.parameters())

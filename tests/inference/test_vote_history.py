@@ -1,0 +1,46 @@
+"""Distances of votes and who has the children, against the votes written out."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from capsule_zoo.guides import EMRouting
+from capsule_zoo.inference.vote_history import vote_history
+from capsule_zoo.models import MatrixCapsules
+
+
+@pytest.fixture
+def seen():
+    model = MatrixCapsules(EMRouting(3), (1, 17, 17), 4, features=4, capsules=(2, 2, 3))
+    images = torch.rand(5, 1, 17, 17)
+    return model, images, vote_history(model, images, batch_size=2)
+
+
+def test_every_childs_presence_is_shared_among_the_classes(seen):
+    model, images, history = seen
+    presence = model.capsules(images)[-2].presence.flatten(1)
+    for weight in history.weight:
+        torch.testing.assert_close(weight.sum(1), presence)
+    assert torch.equal(history.wins.int().argmax(1), model.predict(images))
+    assert (history.wins.sum(1) == 1).all()
+
+
+def test_distances_are_those_of_the_votes(seen):
+    model, images, history = seen
+    votes = model.class_votes(images)
+    cast = (votes.values + votes.centre.flatten(0, 2)[..., None]).unflatten(0, votes.shape)[:, 0]
+    mean = votes.gather(votes.uniform()).mean[:, 0]  # after the first iteration
+    distance = (cast - mean[..., None]).norm(dim=2)
+    torch.testing.assert_close(history.distance[0], distance, rtol=1e-3, atol=1e-3)
+
+
+def test_means_are_weighted_by_assignment(seen):
+    _, _, history = seen
+    near, share = history.mean_distance(history.wins), history.share_of_winner()
+    for t, n in product(range(3), range(5)):
+        weight = history.weight[t, n]
+        (winner,) = history.wins[n].nonzero().flatten().tolist()
+        own = (weight[winner] * history.distance[t, n, winner]).sum() / weight[winner].sum()
+        assert near[t, n].item() == pytest.approx(own.item(), rel=1e-5)
+        assert share[t, n].item() == pytest.approx((weight[winner].sum() / weight.sum()).item())

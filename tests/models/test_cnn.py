@@ -1,0 +1,24 @@
+"""The baseline of matrix capsules."""
+
+import torch
+
+from capsule_zoo.models import ConvolutionalClassifier
+
+
+def test_it_has_the_papers_size():
+    model = ConvolutionalClassifier((2, 32, 32), 5)
+    assert 4.2e6 < model.num_parameters < 4.3e6
+
+
+def test_scores_do_not_depend_on_brightness_and_contrast():
+    model = ConvolutionalClassifier((1, 9, 10), 3, channels=(4, 4), hidden=16).double().eval()
+    images = torch.rand(2, 1, 9, 10, dtype=torch.float64)
+    found = model.scores(0.3 * images + 0.2)
+    torch.testing.assert_close(found, model.scores(images), rtol=1e-3, atol=1e-4)
+
+
+def test_units_are_dropped_in_training_only():
+    model, images = ConvolutionalClassifier((1, 8, 8), 3), torch.rand(2, 1, 8, 8)
+    assert not torch.equal(model.scores(images), model.scores(images))
+    model.eval()
+    assert torch.equal(model.scores(images), model.scores(images))

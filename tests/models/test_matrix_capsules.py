@@ -1,0 +1,218 @@
+"""The network: its sizes, its laws of the label, and what it learns from."""
+
+import math
+
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
+from capsule_zoo.inference import evaluate, fit, log_weights, loss_per_image
+from capsule_zoo.models import MatrixCapsules
+from capsule_zoo.models.matrix_capsules import (
+    PRESETS,
+    SpreadLabels,
+    margin_after,
+    spread_energy,
+)
+
+TINY = dict(image_shape=(1, 17, 17), classes=3, features=4, capsules=(2, 2, 2))
+
+
+def tiny(**options):
+    return MatrixCapsules(EMRouting(2), **{**TINY, **options})
+
+
+def images(number=4, size=17):
+    return torch.rand(number, 1, size, size)
+
+
+@pytest.mark.parametrize(
+    ("preset", "shape", "classes", "least", "most"),
+    [
+        ("small", (1, 28, 28), 10, 67_000, 69_000),
+        ("full", (2, 32, 32), 5, 310_000, 320_000),  # smallNORB, of which the paper says 310 K
+    ],
+)
+def test_presets_have_the_papers_sizes(preset, shape, classes, least, most):
+    model = MatrixCapsules(EMRouting(3), shape, classes, **PRESETS[preset])
+    assert least < model.num_parameters < most
+
+
+@pytest.mark.parametrize(("size", "padding"), [(32, 0), (28, 2)])
+def test_grids_are_those_of_the_paper(size, padding):
+    """On 32x32: 14x14 primary capsules, 6x6, 4x4, classes."""
+    sizes = dict(features=2, capsules=(2, 2, 2), padding=padding)
+    model = MatrixCapsules(EMRouting(1), (1, size, size), 5, **sizes)
+    grids = model.capsules(torch.rand(1, 1, size, size))
+    assert [grid.shape for grid in grids] == [(14, 14), (6, 6), (4, 4), (1, 1)]
+    assert grids[-1].pose.shape == (1, 1, 5, 4, 4)
+
+
+@pytest.mark.parametrize("margin", [0.2, 0.9])
+def test_spread_energy_is_the_papers_loss(margin):
+    presence = torch.rand(6, 5, dtype=torch.float64)
+    found = spread_energy(presence, margin)
+    for n, a in enumerate(presence.tolist()):
+        for t in range(5):
+            loss = sum(max(0.0, margin - (a[t] - a[i])) ** 2 for i in range(5) if i != t)
+            assert found[n, t] == pytest.approx(loss)
+
+
+def test_spread_labels_are_drawn_from_their_gibbs_law():
+    law = SpreadLabels(torch.tensor([0.9, 0.1, 0.3], dtype=torch.float64), 0.9)
+    weights = law.log_prob(torch.arange(3)).exp()
+    torch.testing.assert_close(law.probs, weights / weights.sum())
+    torch.testing.assert_close(law.log_prob(torch.arange(3)), -spread_energy(law.presence, 0.9))
+
+
+def test_the_loss_of_the_model_is_the_spread_loss_per_image():
+    model, batch, labels = tiny().eval(), images(), torch.tensor([0, 2, 1, 1])
+    found = loss_per_image(Trace_ELBO(), model, ExactLabel(model), batch, labels)
+    presence = model.scores(batch).sigmoid()
+    energy = spread_energy(presence, margin_after(0, model.margin_steps))
+    torch.testing.assert_close(found, energy[torch.arange(4), labels].mean())
+
+
+def test_categorical_labels_have_a_normalised_law():
+    model = tiny(likelihood="categorical")
+    guide, batch = ExactLabel(model), images()
+    with torch.no_grad():
+        weight = log_weights(model, guide, batch)[0]
+        total = sum(
+            log_weights(model, guide, batch, torch.full((4,), c))[0].exp() for c in range(3)
+        )
+    torch.testing.assert_close(weight, torch.zeros(4))  # log p(image), which the model leaves flat
+    torch.testing.assert_close(total, torch.ones(4))
+    assert evaluate(model, guide, batch).attrs["is_bound"]
+    assert not evaluate(tiny(), ExactLabel(tiny()), batch).attrs["is_bound"]
+
+
+def test_a_full_white_pixel_is_as_likely_as_any():
+    model, labels = tiny(), torch.zeros(2, dtype=torch.int64)
+    for value in (0.0, 0.5, 1.0):
+        trace = poutine.trace(model).get_trace(torch.full((2, 1, 17, 17), value), labels)
+        trace.compute_log_prob()
+        assert trace.nodes["image"]["log_prob_sum"] == 0
+
+
+def test_margin_grows_as_in_the_released_code():
+    assert margin_after(0, 50_000) == pytest.approx(0.2 + 0.79 / (1 + math.exp(4)))
+    assert margin_after(200_000, 50_000) == pytest.approx(0.2 + 0.79 / 2)
+    assert margin_after(10**9, 50_000) == pytest.approx(0.99, abs=1e-4)
+
+
+def test_only_updates_move_the_margin_and_the_state_keeps_it():
+    model = tiny(margin_steps=1.0)
+    labels = torch.zeros(4, dtype=torch.int64)
+    with torch.no_grad():
+        model(images(), labels)
+    model(images())
+    model.eval()(images(), labels)
+    assert model.updates == 0
+    model.train()
+    for _ in range(3):
+        model(images(), labels)
+    twin = tiny(margin_steps=1.0)
+    twin.load_state_dict(model.state_dict())
+    assert twin.margin == model.margin == margin_after(3, 1.0)
+
+
+def test_scores_do_not_depend_on_brightness_and_contrast():
+    model, batch = tiny().double(), images().double()
+    plain = model.scores(batch)
+    torch.testing.assert_close(model.scores(0.3 * batch + 0.2), plain, rtol=0.02, atol=0.01)
+
+
+ROUTINGS = [EMRouting(3), VBRouting(3), DynamicRouting(3)]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_dataset("digits").train
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_poses_and_presences_keep_their_scale_up_the_layers(routing, digits):
+    """However many children a parent has; and no class is sure of itself before it has learned."""
+    model = MatrixCapsules(routing, **PRESETS["small"])
+    with torch.no_grad():
+        grids = model.capsules(digits.images[:4])
+    assert 0.1 < grids[0].pose.std(0).mean() < 0.5  # as far apart as transformations are
+    sizes = torch.stack([grid.pose.square().mean().sqrt() for grid in grids])
+    assert sizes.max() < 3 * sizes.min()
+    for grid in grids:
+        assert 0.05 < grid.presence.mean() < 0.95
+    least, most = torch.aminmax(grids[-1].presence)
+    assert least > 0.02 and most < 0.98
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_the_loss_of_the_small_preset_reaches_every_parameter(routing, digits):
+    model = MatrixCapsules(routing, **PRESETS["small"])
+    few = digits[:4]
+    loss_per_image(Trace_ELBO(), model, ExactLabel(model), few.images, few.labels).backward()
+    blind = ("beta_a", "beta_u") if isinstance(routing, DynamicRouting) else ()
+    for name, parameter in model.named_parameters():
+        if name.endswith(blind):
+            continue
+        slope = parameter.grad.norm()
+        assert torch.isfinite(slope) and slope > 1e-6, name
+
+
+def test_the_small_preset_learns_sixteen_digits_by_heart(digits):
+    few = digits[:16]
+    model = MatrixCapsules(EMRouting(3), **PRESETS["small"])
+    settings = dict(batch_size=16, lr=3e-3, labels=True, progress=False)
+    fit(model, ExactLabel(model), few, steps=6, **settings)
+    with torch.no_grad():
+        after = spread_energy(model.scores(few.images).sigmoid(), margin_after(0, 250))
+        twin = MatrixCapsules(EMRouting(3), **PRESETS["small"])
+        before = spread_energy(twin.scores(few.images).sigmoid(), margin_after(0, 250))
+    chosen = torch.arange(16), few.labels
+    assert after[chosen].mean() < 0.5 * before[chosen].mean()
+
+
+def test_it_learns_where_a_bar_is():
+    """Left, middle or right: a problem that chance solves one time in three."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(3, (240,), generator=generator)
+    batch = 0.1 * torch.rand(240, 1, 17, 17, generator=generator)
+    for n, label in enumerate(labels):
+        batch[n, 0, 4:13, 3 + 4 * label : 5 + 4 * label] = 0.9
+    model = tiny(margin_steps=10, features=8, capsules=(4, 4, 4))
+    split = Split(batch, labels, "bars")
+    settings = dict(steps=40, batch_size=30, lr=0.01, labels=True, progress=False)
+    fit(model, ExactLabel(model), split, **settings)
+    assert (model.eval().predict(batch) == labels).double().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (torch.zeros(4), "labels must be integers"),
+        (torch.tensor([0, 1, 2, 3]), "labels must lie in 0 to 2"),
+        (torch.zeros(4, 1, dtype=torch.int64), "labels must be integers of shape"),
+    ],
+)
+def test_bad_labels_are_refused(labels, words):
+    model = tiny()
+    for call in (model, ExactLabel(model)):
+        with pytest.raises(ValueError, match=words):
+            call(images(), labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(likelihood="gibbs"), "likelihood must be"),
+        (dict(image_shape=(1, 16, 17)), "17x17 pixels or more"),
+        (dict(classes=1), "classes must be at least 2"),
+        (dict(margin_steps=0), "margin_steps must be positive"),
+    ],
+)
+def test_bad_settings_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        tiny(**options)
