@@ -5,6 +5,7 @@ from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 from capsule_zoo.models.vae import VariationalAutoencoder
 
@@ -16,6 +17,7 @@ __all__ = [
     "MatrixCapsules",
     "Model",
     "PartWholeCapsules",
+    "RecurrentCapsules",
     "Site",
     "SwitchableGaussians",
     "VariationalAutoencoder",

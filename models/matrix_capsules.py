@@ -39,7 +39,13 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site, check_at_least, check_positive
+from capsule_zoo.models.base import (
+    Model,
+    Site,
+    check_at_least,
+    check_labels,
+    check_positive,
+)
 from capsule_zoo.models.capsule_convolution import (
     RIGHT_COLUMN,
     CapsuleConv2d,
@@ -214,18 +220,7 @@ class MatrixCapsules(Model):
 
     def check_labels(self, labels: Tensor | None) -> None:
         """Raise ValueError unless labels are (B,) integers of a class."""
-        if labels is None:
-            return
-        if labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"labels must be integers of shape (B,), not {labels.dtype} of shape "
-                f"{tuple(labels.shape)}"
-            )
-        if labels.numel() and not 0 <= labels.min() <= labels.max() < self.num_classes:
-            raise ValueError(
-                f"labels must lie in 0 to {self.num_classes - 1}, but these span "
-                f"{labels.min().item()} to {labels.max().item()}; build the model with more classes"
-            )
+        check_labels(labels, self.num_classes)
 
 
 def margin_after(updates: float, margin_steps: float) -> float:

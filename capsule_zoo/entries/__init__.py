@@ -1,5 +1,19 @@
 """The zoo's entries, one file each; importing this package registers them all."""
 
-from capsule_zoo.entries import capsule_helmholtz, capsule_rbm, matrix_capsules, part_whole, vae
+from capsule_zoo.entries import (
+    capsule_helmholtz,
+    capsule_rbm,
+    matrix_capsules,
+    part_whole,
+    recurrent_capsules,
+    vae,
+)
 
-__all__ = ["capsule_helmholtz", "capsule_rbm", "matrix_capsules", "part_whole", "vae"]
+__all__ = [
+    "capsule_helmholtz",
+    "capsule_rbm",
+    "matrix_capsules",
+    "part_whole",
+    "recurrent_capsules",
+    "vae",
+]
