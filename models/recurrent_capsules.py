@@ -59,7 +59,7 @@ from capsule_zoo.models.vae import LIKELIHOODS, pixel_law
 from capsule_zoo.models.vector_capsules import CLASS, VectorCapsules, keep_scale, margin_loss
 
 PRESETS = {
-    "small": dict(capsules="once", channels=(16, 8), types=4),
+    "small": dict(capsules="once", channels=(16, 16), types=8),
     "paper": dict(capsules="every", channels=(256, 128), types=32, attention=False),
 }
 KERNEL = 5  # of the convolutions below the primary capsules
@@ -147,8 +147,8 @@ class RecurrentCapsules(Model):
         latent: int = 100,
         units: int = 256,
         capsules: str = "once",
-        channels: tuple[int, int] = (16, 8),
-        types: int = 4,
+        channels: tuple[int, int] = (16, 16),
+        types: int = 8,
         attention: bool = True,
         window: int = 12,
         likelihood: str = "bernoulli",
@@ -177,7 +177,7 @@ class RecurrentCapsules(Model):
             self.eye = VectorCapsules(
                 image_network(seen, channels), channels[1], (height - 8, width - 8), *shared
             )
-            self.plan = VectorCapsules(
+            self.hand = VectorCapsules(
                 code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *shared
             )
             inputs = classes * CLASS
@@ -200,10 +200,11 @@ class RecurrentCapsules(Model):
         batch = batch_size if images is None else len(images)
         origin = self.blank.new_zeros(self.latent)
         with pyro.plate("images", batch, dim=-1):
+            law = dist.Normal(origin, 1.0).to_event(1)
+            codes = [pyro.sample(site.name, law) for site in self.sites]
             drawing = self.begin(batch)
-            for site in self.sites:
-                code = pyro.sample(site.name, dist.Normal(origin, 1.0).to_event(1))
-                drawing = self.step(drawing, code)
+            for plan in self.plan(torch.cat(codes)).split(batch):  # all steps' capsules at once
+                drawing = self.step(drawing, plan)
             law = pixel_law(drawing.canvas, self.likelihood, self.sigma_image)
             images = pyro.sample("image", law, obs=images)
             if labels is not None:
@@ -218,11 +219,14 @@ class RecurrentCapsules(Model):
         return Drawing(self.blank.expand(batch, -1, -1, -1), state, state)
 
     @pyro_method
-    def step(self, drawing: Drawing, code: Tensor) -> Drawing:
-        """One step on, by codes (B, latent): the model's and the guide's."""
-        if self.capsules != "none":
-            code = flat(self.plan(code[..., None, None]))
-        hidden, cell = self.cell(code, drawing.hidden, drawing.cell)
+    def plan(self, codes: Tensor) -> Tensor:
+        """What codes (B, latent) tell the recurrent cell: capsules, as numbers (B, inputs)."""
+        return codes if self.capsules == "none" else flat(self.hand(codes[..., None, None]))
+
+    @pyro_method
+    def step(self, drawing: Drawing, plan: Tensor) -> Drawing:
+        """One step on, as the plan says: the model's and the guide's."""
+        hidden, cell = self.cell(plan, drawing.hidden, drawing.cell)
         patch = self.paint(hidden).unflatten(1, self.patch_shape)
         if self.window_size is not None:
             patch = self.aim(hidden).write(patch)

@@ -74,7 +74,7 @@ class ClassVectors(PyroModule):
         if routing is None:
             self.mix = PyroModule[nn.Linear](children * PRIMARY, classes * CLASS)
         else:
-            spread = 2 * classes / math.sqrt(children * CLASS)
+            spread = classes / math.sqrt(children * CLASS)
             transform = spread * torch.randn(children, PRIMARY, classes * CLASS)
             self.transform = nn.Parameter(transform)  # W
 
