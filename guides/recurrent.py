@@ -87,7 +87,7 @@ class RecurrentEncoder(Guide):
                 hidden, cell = self.cell(torch.cat([seen, drawing.hidden], 1), hidden, cell)
                 mean, log_deviation = self.code(hidden).chunk(2, dim=1)
                 law = dist.Normal(mean, log_deviation.exp()).to_event(1)
-                drawings.append(model.step(drawing, pyro.sample(name, law)))
+                drawings.append(model.step(drawing, model.plan(pyro.sample(name, law))))
         return drawings[1:]
 
     def look(self, images: Tensor, drawing: Drawing, attend: Tensor | None) -> Tensor:

@@ -5,14 +5,14 @@ capsules: a network unfolds a Gaussian code into maps, primary capsules on the m
 routed capsules drive a recurrent state, from which the canvas is painted, whole or through a window
 of attention.
 
-    c_0, h_0, s_0 = learned, 0, 0                       # canvas (B, C, H, W), state (B, units) twice
+    c_0, h_0, s_0 = learned, 0, 0                   # canvas (B, C, H, W), twice (B, units)
     for t = 1 .. T:
-        z_t ~ Normal(0, I)                              # (B, latent)
-        v_t = capsules(network(z_t))                    # (B, classes, 16); plain DRAW: v_t = z_t
+        z_t ~ Normal(0, I)                          # (B, latent)
+        v_t = capsules(network(z_t))                # (B, classes, 16); plain DRAW: v_t = z_t
         h_t, s_t = cell(v_t, h_{t-1}, s_{t-1})
-        c_t = c_{t-1} + paint(h_t)                      # paint = linear, or write(window(h_t), linear)
-    image ~ Bernoulli(sigmoid(c_T))                     # or Normal(sigmoid(c_T), sigma_image)
-    factor exp(-label_weight L(label, |capsules(image)|))    # where labels are given
+        c_t = c_{t-1} + paint(h_t)                  # linear; written through window(h_t)
+    image ~ Bernoulli(sigmoid(c_T))                 # or Normal(sigmoid(c_T), sigma_image)
+    factor exp(-label_weight L(label, |capsules(image)|))       # where labels are given
 
 The last line is the margin loss on capsules of another kind, those which see an image: the guide
 draws with them (`capsule_zoo.guides.RecurrentEncoder`), and the class is the longest of them. It is
@@ -205,8 +205,7 @@ class RecurrentCapsules(Model):
             drawing = self.begin(batch)
             for plan in self.plan(torch.cat(codes)).split(batch):  # all steps' capsules at once
                 drawing = self.step(drawing, plan)
-            law = pixel_law(drawing.canvas, self.likelihood, self.sigma_image)
-            images = pyro.sample("image", law, obs=images)
+            images = pyro.sample("image", self.image_law(drawing), obs=images)
             if labels is not None:
                 there = F.one_hot(labels, self.num_classes)
                 pyro.factor("label", -self.label_weight * margin_loss(self.classify(images), there))
@@ -231,6 +230,10 @@ class RecurrentCapsules(Model):
         if self.window_size is not None:
             patch = self.aim(hidden).write(patch)
         return Drawing(drawing.canvas + patch, hidden, cell)
+
+    def image_law(self, drawing: Drawing) -> dist.TorchDistribution:
+        """The law of the image site, were the drawing finished."""
+        return pixel_law(drawing.canvas, self.likelihood, self.sigma_image)
 
     def window(self, drawing: Drawing) -> Window:
         """Where the last step has painted."""

@@ -8,8 +8,8 @@ each class is inferred from their votes by routing:
     V_ij = W_ij u_i                                           # votes, (B, I, J, 16)
     v_j = |v_j| direction_j, inferred from V_.j by routing    # class capsules, (B, J, 16)
 
-A length is the presence that the routing infers, and so lies in [0, 1). The margin loss asks that it
-be over .9 where the class is there and under .1 where it is not.
+A length is the presence that the routing infers, and so lies in [0, 1). The margin loss asks that
+it be over .9 where the class is there and under .1 where it is not.
 
 References:
     Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): squash is

@@ -12,8 +12,8 @@ from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.registry import Entry, picture, register, unknown
 
 PICTURES = {
-    name: picture(f"capsule_zoo.recurrent_figures:{name}")
-    for name in ("strokes", "samples", "reconstructions")
+    "strokes": picture("capsule_zoo.recurrent_figures:strokes"),
+    "samples": picture("capsule_zoo.energy_figures:samples"),
 }
 SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), steps=2, latent=2, units=4, window=3)
 

@@ -57,7 +57,7 @@ def test_reading_and_writing_are_the_papers_sums():
 
 
 def test_an_untrained_window_has_a_filter_on_every_pixel():
-    """As many filters as pixels, narrow ones: what is read is the image, and so is what is painted."""
+    """As many filters as pixels, narrow ones: what is read, and what is painted, is the image."""
     window = placed([0, 0, -10, 0, 0], size=9, shape=(9, 9))
     image = torch.rand(1, 1, 9, 9, dtype=torch.float64)
     torch.testing.assert_close(window.read(image), image)

@@ -81,7 +81,7 @@ def test_lengths_are_presences_whatever_the_routing(routing):
     children = squash(torch.randn(7, 20, 8)).requires_grad_()
     vectors = layer(children)
     length = vectors.norm(dim=-1)
-    assert vectors.shape == (7, 3, 16) and 0 < length.min() and length.max() < 1
+    assert vectors.shape == (7, 3, 16) and length.min() > 0 and length.max() < 1
     vectors.sum().backward()
     for p in (children, *layer.parameters()):
         assert torch.isfinite(p.grad).all() and p.grad.abs().max() > 0
