@@ -64,7 +64,7 @@ def animation(entry: Entry, images: Tensor) -> FuncAnimation:
         drawing = drawings[step]
         outlines = frames(entry.model, drawing)
         for axis, picture, frame in zip(axes, scale(drawing.mean), outlines, strict=True):
-            axis.images[0].set_data(picture.movedim(0, -1))
+            axis.images[0].set_data(picture.movedim(0, -1).numpy())
             for old in list(axis.patches):
                 old.remove()
             if step:

@@ -215,7 +215,7 @@ class RecurrentCapsules(Model):
     def begin(self, batch: int) -> Drawing:
         """A batch of drawings before the first step."""
         state = self.blank.new_zeros(batch, self.units)
-        return Drawing(self.blank.expand(batch, -1, -1, -1), state, state)
+        return Drawing(self.blank.repeat(batch, 1, 1, 1), state, state)
 
     @pyro_method
     def plan(self, codes: Tensor) -> Tensor:
