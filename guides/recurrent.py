@@ -48,7 +48,7 @@ class RecurrentEncoder(Guide):
         super().__init__(model)
         colours, height, width = model.image_shape
         inputs = 0 if model.capsules == "none" else model.num_classes * CLASS
-        self.aim = None
+        self.aim: Aim | None = None
         if model.capsules != "every":
             patch = height, width
             if model.window_size is not None:

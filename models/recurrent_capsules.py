@@ -36,7 +36,7 @@ References:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -58,8 +58,8 @@ from capsule_zoo.models.switchable_gaussians import Routing
 from capsule_zoo.models.vae import LIKELIHOODS, pixel_law
 from capsule_zoo.models.vector_capsules import CLASS, VectorCapsules, keep_scale, margin_loss
 
-PRESETS = {
-    "small": dict(capsules="once", channels=(16, 16), types=8),
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {},  # the defaults: for two cores
     "paper": dict(capsules="every", channels=(256, 128), types=32, attention=False),
 }
 KERNEL = 5  # of the convolutions below the primary capsules
@@ -156,16 +156,15 @@ class RecurrentCapsules(Model):
         label_weight: float = 100.0,
     ) -> None:
         super().__init__()
-        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)
-        check_at_least(1, **{f"channels[{i}]": n for i, n in enumerate(channels)})
+        wide = {f"channels[{i}]": n for i, n in enumerate(channels)}
+        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes, **wide)
         check_at_least(0, label_weight=label_weight)
         check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))
         check_one_of("likelihood", likelihood, LIKELIHOODS)
         self.image_shape, self.num_classes = image_shape, classes
         self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
-        self.likelihood, self.sigma_image = likelihood, sigma_image
-        self.label_weight = label_weight
+        self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
         self.window_size = window if attention else None
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
         colours, height, width = image_shape

@@ -13,7 +13,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.inference import fit, log_weights, loss_per_image
 from capsule_zoo.models import RecurrentCapsules, VariationalAutoencoder
-from capsule_zoo.models.recurrent_capsules import CoupledLSTM
+from capsule_zoo.models.recurrent_capsules import PRESETS, CoupledLSTM
 from capsule_zoo.models.vector_capsules import margin_loss
 
 TINY = dict(classes=3, steps=3, latent=2, units=5, channels=(2, 2), types=2, window=4)
@@ -38,6 +38,15 @@ def test_the_guide_draws_on_the_models_canvas(mode, attention):
     drawings = seen.nodes["_RETURN"]["value"]
     assert len(drawings) == model.steps
     torch.testing.assert_close(drawings[-1].mean, drawn.nodes["image"]["fn"].mean)
+
+
+def test_the_paper_preset_has_the_papers_sizes():
+    """On 28x28: 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
+    model = RecurrentCapsules(DynamicRouting(3), **PRESETS["paper"])
+    assert model.eye.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
+    assert model.hand.classes.transform.shape == (32, 8, 10 * 16)
+    widths = [part.weight.shape[:2] for net in (model.eye, model.hand) for part in net.network[::2]]
+    assert widths == [(256, 2), (128, 256), (100, 128), (128, 256)]  # transposed: inputs first
 
 
 def test_a_drawing_is_the_sum_of_its_strokes():
