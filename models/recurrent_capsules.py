@@ -78,7 +78,8 @@ class CoupledLSTM(PyroModule):
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
         self.gates = PyroModule[nn.Linear](inputs + units, 3 * units)
-        nn.init.ones_(self.gates.bias[:units])  # remember
+        nn.init.normal_(self.gates.weight, std=(inputs + units) ** -0.5)
+        nn.init.zeros_(self.gates.bias)
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
         forget, output, new = self.gates(torch.cat([inputs, hidden], 1)).chunk(3, 1)
