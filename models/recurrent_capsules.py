@@ -185,6 +185,7 @@ class RecurrentCapsules(Model):
         patch = (window, window) if attention else (height, width)
         self.patch_shape = colours, *patch
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
+        nn.init.normal_(self.paint.weight, std=0.25)  # less, and codes fade before they are of use
         if attention:
             self.aim = Aim(units, window, (height, width))
 
@@ -273,7 +274,7 @@ def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
     for inputs, outputs in ((colours, channels[0]), channels):
         layers.append(PyroModule[nn.Conv2d](inputs, outputs, KERNEL))
         keep_scale(layers[-1], inputs * KERNEL**2)
-    return _rectified(layers)
+    return _bent(layers)
 
 
 def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
@@ -283,9 +284,9 @@ def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
         layers.append(PyroModule[nn.ConvTranspose2d](inputs, outputs, KERNEL))
         taps, side = (side * KERNEL / (side + KERNEL - 1)) ** 2, side + KERNEL - 1
         keep_scale(layers[-1], inputs * taps)
-    return _rectified(layers)
+    return _bent(layers)
 
 
-def _rectified(layers: list[nn.Module]) -> nn.Module:
-    parts = [part for layer in layers for part in (layer, PyroModule[nn.ReLU]())]
+def _bent(layers: list[nn.Module]) -> nn.Module:
+    parts = [part for layer in layers for part in (layer, PyroModule[nn.ELU]())]
     return PyroModule[nn.Sequential](*parts)

@@ -136,7 +136,7 @@ class VectorCapsules(PyroModule):
 
 
 def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
-    """Initial weights that neither raise nor lower the scale of rectified inputs.
+    """Initial weights that keep the scale of inputs of which an activation passes about half.
 
     Args:
         seen: how many inputs an output sees, on average.
