@@ -20,6 +20,7 @@ References:
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -84,14 +85,15 @@ class ClassVectors(PyroModule):
         transform = self.transform
         size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
         many = len(children) > size  # then votes are cast anew in the backward pass
-        return in_parts(self._route, (children,), (transform,), size, recompute=many)[0]
+        route = partial(self._route, self.routing)
+        return in_parts(route, (children,), (transform,), size, recompute=many)[0]
 
-    def _route(self, children: Tensor, transform: Tensor) -> tuple[Tensor]:
+    def _route(self, routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor]:
         votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
         votes = votes.unflatten(2, (self.classes, CLASS)).transpose(0, 1)
         none = votes.new_zeros(self.classes)
         law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
-        belief = self.routing(Votes.dense(votes), law)
+        belief = routing(Votes.dense(votes), law)
         return ((belief.presence[..., None] * F.normalize(belief.mean, dim=-1))[:, 0],)
 
 
@@ -142,4 +144,5 @@ def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
         seen: how many inputs an output sees, on average.
     """
     nn.init.normal_(layer.weight, std=math.sqrt(2 / seen))
-    nn.init.zeros_(layer.bias)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

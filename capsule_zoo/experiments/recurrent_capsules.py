@@ -6,6 +6,7 @@ they are seen (`energy.binary_mnist`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def class_error(entry: Entry, split: Split) -> Number:
     return wrong, (wrong * (1 - wrong) / count) ** 0.5, count
 
 
-def negative(metrics: Metrics) -> Metrics:
+def negative(metrics: Mapping[str, Number]) -> Metrics:
     """Bounds with their signs turned: `neg_elbo` for `elbo`, the smaller the better."""
     return {f"neg_{name}": (-value, error, n) for name, (value, error, n) in metrics.items()}
 

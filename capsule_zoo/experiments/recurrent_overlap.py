@@ -11,6 +11,7 @@ Reference: Sabour, Frosst & Hinton 2017 (arXiv 1710.09829), section 6, on MultiM
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pyro
 import torch
@@ -78,7 +79,7 @@ class OverlappingEncoder(RecurrentEncoder):
 
 def overlapping(data: Dataset) -> Entry:
     """The entry `recurrent-capsules` with model and guide for pairs."""
-    sizes = dict(image_shape=data.image_shape, classes=data.num_classes)
+    sizes: dict[str, Any] = dict(image_shape=data.image_shape, classes=data.num_classes)
     model = OverlappingCapsules(DynamicRouting(), **sizes, **PRESETS["small"])
     entry = create("recurrent-capsules", **sizes)
     return replace(entry, model=model, guide=OverlappingEncoder(model))
