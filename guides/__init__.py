@@ -8,6 +8,7 @@ from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.guides.part_whole import AmortizedPartWhole
 from capsule_zoo.guides.recognition import RecognitionMachine
+from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
 from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
 from capsule_zoo.guides.vae import ConvolutionalEncoder
@@ -25,6 +26,7 @@ __all__ = [
     "Guide",
     "MeanFieldSwitches",
     "RecognitionMachine",
+    "RecurrentEncoder",
     "RoutedParents",
     "RoutingPartWhole",
     "VBRouting",

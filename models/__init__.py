@@ -9,6 +9,7 @@ from capsule_zoo.models.conditional_autoencoder import ConditionalAutoencoder
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 from capsule_zoo.models.vae import VariationalAutoencoder
 
@@ -25,6 +26,7 @@ __all__ = [
     "MatrixCapsules",
     "Model",
     "PartWholeCapsules",
+    "RecurrentCapsules",
     "Site",
     "SwitchableGaussians",
     "VariationalAutoencoder",

@@ -179,3 +179,19 @@ def check_one_of(name: str, value: object, allowed: tuple) -> None:
     """Raise ValueError naming the argument unless its value is among those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def check_labels(labels: Tensor | None, classes: int) -> None:
+    """Raise ValueError unless labels, if any, are (B,) integers from 0 to `classes` - 1."""
+    if labels is None:
+        return
+    if labels.dim() != 1 or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be integers of shape (B,), not {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    if labels.numel() and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(
+            f"labels must lie in 0 to {classes - 1}, but these span {labels.min().item()} to "
+            f"{labels.max().item()}; build the model with more classes"
+        )

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pyro.nn import pyro_method
 from torch import Tensor
 
-from capsule_zoo.models.base import Model, Site, check_at_least
+from capsule_zoo.models.base import Model, Site, check_at_least, check_labels
 
 
 def standardised(images: Tensor) -> Tensor:
@@ -73,15 +73,4 @@ class Classifier(Model):
 
     def check_labels(self, labels: Tensor | None) -> None:
         """Raise ValueError unless labels are (B,) integers of a class."""
-        if labels is None:
-            return
-        if labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"labels must be integers of shape (B,), not {labels.dtype} of shape "
-                f"{tuple(labels.shape)}"
-            )
-        if labels.numel() and not 0 <= labels.min() <= labels.max() < self.num_classes:
-            raise ValueError(
-                f"labels must lie in 0 to {self.num_classes - 1}, but these span "
-                f"{labels.min().item()} to {labels.max().item()}; build the model with more classes"
-            )
+        check_labels(labels, self.num_classes)

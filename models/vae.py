@@ -133,7 +133,11 @@ class VariationalAutoencoder(Model):
 
     def image_law(self, code: Tensor) -> dist.TorchDistribution:
         """The law of the image site given codes (B, latent): batch (B,), event (C, H, W)."""
-        logits = self.decoder(code)
-        if self.likelihood == "bernoulli":
-            return dist.Bernoulli(logits=logits, validate_args=False).to_event(3)
-        return dist.Normal(logits.sigmoid(), self.sigma_image).to_event(3)
+        return pixel_law(self.decoder(code), self.likelihood, self.sigma_image)
+
+
+def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
+    """The law of images with these logits of mean pixels (B, C, H, W); event (C, H, W)."""
+    if likelihood == "bernoulli":
+        return dist.Bernoulli(logits=logits, validate_args=False).to_event(3)
+    return dist.Normal(logits.sigmoid(), sigma_image).to_event(3)

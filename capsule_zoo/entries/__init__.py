@@ -7,6 +7,7 @@ from capsule_zoo.entries import (
     generative_capsnet,
     matrix_capsules,
     part_whole,
+    recurrent_capsules,
     vae,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "generative_capsnet",
     "matrix_capsules",
     "part_whole",
+    "recurrent_capsules",
     "vae",
 ]

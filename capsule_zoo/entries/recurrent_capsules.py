@@ -1,0 +1,62 @@
+"""Recurrent capsules (Sastry), and the DRAW that they are compared with (Gregor et al. 2015)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro.infer import TraceMeanField_ELBO
+
+from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
+from capsule_zoo.models import RecurrentCapsules
+from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.registry import Entry, picture, register, unknown
+
+PICTURES = {
+    "strokes": picture("capsule_zoo.recurrent_figures:strokes"),
+    "samples": picture("capsule_zoo.energy_figures:samples"),
+}
+SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), steps=2, latent=2, units=4, window=3)
+
+
+@register("recurrent-capsules", small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2})
+def recurrent_capsules(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    preset: str = "small",
+    iterations: int = 3,
+    **sizes: Any,
+) -> Entry:
+    """A drawing in a few strokes, planned by capsules; see `models.recurrent_capsules`.
+
+    Args:
+        image_shape: (channels, height, width), 17x17 pixels or more.
+        preset: "small" (CPU) or "paper".
+        iterations: of the routing; 0 for linear layers in its place.
+        sizes: arguments of `RecurrentCapsules`, over those of the preset.
+    """
+    if preset not in PRESETS:
+        raise ValueError(unknown("preset", preset, list(PRESETS)))
+    routing = DynamicRouting(iterations) if iterations else None
+    return _entry(RecurrentCapsules(routing, image_shape, **{**PRESETS[preset], **sizes}))
+
+
+@register("draw", small=SMALL)
+def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry:
+    """DRAW: recurrent capsules without the capsules, codes straight into the recurrent cell.
+
+    Args:
+        image_shape: (channels, height, width).
+        sizes: arguments of `RecurrentCapsules`.
+    """
+    return _entry(RecurrentCapsules(None, image_shape, capsules="none", **sizes))
+
+
+def _entry(model: RecurrentCapsules) -> Entry:
+    return Entry(
+        model=model,
+        guide=RecurrentEncoder(model),
+        guides={"recurrent": lambda entry: RecurrentEncoder(entry.model)},
+        objective=TraceMeanField_ELBO(),
+        training=dict(lr=1e-3, schedule="linear", batch_size=128, clip=100.0),
+        figures=PICTURES,
+        default_guide="recurrent",
+    )

@@ -1,0 +1,111 @@
+"""The guide to recurrent capsules: it watches the drawing and says what the next step should add.
+
+    for t = 1 .. T:
+        error = image - sigmoid(c_{t-1})                     # what is missing
+        seen = capsules(image, error)                        # capsules="every"
+             | capsules(image), read(image, error)           # "once", the capsules before the loop
+             | read(image, error)                            # "none": plain DRAW
+        e_t, r_t = cell(seen, h_{t-1}, e_{t-1}, r_{t-1})     # h: of the drawing
+        z_t ~ Normal(mean, deviation),    (mean, log deviation) = linear(e_t)
+        drawing = model.step(drawing, z_t)
+
+The canvas is thus the model's own. `read` looks through a window of attention, placed by h_{t-1},
+or at everything.
+
+References:
+    Sastry, "Recurrent Capsule Network for Image Generation"; to look once is ours.
+    Gregor et al. 2015, "DRAW" (arXiv 1502.04623), equations 3 to 6 and 27.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import kl_divergence
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.attention_window import Aim
+from capsule_zoo.models.recurrent_capsules import CoupledLSTM, Drawing, RecurrentCapsules, flat
+from capsule_zoo.models.vector_capsules import CLASS
+
+
+class RecurrentEncoder(Guide):
+    """q(z_1, ..., z_T | image) of `RecurrentCapsules`; see the top of this file.
+
+    Raises:
+        ValueError: `model` is no recurrent capsule network.
+    """
+
+    def __init__(self, model: RecurrentCapsules) -> None:
+        if not isinstance(model, RecurrentCapsules):
+            raise ValueError(f"model must be a RecurrentCapsules, not a {type(model).__name__}")
+        super().__init__(model)
+        colours, height, width = model.image_shape
+        inputs = 0 if model.capsules == "none" else model.num_classes * CLASS
+        self.aim: Aim | None = None
+        if model.capsules != "every":
+            patch = height, width
+            if model.window_size is not None:
+                patch = (model.window_size,) * 2
+                self.aim = Aim(model.units, model.window_size, (height, width))
+            inputs += 2 * colours * math.prod(patch)
+        self.cell = CoupledLSTM(inputs + model.units, model.units)
+        self.code = PyroModule[nn.Linear](model.units, 2 * model.latent)
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return tuple(site.name for site in self.model.sites)
+
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
+    ) -> list[Drawing]:
+        """Draws every code and returns the drawing after each step.
+
+        Args:
+            labels: not used.
+            attend: factors of the class capsules that see the image, (B, classes): zeros mask.
+        """
+        model = self.model
+        model.check_images(images)
+        drawings = [model.begin(len(images))]
+        hidden = cell = drawings[0].hidden
+        once = self.look(images, drawings[0], attend) if model.capsules == "once" else None
+        with pyro.plate("images", len(images), dim=-1):
+            for name in self.covers:
+                drawing = drawings[-1]
+                if model.capsules == "every":
+                    seen = self.look(images, drawing, attend)
+                else:
+                    seen = self.read(images, drawing)
+                    seen = seen if once is None else torch.cat([once, seen], 1)
+                hidden, cell = self.cell(torch.cat([seen, drawing.hidden], 1), hidden, cell)
+                mean, log_deviation = self.code(hidden).chunk(2, dim=1)
+                law = dist.Normal(mean, log_deviation.exp()).to_event(1)
+                drawings.append(model.step(drawing, model.plan(pyro.sample(name, law))))
+        return drawings[1:]
+
+    def look(self, images: Tensor, drawing: Drawing, attend: Tensor | None) -> Tensor:
+        """What the model's capsules see, as numbers for the cell."""
+        vectors = self.model.look(images, drawing)
+        return flat(vectors if attend is None else attend[..., None] * vectors)
+
+    def read(self, images: Tensor, drawing: Drawing) -> Tensor:
+        """Image and error, through the window if there is one, as numbers for the cell."""
+        pair = torch.cat([images, images - drawing.mean], 1)
+        if self.aim is not None:
+            pair = self.aim(drawing.hidden).read(pair)
+        return pair.flatten(1)
+
+    @torch.no_grad()
+    def divergences(self, images: Tensor) -> Tensor:
+        """KL(q(z_t | z_1 .. z_{t-1}, image) | p(z_t)) along one draw, in nats, (T, B)."""
+        nodes = poutine.trace(self).get_trace(images).nodes
+        laws = [nodes[name]["fn"] for name in self.covers]
+        standard = dist.Normal(torch.zeros_like(laws[0].mean), 1.0).to_event(1)
+        return torch.stack([kl_divergence(law, standard) for law in laws])

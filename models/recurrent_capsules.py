@@ -1,0 +1,292 @@
+"""Recurrent capsule network: a drawing made in a few strokes, each planned by capsules.
+
+Story. As DRAW does, the model adds to a canvas step by step. What it adds is read off class
+capsules: a network unfolds a Gaussian code into maps, primary capsules on the maps vote, and the
+routed capsules drive a recurrent state, from which the canvas is painted, whole or through a window
+of attention.
+
+    c_0, h_0, s_0 = learned, 0, 0                   # canvas (B, C, H, W), twice (B, units)
+    for t = 1 .. T:
+        z_t ~ Normal(0, I)                          # (B, latent)
+        v_t = capsules(network(z_t))                # (B, classes, 16); plain DRAW: v_t = z_t
+        h_t, s_t = cell(v_t, h_{t-1}, s_{t-1})
+        c_t = c_{t-1} + paint(h_t)                  # linear; written through window(h_t)
+    image ~ Bernoulli(sigmoid(c_T))                 # or Normal(sigmoid(c_T), sigma_image)
+    factor exp(-label_weight L(label, |capsules(image)|))       # where labels are given
+
+The last line is the margin loss on capsules of another kind, those which see an image: the guide
+draws with them (`capsule_zoo.guides.RecurrentEncoder`), and the class is the longest of them. It is
+a factor, no law of the label: with labels the loss is no bound, without them it is one on
+log p(image).
+
+Those capsules see the image alone, once (`capsules="once"`), or at each step the image beside what
+is still missing from the canvas, image - sigmoid(c_{t-1}) (`capsules="every"`, as in the paper). In
+the latter case the class is read at the first step, before anything is drawn.
+
+References:
+    Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
+    steps, the size of the code, where attention is (its figure shows it) and on which lengths the
+    margin loss is; these are arguments or, the last, as said above. Its squash keeps lengths under
+    .5, so that the margin loss could not be met; ours is that of Sabour et al. (2017).
+    Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): section 2.
+    Greff, Srivastava, Koutnik, Steunebrink & Schmidhuber 2017, "LSTM: A Search Space Odyssey"
+    (arXiv 1503.04069) on coupled gates.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+
+from capsule_zoo.models.attention_window import Aim, Window
+from capsule_zoo.models.base import (
+    Model,
+    Site,
+    check_at_least,
+    check_labels,
+    check_one_of,
+    check_positive,
+)
+from capsule_zoo.models.switchable_gaussians import Routing
+from capsule_zoo.models.vae import LIKELIHOODS, pixel_law
+from capsule_zoo.models.vector_capsules import CLASS, VectorCapsules, keep_scale, margin_loss
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {},  # the defaults: for two cores
+    "paper": dict(capsules="every", channels=(256, 128), types=32, attention=False),
+}
+KERNEL = 5  # of the convolutions below the primary capsules
+LEAST = 17  # pixels that these and the primary capsules need
+
+
+class CoupledLSTM(PyroModule):
+    """An LSTM whose input gate is what its forget gate leaves over.
+
+        f, o, g = linear(inputs, h),    s' = f s + (1 - f) tanh(g),    h' = o tanh(s')
+
+    Gates are logistic. The new cell lies between the old one and tanh(g), so that no cell ever
+    leaves [-1, 1], after however many steps; a free input gate lets cells grow by 1 a step.
+    """
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.gates = PyroModule[nn.Linear](inputs + units, 3 * units)
+        nn.init.normal_(self.gates.weight, std=(inputs + units) ** -0.5)
+        nn.init.zeros_(self.gates.bias)
+
+    def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        forget, output, new = self.gates(torch.cat([inputs, hidden], 1)).chunk(3, 1)
+        cell = torch.lerp(new.tanh(), cell, forget.sigmoid())
+        return output.sigmoid() * cell.tanh(), cell
+
+
+class Drawing(NamedTuple):
+    """What is drawn after some steps.
+
+    Attributes:
+        canvas: logits of the mean pixels, (B, C, H, W).
+        hidden, cell: state of the recurrent cell, (B, units).
+    """
+
+    canvas: Tensor
+    hidden: Tensor
+    cell: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean pixels, (B, C, H, W)."""
+        return self.canvas.sigmoid()
+
+
+def flat(vectors: Tensor) -> Tensor:
+    """Class capsules (B, classes, 16) as numbers of order one for the next layer."""
+    return CLASS**0.5 * vectors.flatten(1)
+
+
+class RecurrentCapsules(Model):
+    """The recurrent capsule network; see the top of this file.
+
+    Args:
+        routing: infers the class capsules, such as `DynamicRouting(3)` of `capsule_zoo.guides`;
+            None puts linear layers in the place of votes and routing.
+        image_shape: (channels, height, width).
+        classes: capsules that are routed to, and labels.
+        steps: T.
+        latent: numbers in a code.
+        units: of the recurrent cell.
+        capsules: "every" step, "once", or "none", which is plain DRAW and knows no labels.
+        channels: of the convolution next to the image and of the one next to the capsules.
+        types: of primary capsules.
+        attention: paint, and let the guide read, through a window of attention. Capsules that look
+            at every step see the image whole.
+        window: N, filters of the window along each axis.
+        likelihood: "normal" or "bernoulli", as for the `VariationalAutoencoder`.
+        sigma_image: deviation of a normal pixel.
+        label_weight: nats that one unit of the margin loss is worth.
+
+    Raises:
+        ValueError: a size out of range, an image under 17x17 pixels where there are capsules, an
+            unknown choice.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    """
+
+    def __init__(
+        self,
+        routing: Routing | None,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        classes: int = 10,
+        *,
+        steps: int = 10,
+        latent: int = 100,
+        units: int = 256,
+        capsules: str = "once",
+        channels: tuple[int, int] = (16, 16),
+        types: int = 8,
+        attention: bool = True,
+        window: int = 12,
+        likelihood: str = "bernoulli",
+        sigma_image: float = 0.15,
+        label_weight: float = 100.0,
+    ) -> None:
+        super().__init__()
+        wide = {f"channels[{i}]": n for i, n in enumerate(channels)}
+        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes, **wide)
+        check_at_least(0, label_weight=label_weight)
+        check_positive(sigma_image=sigma_image)
+        check_one_of("capsules", capsules, ("every", "once", "none"))
+        check_one_of("likelihood", likelihood, LIKELIHOODS)
+        self.image_shape, self.num_classes = image_shape, classes
+        self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
+        self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
+        self.window_size = window if attention else None
+        self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
+        colours, height, width = image_shape
+        inputs = latent
+        if capsules != "none":
+            check_at_least(LEAST, **{f"image_shape[{i}]": image_shape[i] for i in (1, 2)})
+            shared = types, classes, routing
+            seen = colours if capsules == "once" else 2 * colours
+            self.eye = VectorCapsules(
+                image_network(seen, channels), channels[1], (height - 8, width - 8), *shared
+            )
+            self.hand = VectorCapsules(
+                code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *shared
+            )
+            inputs = classes * CLASS
+        self.cell = CoupledLSTM(inputs, units)
+        patch = (window, window) if attention else (height, width)
+        self.patch_shape = colours, *patch
+        self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
+        nn.init.normal_(self.paint.weight, std=0.25)  # less, and codes fade before they are of use
+        if attention:
+            self.aim = Aim(units, window, (height, width))
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site(f"z_{t}", ("images",), event_dim=1) for t in range(1, self.steps + 1))
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_images(images)
+        self.check_labels(labels)
+        batch = batch_size if images is None else len(images)
+        origin = self.blank.new_zeros(self.latent)
+        with pyro.plate("images", batch, dim=-1):
+            law = dist.Normal(origin, 1.0).to_event(1)
+            codes = [pyro.sample(site.name, law) for site in self.sites]
+            drawing = self.begin(batch)
+            for plan in self.plan(torch.cat(codes)).split(batch):  # all steps' capsules at once
+                drawing = self.step(drawing, plan)
+            images = pyro.sample("image", self.image_law(drawing), obs=images)
+            if labels is not None:
+                there = F.one_hot(labels, self.num_classes)
+                pyro.factor("label", -self.label_weight * margin_loss(self.classify(images), there))
+        return images
+
+    @pyro_method
+    def begin(self, batch: int) -> Drawing:
+        """A batch of drawings before the first step."""
+        state = self.blank.new_zeros(batch, self.units)
+        return Drawing(self.blank.repeat(batch, 1, 1, 1), state, state)
+
+    @pyro_method
+    def plan(self, codes: Tensor) -> Tensor:
+        """What codes (B, latent) tell the recurrent cell: capsules, as numbers (B, inputs)."""
+        return codes if self.capsules == "none" else flat(self.hand(codes[..., None, None]))
+
+    @pyro_method
+    def step(self, drawing: Drawing, plan: Tensor) -> Drawing:
+        """One step on, as the plan says: the model's and the guide's."""
+        hidden, cell = self.cell(plan, drawing.hidden, drawing.cell)
+        patch = self.paint(hidden).unflatten(1, self.patch_shape)
+        if self.window_size is not None:
+            patch = self.aim(hidden).write(patch)
+        return Drawing(drawing.canvas + patch, hidden, cell)
+
+    def image_law(self, drawing: Drawing) -> dist.TorchDistribution:
+        """The law of the image site, were the drawing finished."""
+        return pixel_law(drawing.canvas, self.likelihood, self.sigma_image)
+
+    def window(self, drawing: Drawing) -> Window:
+        """Where the last step has painted."""
+        return self.aim(drawing.hidden)
+
+    @pyro_method
+    def look(self, images: Tensor, drawing: Drawing) -> Tensor:
+        """The class capsules (B, classes, 16) of images, and of what is missing from drawings."""
+        if self.capsules == "every":
+            images = torch.cat([images, images - drawing.mean], 1)
+        return self.eye(images)
+
+    @pyro_method
+    def classify(self, images: Tensor) -> Tensor:
+        """How surely each class is in images (B, C, H, W): lengths of capsules, (B, classes)."""
+        return self.look(images, self.begin(len(images))).norm(dim=-1)
+
+    @torch.no_grad()
+    def set_base_rates(self, images: Tensor) -> None:
+        """Start the canvas at the mean of images (B, C, H, W)."""
+        self.check_images(images)
+        self.blank.copy_(images.mean(0).logit(eps=0.01))
+
+    def check_labels(self, labels: Tensor | None) -> None:
+        """Raise ValueError unless labels, if any, are (B,) classes and there are capsules."""
+        check_labels(labels, self.num_classes)
+        if labels is not None and self.capsules == "none":
+            raise ValueError(
+                "labels need capsules, and this model has none; leave the labels out or build "
+                "the model with capsules='once'"
+            )
+
+
+def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
+    """Two convolutions that take 4 pixels each from height and width."""
+    layers = []
+    for inputs, outputs in ((colours, channels[0]), channels):
+        layers.append(PyroModule[nn.Conv2d](inputs, outputs, KERNEL))
+        keep_scale(layers[-1], inputs * KERNEL**2)
+    return _bent(layers)
+
+
+def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
+    """Two transposed convolutions, from codes (B, latent, 1, 1) to maps of 9 x 9."""
+    layers, side = [], 1
+    for inputs, outputs in ((latent, channels[1]), (channels[1], channels[0])):
+        layers.append(PyroModule[nn.ConvTranspose2d](inputs, outputs, KERNEL))
+        taps, side = (side * KERNEL / (side + KERNEL - 1)) ** 2, side + KERNEL - 1
+        keep_scale(layers[-1], inputs * taps)
+    return _bent(layers)
+
+
+def _bent(layers: list[nn.Module]) -> nn.Module:
+    parts = [part for layer in layers for part in (layer, PyroModule[nn.ELU]())]
+    return PyroModule[nn.Sequential](*parts)

@@ -1,0 +1,161 @@
+"""The experiments on recurrent capsules run in miniature and name what they promise."""
+
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from matplotlib.patches import Rectangle
+from PIL import Image, ImageSequence
+
+from capsule_zoo import experiments, records, recurrent_figures
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, recurrent_capsules, recurrent_overlap, reproduce
+from capsule_zoo.experiments.recurrent_overlap import OverlappingEncoder, with_previous
+from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create, load, save, small_sizes
+
+QUICK = Options(minutes=1e-4, progress=False)
+TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
+BOUNDS = {"neg_elbo", "neg_iwae_5"}
+ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "draw")
+
+PROMISED = {
+    "mnist": (
+        {*BOUNDS, "reconstruction", "kl_1", "kl_2", "class_error", "neg_elbo_one_step"},
+        "strokes samples",
+    ),
+    "steps": ({"reconstruction_0", "reconstruction_1", "reconstruction_2"}, ""),
+    "samples": ({"distance_draws", "distance_test"}, ""),
+    "overlap": ({"both_classes"} | {f"squared_error_{n}" for n in ("own", "other", "pair")}, ""),
+    "ablations": (
+        {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
+        | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention")},
+        "",
+    ),
+    "cifar10": ({*BOUNDS, "class_error", "training_images"}, "strokes samples"),
+}
+
+
+def note_figure(figure, path):
+    """A file of the figure's name; painting it takes longer than all the rest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    plt.close(figure)
+
+
+@pytest.fixture(autouse=True)
+def miniature(monkeypatch):
+    """Few small digits whatever data set is asked for, a tiny preset, few particles."""
+    full = load_dataset("digits", size=17)
+    few = type(full)(full.name, full.train[:60], full.validation[:8], full.test[:30])
+    binary = few.binarized()
+    for module in (recurrent_capsules, recurrent_overlap):
+        monkeypatch.setattr(module, "binary_mnist", lambda options: binary)
+    monkeypatch.setattr(recurrent_capsules, "photographs", lambda name, options: few)
+    monkeypatch.setitem(PRESETS, "small", TINY)
+    monkeypatch.setitem(recurrent_capsules.ABLATIONS, "draw", ("draw", dict(steps=2, units=4)))
+    monkeypatch.setattr(recurrent_capsules, "PARTICLES", 5)
+    monkeypatch.setattr(records, "save_figure", note_figure)
+    return binary
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_experiment_gives_what_it_promises(name, tmp_path):
+    metrics, figures = PROMISED[name]
+    _, path = reproduce(f"recurrent-capsules/{name}", QUICK, folder=tmp_path)
+    record = read_record(f"recurrent-capsules/{name}", tmp_path)
+    assert set(record["metrics"]) == metrics
+    assert all(np.isfinite(metric["value"]) for metric in record["metrics"].values())
+    drawn = {file.stem.removeprefix(path.stem).lstrip("_") for file in path.parent.glob("*.png")}
+    assert drawn == set(figures.split(" "))
+
+
+def test_every_experiment_is_tried():
+    known = experiments.list_experiments("recurrent-capsules/*")
+    assert known == sorted(f"recurrent-capsules/{name}" for name in PROMISED)
+
+
+def test_a_given_run_is_measured_without_training(tmp_path, miniature):
+    """And the parts of its negative ELBO add up, but for the draws."""
+    entry = create("recurrent-capsules", image_shape=miniature.image_shape)
+    save(entry, tmp_path / "run", data="digits", seed=0)
+    options = Options(minutes=1e-4, run=str(tmp_path / "run"), progress=False)
+    result, _ = reproduce("recurrent-capsules/mnist", options, folder=tmp_path)
+    state = load(tmp_path / "run").model.state_dict()
+    found = result.entry.model.state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in state.items())
+    value = {name: metric[0] for name, metric in result.metrics.items()}
+    whole = value["reconstruction"] + value["kl_1"] + value["kl_2"]
+    assert value["neg_elbo"] == pytest.approx(whole, rel=0.02)
+    assert value["neg_iwae_5"] <= value["neg_elbo"] + 1
+
+
+def test_nearest_is_by_brute_force():
+    images, known = torch.rand(5, 1, 3, 4), torch.rand(7, 1, 3, 4)
+    distance, nearest = recurrent_capsules.nearest_to(images, known)
+    for i, image in enumerate(images):
+        apart = [(image - other).square().mean().sqrt().item() for other in known]
+        assert nearest[i] == np.argmin(apart)
+        assert distance[i].item() == pytest.approx(min(apart), abs=1e-6)
+
+
+def test_a_pair_shows_both_and_knows_both_classes(miniature):
+    images, labels = miniature.test.images, miniature.test.labels
+    pairs = with_previous(images)
+    assert torch.equal(pairs[3] > 0, (images[3] > 0) | (images[2] > 0))
+    digits, own, others, theirs = recurrent_overlap.different_pairs(miniature.test, seed=0)
+    differ = labels != labels.roll(1)
+    assert digits.shape == others.shape == images[differ].shape
+    assert torch.equal(own, labels[differ]) and torch.equal(theirs, labels.roll(1)[differ])
+
+
+def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):
+    """Through the other digit's capsule it draws the other digit's drawing."""
+    entry = recurrent_overlap.overlapping(miniature)
+    assert isinstance(entry.guide, OverlappingEncoder)
+    images, labels = miniature.test.images[:6], miniature.test.labels[:6]
+    torch.manual_seed(0)
+    trained = entry.guide(images, labels)[-1].mean
+    torch.manual_seed(0)
+    torch.testing.assert_close(entry.guide.take_out(with_previous(images), labels), trained)
+    torch.manual_seed(0)
+    other = entry.guide.take_out(with_previous(images), (labels + 1) % 10)
+    assert not torch.allclose(other, trained)
+
+
+def test_strokes_show_images_canvases_and_windows():
+    torch.manual_seed(0)
+    entry = create("recurrent-capsules", **small_sizes("recurrent-capsules"))
+    images = torch.rand(3, *entry.model.image_shape).round()
+    figure = entry.figures["strokes"](entry, images)
+    drawings = recurrent_figures.drawings_of(entry, images)
+    axes = np.array(figure.axes).reshape(3, -1)
+    assert axes.shape[1] == entry.model.steps + 2
+    for row, image in enumerate(images):
+        np.testing.assert_allclose(axes[row, 0].images[0].get_array(), image[0])
+        for t, drawing in enumerate(drawings):
+            shown = axes[row, 1 + t].images[0].get_array()
+            np.testing.assert_allclose(shown, drawing.mean[row, 0], atol=1e-6)
+            assert len(axes[row, 1 + t].patches) == (t > 0)
+    plt.close(figure)
+
+
+def test_the_frame_of_an_untrained_window_is_the_image():
+    entry = create("draw", **small_sizes("draw"))
+    blank = entry.model.begin(1)
+    (frame,) = recurrent_figures.frames(entry.model, blank)
+    assert isinstance(frame, Rectangle)
+    assert frame.get_bbox().bounds == pytest.approx((0, 0, 16, 16))
+
+
+def test_the_animation_has_a_frame_for_every_step(tmp_path):
+    entry = create("draw", **small_sizes("draw"))
+    images = torch.rand(2, *entry.model.image_shape).round()
+    recurrent_figures.animation(entry, images).save(tmp_path / "drawing.gif", writer="pillow")
+    with Image.open(tmp_path / "drawing.gif") as film:
+        shown = [np.asarray(frame.convert("L")) for frame in ImageSequence.Iterator(film)]
+    assert len(shown) == entry.model.steps + 1
+    assert all((a != b).any() for a, b in pairwise(shown))

@@ -1,0 +1,90 @@
+"""The window of attention against the paper's equations, written out with its counting from 1."""
+
+import math
+
+import pytest
+import torch
+
+from capsule_zoo.models.attention_window import Aim, filterbank
+
+N, WIDTH, HEIGHT = 5, 9, 7
+
+
+def placed(numbers, size=N, shape=(HEIGHT, WIDTH)):
+    """The window of (g_x, g_y, log variance, log d, log intensity), rows (B, 5), in float64."""
+    numbers = torch.as_tensor(numbers, dtype=torch.float64).reshape(-1, 5)
+    aim = Aim(5, size, shape).double()
+    with torch.no_grad():
+        aim.place.weight.copy_(torch.eye(5))
+    return aim(numbers)
+
+
+def by_the_paper(g_x, g_y, log_variance, log_delta):
+    """F_x and F_y of equations 22 to 26, element by element; A is the width and B the height."""
+    centres = (WIDTH + 1) / 2 * (g_x + 1), (HEIGHT + 1) / 2 * (g_y + 1)
+    stride = (max(WIDTH, HEIGHT) - 1) / (N - 1) * math.exp(log_delta)
+    banks = []
+    for centre, pixels in zip(centres, (WIDTH, HEIGHT), strict=True):
+        bank = torch.zeros(N, pixels, dtype=torch.float64)
+        for i in range(1, N + 1):
+            mean = centre + (i - N / 2 - 0.5) * stride
+            for a in range(1, pixels + 1):
+                bank[i - 1, a - 1] = math.exp(-((a - mean) ** 2) / (2 * math.exp(log_variance)))
+        banks.append(bank / bank.sum(1, keepdim=True))
+    return banks
+
+
+def test_filters_are_those_of_the_paper():
+    torch.manual_seed(0)
+    numbers = 0.5 * torch.randn(6, 5, dtype=torch.float64)
+    window = placed(numbers)
+    for n, (g_x, g_y, log_variance, log_delta, _) in enumerate(numbers.tolist()):
+        columns, rows = by_the_paper(g_x, g_y, log_variance, log_delta)
+        torch.testing.assert_close(window.columns[n], columns)
+        torch.testing.assert_close(window.rows[n], rows)
+
+
+def test_reading_and_writing_are_the_papers_sums():
+    torch.manual_seed(0)
+    window = placed(0.5 * torch.randn(2, 5))
+    image = torch.rand(2, 3, HEIGHT, WIDTH, dtype=torch.float64)
+    patch = torch.rand(2, 3, N, N, dtype=torch.float64)
+    read = torch.einsum("nib,ncba,nja->ncij", window.rows, image, window.columns)
+    written = torch.einsum("nib,ncij,nja->ncba", window.rows, patch, window.columns)
+    intensity = window.intensity[:, None, None, None]
+    torch.testing.assert_close(window.read(image), intensity * read)
+    torch.testing.assert_close(window.write(patch), written / intensity)
+
+
+def test_an_untrained_window_has_a_filter_on_every_pixel():
+    """As many filters as pixels, narrow ones: what is read, and what is painted, is the image."""
+    window = placed([0, 0, -10, 0, 0], size=9, shape=(9, 9))
+    image = torch.rand(1, 1, 9, 9, dtype=torch.float64)
+    torch.testing.assert_close(window.read(image), image)
+    torch.testing.assert_close(window.write(image), image)
+    assert window.stride.item() == 1 and window.centre.abs().max() == 0
+
+
+@pytest.mark.parametrize("steps", [(1, 0), (-2, 3)])
+def test_a_window_moved_by_pixels_reads_what_lies_there(steps):
+    image = torch.rand(1, 1, 9, 9, dtype=torch.float64)
+    right, down = steps
+    window = placed([right / 5, down / 5, -10, 0, 0], size=9, shape=(9, 9))
+    moved = image.roll((-down, -right), (2, 3))[..., 3:6, 3:6]
+    torch.testing.assert_close(window.read(image)[..., 3:6, 3:6], moved)
+    torch.testing.assert_close(window.centre, torch.tensor([steps], dtype=torch.float64))
+
+
+def test_a_filter_sums_to_one_and_has_a_gradient_wherever_it_lies():
+    centre = torch.tensor([-1e4, 0.0, 3.5, 1e4], dtype=torch.float64, requires_grad=True)
+    stride = torch.tensor([1.0, 0.0, 2.0, 100.0], dtype=torch.float64)
+    variance = torch.tensor([1e-3, 1.0, 1e6, 1e-3], dtype=torch.float64)
+    bank = filterbank(centre, stride, variance, 4, 7)
+    torch.testing.assert_close(bank.sum(-1), torch.ones(4, 4, dtype=torch.float64))
+    (bank * torch.arange(7)).sum().backward()
+    assert torch.isfinite(centre.grad).all() and centre.grad[2] > 0
+
+
+def test_a_window_has_at_least_two_filters():
+    with pytest.raises(ValueError, match="window must be at least 2"):
+        Aim(3, 1, (7, 7))
