@@ -254,19 +254,24 @@ class DynamicRouting(Routing):
     """Dynamic routing: a parent's presence is |v|, whatever its law says.
 
     Its pose is the mean of its votes, which has the direction of v: a capsule here has both a pose
-    and a presence, and v as its pose would count the presence twice. The sum of the votes is
-    measured against a fair share n (`Votes.fair_share`), or it would saturate where there are many.
+    and a presence, and v as its pose would count the presence twice.
 
     Attributes:
         iterations: as for every routing; there is no temperature.
+        fair: measure the sum of the votes against a fair share n (`Votes.fair_share`), or it
+            saturates where there are many; False for n = 1, as Sabour et al. have it.
     """
+
+    fair: bool = True
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         agreement = torch.zeros_like(votes.uniform())
         for iteration in range(self.iterations):
             share = votes.compete(agreement)
             gathered = votes.gather(share)
-            total = gathered.number / votes.fair_share * gathered.mean
+            total = gathered.number * gathered.mean
+            if self.fair:
+                total = total / votes.fair_share
             length = total.square().sum(3, keepdim=True).clamp_min(_TINY)  # squared
             vector = total * length.sqrt() / (1 + length)  # |v| = length / (1 + length)
             variance = gathered.variance + law.noise

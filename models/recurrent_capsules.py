@@ -114,8 +114,8 @@ class RecurrentCapsules(Model):
     """The recurrent capsule network; see the top of this file.
 
     Args:
-        routing: infers the class capsules, such as `DynamicRouting(3)` of `capsule_zoo.guides`;
-            None puts linear layers in the place of votes and routing.
+        routing: infers the class capsules, such as `DynamicRouting(3, fair=False)` of
+            `capsule_zoo.guides`; None puts linear layers in the place of votes and routing.
         image_shape: (channels, height, width).
         classes: capsules that are routed to, and labels.
         steps: T.

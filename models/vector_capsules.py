@@ -63,7 +63,7 @@ class ClassVectors(PyroModule):
 
     Args:
         children, classes: numbers of capsules; every class sees every child.
-        routing: infers the classes from the votes, such as `DynamicRouting(3)` of
+        routing: infers the classes from the votes, such as `DynamicRouting(3, fair=False)` of
             `capsule_zoo.guides`; None for a linear layer and squash, without votes. The costs of a
             parent, which only EM routing reads, are fixed: there is one where votes lie closer
             together than a standard normal's draws.

@@ -35,7 +35,7 @@ def recurrent_capsules(
     """
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, list(PRESETS)))
-    routing = DynamicRouting(iterations) if iterations else None
+    routing = DynamicRouting(iterations, fair=False) if iterations else None
     return _entry(RecurrentCapsules(routing, image_shape, **{**PRESETS[preset], **sizes}))
 
 

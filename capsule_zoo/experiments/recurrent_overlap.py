@@ -80,7 +80,7 @@ class OverlappingEncoder(RecurrentEncoder):
 def overlapping(data: Dataset) -> Entry:
     """The entry `recurrent-capsules` with model and guide for pairs."""
     sizes: dict[str, Any] = dict(image_shape=data.image_shape, classes=data.num_classes)
-    model = OverlappingCapsules(DynamicRouting(), **sizes, **PRESETS["small"])
+    model = OverlappingCapsules(DynamicRouting(fair=False), **sizes, **PRESETS["small"])
     entry = create("recurrent-capsules", **sizes)
     return replace(entry, model=model, guide=OverlappingEncoder(model))
 

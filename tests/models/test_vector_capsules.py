@@ -56,7 +56,7 @@ def dynamic_routing(children, transform, classes, iterations):
 
 
 def test_class_vectors_are_those_of_dynamic_routing():
-    layer = ClassVectors(6, 3, DynamicRouting(3)).double()
+    layer = ClassVectors(6, 3, DynamicRouting(3, fair=False)).double()
     children = torch.randn(4, 6, 8, dtype=torch.float64)
     with torch.no_grad():
         for u, v in zip(children, layer(children), strict=True):
@@ -64,7 +64,7 @@ def test_class_vectors_are_those_of_dynamic_routing():
 
 
 def test_batches_in_parts_give_the_same_classes_and_gradients(monkeypatch):
-    layer = ClassVectors(6, 3, DynamicRouting(2)).double()
+    layer = ClassVectors(6, 3, DynamicRouting(2, fair=False)).double()
     children = torch.randn(5, 6, 8, dtype=torch.float64, requires_grad=True)
     found = []
     for at_once in (2**21, 2 * 6 * 3 * 16):
@@ -75,7 +75,7 @@ def test_batches_in_parts_give_the_same_classes_and_gradients(monkeypatch):
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("routing", [DynamicRouting(3), EMRouting(3), None])
+@pytest.mark.parametrize("routing", [DynamicRouting(3, fair=False), EMRouting(3), None])
 def test_lengths_are_presences_whatever_the_routing(routing):
     layer = ClassVectors(20, 3, routing)
     children = squash(torch.randn(7, 20, 8)).requires_grad_()
@@ -90,7 +90,7 @@ def test_lengths_are_presences_whatever_the_routing(routing):
 @pytest.mark.parametrize(("children", "classes"), [(8, 10), (288, 10), (1152, 10), (32, 3)])
 def test_untrained_classes_are_neither_there_nor_not(children, classes):
     torch.manual_seed(0)
-    layer = ClassVectors(children, classes, DynamicRouting(1))
+    layer = ClassVectors(children, classes, DynamicRouting(1, fair=False))
     with torch.no_grad():
         length = layer(squash(torch.randn(50, children, 8))).norm(dim=-1)
     assert 0.25 < length.mean() < 0.75
