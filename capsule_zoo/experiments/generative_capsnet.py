@@ -27,8 +27,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole_transformations import side_by_side
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.inference.transformations import Requested, infer_transformation
 from capsule_zoo.registry import Entry, create, load, save
