@@ -219,7 +219,7 @@ def automatic(
     return guide
 
 
-PLAIN_RATES, PLAIN_STEPS, BUDGETS = (1e-3, 3e-3, 1e-2), 1000, (60, 70, 80, 90, 100, 150, 200)
+PLAIN_RATES, PLAIN_STEPS, BUDGETS = (1e-3, 3e-3, 1e-2), 1000, (80, 90, 100, 110, 120, 150, 200)
 
 
 @experiment("part-whole/refine", data="mnist")
