@@ -1,11 +1,10 @@
 """The energy models' experiments run from end to end in miniature and name what they promise."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 
-from capsule_zoo import experiments, records
+from capsule_zoo import experiments
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, capsule_helmholtz, capsule_rbm, energy, reproduce
 from capsule_zoo.inference import log_partition
@@ -16,15 +15,8 @@ QUICK = Options(minutes=0.005, progress=False)
 LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
 
 
-def note_figure(figure, path):
-    """A file of the figure's name; painting it takes longer than all the rest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    plt.close(figure)
-
-
 @pytest.fixture(autouse=True)
-def miniature(monkeypatch):
+def miniature(monkeypatch, unpainted):
     """Few digits whatever data set is asked for, little annealing and short curves."""
     full = load_dataset("digits", size=12)
     few = type(full)(full.name, full.train[:120], full.validation[:8], full.test[:30])
@@ -32,7 +24,6 @@ def miniature(monkeypatch):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
     for name, value in dict(TEMPERATURES=5, CHAINS=6).items():
         monkeypatch.setattr(energy, name, value)
-    monkeypatch.setattr(records, "save_figure", note_figure)
     monkeypatch.setattr(capsule_helmholtz, "PARTICLES", 4)
     monkeypatch.setattr(capsule_rbm, "UPDATES", (0, 2, 3))
     return few

@@ -1,10 +1,8 @@
 """The experiments on matrix capsules run in miniature and name what they promise."""
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from capsule_zoo import records
 from capsule_zoo.data import Views, load_dataset
 from capsule_zoo.experiments import Options, matrix_capsules, matrix_capsules_viewpoints, reproduce
 from capsule_zoo.experiments.matrix_capsules_pose import ink_centre, nudged
@@ -16,13 +14,6 @@ QUICK = Options(minutes=0.003, progress=False)
 ROUTINGS = ("em", "vb", "dynamic")
 
 
-def note_figure(figure, path):
-    """A file of the figure's name; painting it takes longer than all the rest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    plt.close(figure)
-
-
 def few_views(number=48):
     """Noise with every factor: two azimuths, two elevations."""
     index = torch.arange(number)
@@ -32,12 +23,11 @@ def few_views(number=48):
 
 
 @pytest.fixture(autouse=True)
-def miniature(monkeypatch):
+def miniature(monkeypatch, unpainted):
     """Few and small digits, views of noise, small networks, and everything in one process."""
     full = load_dataset("digits", size=17)
     few = type(full)(full.name, full.train[:40], full.validation[:8], full.test[:12])
     smaller = dict(features=4, capsules=(2, 2, 2))
-    monkeypatch.setattr(records, "save_figure", note_figure)
     monkeypatch.setattr(matrix_capsules, "load_dataset", lambda *_, **__: few)
     monkeypatch.setattr(matrix_capsules, "ITERATIONS", (1, 2))
     monkeypatch.setattr(matrix_capsules, "NETWORK", smaller)

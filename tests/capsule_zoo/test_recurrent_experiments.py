@@ -9,7 +9,7 @@ import torch
 from matplotlib.patches import Rectangle
 from PIL import Image, ImageSequence
 
-from capsule_zoo import experiments, records, recurrent_figures
+from capsule_zoo import experiments, recurrent_figures
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, recurrent_capsules, recurrent_overlap, reproduce
 from capsule_zoo.experiments.recurrent_overlap import OverlappingEncoder, with_previous
@@ -39,15 +39,8 @@ PROMISED = {
 }
 
 
-def note_figure(figure, path):
-    """A file of the figure's name; painting it takes longer than all the rest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    plt.close(figure)
-
-
 @pytest.fixture(autouse=True)
-def miniature(monkeypatch):
+def miniature(monkeypatch, unpainted):
     """Few small digits whatever data set is asked for, a tiny preset, few particles."""
     full = load_dataset("digits", size=17)
     few = type(full)(full.name, full.train[:60], full.validation[:8], full.test[:30])
@@ -58,7 +51,6 @@ def miniature(monkeypatch):
     monkeypatch.setitem(PRESETS, "small", TINY)
     monkeypatch.setitem(recurrent_capsules.ABLATIONS, "draw", ("draw", dict(steps=2, units=4)))
     monkeypatch.setattr(recurrent_capsules, "PARTICLES", 5)
-    monkeypatch.setattr(records, "save_figure", note_figure)
     return binary
 
 
