@@ -32,7 +32,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 from capsule_zoo.models.base import check_at_least, check_positive
 
-_BETAS, _WARMUP = (0.8, 0.8), 10
+_BETAS, _WARMUP = (0.8, 0.8), 5
 _PRESENCES = 3  # how much larger the rate of presence logits is than that of poses
 _JUDGED, _DRAWS = 2, 4  # how often an image is judged on the way, and over how many draws
 
@@ -77,7 +77,7 @@ def refine(
         guide: where to start; None starts at a draw from the prior.
         images: (B, C, H, W).
         steps: of the optimiser; each renders every image once, forward and backward.
-        method: "scheduled" (Adam with betas of .8; the rate grows over ten steps, then falls to
+        method: "scheduled" (Adam with betas of .8; the rate grows over five steps, then falls to
             zero along a line, and is three times as large for presences) or "adam" (plain Adam at
             a constant rate, the paper's way).
         lr: largest rate of the poses; default .03 for "scheduled", .003 for "adam".
