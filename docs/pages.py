@@ -23,7 +23,6 @@ from pathlib import Path
 
 from capsule_zoo import readme, registry
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.inference import is_bound
 from capsule_zoo.records import read_record
 
 DOCS = Path(__file__).resolve().parent
@@ -93,8 +92,7 @@ def _guides(made: registry.Entry) -> str:
         kind = type(made.make_guide(name))
         mark = " (default)" if name == made.default_guide else ""
         rows.append(f"| `{name}`{mark} | {_link(kind)} | {_first_line(kind)} |")
-    kind, bound = type(made.objective), "a bound" if is_bound(made.objective) else "no bound"
-    return "\n".join([*rows, "", f"Trained with {_link(kind)}, {bound} by itself.", ""])
+    return "\n".join([*rows, "", f"Trained with {_link(type(made.objective))}.", ""])
 
 
 def _weights(name: str) -> str:
@@ -129,6 +127,7 @@ def experiments(family: str, root: str) -> str:
 
 def _measured(name: str, root: str) -> str:
     words = inspect.getdoc(find_experiment(name).function) or ""
+    words = re.split(r"\n\n(?:Args|Raises|Returns):\n", words)[0]
     stem = RESULTS / name
     figures = [f for f in (stem.with_suffix(".png"),) if f.is_file()]
     figures += sorted(stem.parent.glob(f"{stem.name}_*.png"))
@@ -205,4 +204,5 @@ def _link(kind: type) -> str:
 
 
 def _first_line(kind: type) -> str:
-    return (inspect.getdoc(kind) or "").partition("\n")[0]
+    """Of its docstring, as a cell of a table."""
+    return (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
