@@ -26,7 +26,6 @@ autodoc_inherit_docstrings = False  # torch's and Pyro's own would drown ours
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-napoleon_use_ivar = True
 add_module_names = False
 default_role = "code"
 python_maximum_signature_line_length = 80
