@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WHEEL := build/wheel
 INSTALL := $(BIN)/python -m pip install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test check docs clean
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -31,9 +31,14 @@ check: $(VENV)/.installed-dev  ## lint, formatting, types, and a wheel that hold
 	@echo "== the wheel: every module in it, every module imports"
 	$(BIN)/python -m pytest -q tests/test_packaging.py
 
+docs: $(VENV)/.installed-docs  ## the documentation site, from docstrings and records, into build/docs
+	@echo "== building the site; a warning is an error"
+	$(BIN)/sphinx-build -W --keep-going --quiet docs build/docs
+	@echo "== read it: build/docs/index.html"
+
 clean:  ## remove .venv and everything that was built
 	@echo "== removing .venv, build output and caches"
-	rm -rf $(VENV) build dist *.egg-info .coverage htmlcov
+	rm -rf $(VENV) build docs/notebooks dist *.egg-info .coverage htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -41,7 +46,8 @@ clean:  ## remove .venv and everything that was built
 $(VENV)/.installed: EXTRAS :=
 $(VENV)/.installed-test: EXTRAS := [test]
 $(VENV)/.installed-dev: EXTRAS := [test,dev]
-$(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-dev: setup.cfg pyproject.toml
+$(VENV)/.installed-docs: EXTRAS := [docs]
+$(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-dev $(VENV)/.installed-docs: setup.cfg pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Capsule Zoo needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }

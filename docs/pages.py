@@ -1,0 +1,208 @@
+"""What pages show of the registry and of the records, filled in as the site is built.
+
+A page asks for it by a comment of its own line, as the README's tables do, so that no number and
+no list is typed by hand:
+
+    <!-- entry: part-whole -->           a registered entry, and what it consists of
+    <!-- experiments: part-whole -->     its experiments: commands, records, figures
+    <!-- modules: capsule_zoo.models --> names that a package's modules hold beside its own
+    <!-- commands -->                    the command line's help
+
+Tables of chosen metrics are asked for as in the README: see `capsule_zoo.readme`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pkgutil
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from capsule_zoo import readme, registry
+from capsule_zoo.experiments import find_experiment, list_experiments
+from capsule_zoo.records import read_record
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "results"
+_COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
+
+
+def fill_source(app, page: str, source: list[str]) -> None:
+    """Fill in one page as Sphinx reads it."""
+    if not page.startswith("notebooks/"):
+        up = "../" * (page.count("/") + 1)
+        source[0] = fill(source[0], root=up)
+
+
+def fill(text: str, root: str = "../") -> str:
+    """The text with every comment replaced by what it asks for.
+
+    Args:
+        root: the way from the page to the repository's root.
+    """
+    makers = {
+        "entry": entry,
+        "experiments": lambda family: experiments(family, root),
+        "modules": modules,
+        "commands": lambda _: commands(),
+    }
+
+    def made(comment: re.Match[str]) -> str:
+        if comment["what"] in ("record", "end"):  # the table of a record is there already
+            return ""
+        if comment["what"] not in makers:
+            raise ValueError(f"{comment[0]} is unknown; a page may ask for {', '.join(makers)}")
+        return makers[comment["what"]](comment["name"])
+
+    return _COMMENT.sub(made, readme.fill(text, RESULTS))
+
+
+def entry(name: str) -> str:
+    """A registered entry: how it is made, and what it consists of."""
+    made = registry.create(name, **registry.small_sizes(name))
+    factory = registry._factory(name)
+    return "\n".join(
+        [
+            f"### `{name}`",
+            "",
+            _rst(f".. autofunction:: {factory.__module__}.{factory.__name__}"),
+            _sites(made),
+            _guides(made),
+            _weights(name),
+        ]
+    )
+
+
+def _sites(made: registry.Entry) -> str:
+    rows = ["| latent site | plates | one draw | kind |", "|---|---|---|---|"]
+    for site in made.model.sites:
+        draw = {0: "number", 1: "vector"}.get(site.event_dim, f"array of rank {site.event_dim}")
+        kind = "discrete" if site.discrete else "continuous"
+        kind += ", summed out" if site.enumerated else ""
+        rows.append(f"| `{site.name}` | {', '.join(site.plates)} | {draw} | {kind} |")
+    return "\n".join([*rows, ""]) if made.model.sites else ""
+
+
+def _guides(made: registry.Entry) -> str:
+    rows = ["| guide | class | what it is |", "|---|---|---|"]
+    for name in made.guides:
+        kind = type(made.make_guide(name))
+        mark = " (default)" if name == made.default_guide else ""
+        rows.append(f"| `{name}`{mark} | {_link(kind)} | {_first_line(kind)} |")
+    return "\n".join([*rows, "", f"Trained with {_link(type(made.objective))}.", ""])
+
+
+def _weights(name: str) -> str:
+    lines = []
+    for path in sorted(registry.WEIGHTS.glob("*.json")):
+        card = json.loads(path.read_text())
+        if card["entry"] == name:
+            made = card["training"]
+            lines.append(f"- `load({path.stem!r})`: made by `{made['command']}` {_spent(made)}")
+    if not lines:
+        return "There are no trained weights of it yet.\n"
+    return "\n".join(["Trained weights:", "", *lines, ""])
+
+
+def _spent(made: dict) -> str:
+    return f"({made['seconds'] / 60:.0f} minutes, {made['machine']})"
+
+
+def experiments(family: str, root: str) -> str:
+    """The experiments of a family: those that have a record, then those that have none."""
+    measured, waiting = [], []
+    for name in list_experiments(f"{family}/*"):
+        (measured if (RESULTS / f"{name}.json").is_file() else waiting).append(name)
+    parts = [_measured(name, root) for name in measured]
+    if waiting:
+        rows = ["| command | what it shows |", "|---|---|"]
+        for name in waiting:
+            rows.append(f"| `capsule-zoo reproduce {name}` | {find_experiment(name).summary} |")
+        parts.append("\n".join(["### Not measured yet", "", *rows, ""]))
+    return "\n".join(parts)
+
+
+def _measured(name: str, root: str) -> str:
+    words = inspect.getdoc(find_experiment(name).function) or ""
+    words = re.split(r"\n\n(?:Args|Raises|Returns):\n", words)[0]
+    stem = RESULTS / name
+    figures = [f for f in (stem.with_suffix(".png"),) if f.is_file()]
+    figures += sorted(stem.parent.glob(f"{stem.name}_*.png"))
+    shown = [f"![{f.stem}]({root}results/{f.relative_to(RESULTS).as_posix()})\n" for f in figures]
+    table = readme.table(read_record(name, RESULTS))
+    return "\n".join([f"### {name}", "", words, "", *shown, table])
+
+
+def modules(package: str) -> str:
+    """Public names that are not the package's own, module by module, and the modules' stories.
+
+    A story that a page of its own tells (by `automodule`) is not told again.
+    """
+    home = import_module(package)
+    own, told, parts = set(getattr(home, "__all__", ())), told_elsewhere(), []
+    for info in pkgutil.iter_modules(home.__path__, f"{package}."):
+        short = info.name.rpartition(".")[2]
+        if info.ispkg or short in ("cli", "__main__"):
+            continue
+        module = import_module(info.name)
+        rest = [name for name in _defined_in(module) if name not in own]
+        if not rest:
+            continue
+        clash = "   :no-index:\n" if short in own else ""
+        story = f".. automodule:: {info.name}\n   :no-members:\n{clash}"
+        lines = [f".. currentmodule:: {info.name}\n" if info.name in told else story]
+        for name in rest:
+            kind = "autoclass" if inspect.isclass(getattr(module, name)) else "autofunction"
+            lines.append(f".. {kind}:: {info.name}.{name}\n")
+        parts.append(f"### {short}\n\n{_rst(chr(10).join(lines))}")
+    return "\n".join(parts)
+
+
+def _defined_in(module: object) -> list[str]:
+    """Public classes and functions, in the order in which the file has them."""
+    return [
+        name
+        for name, thing in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(thing) or inspect.isfunction(thing))
+        and thing.__module__ == module.__name__
+    ]
+
+
+@cache
+def told_elsewhere() -> set[str]:
+    """Modules whose docstrings pages include by name."""
+    texts = (path.read_text() for path in DOCS.rglob("*.md") if "notebooks" not in path.parts)
+    return {name for text in texts for name in re.findall(r"automodule:: (\S+)", text)}
+
+
+def commands() -> str:
+    """What every command says of itself."""
+    from typer.testing import CliRunner
+
+    from capsule_zoo.cli import app
+
+    parts, asked = [], CliRunner(env={"COLUMNS": "88", "TERMINAL_WIDTH": "88"})
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__
+        said = asked.invoke(app, [name, "--help"], prog_name="capsule-zoo").output
+        parts.append(f"## {name}\n\n```text\n{said.strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def _rst(text: str) -> str:
+    return f"```{{eval-rst}}\n{text}\n```\n"
+
+
+def _link(kind: type) -> str:
+    home = kind.__module__.rpartition(".")[0]
+    known = home.startswith("capsule_zoo") and kind.__name__ in import_module(home).__all__
+    return f"{{py:obj}}`~{home}.{kind.__name__}`" if known else f"`{kind.__name__}`"
+
+
+def _first_line(kind: type) -> str:
+    """Of its docstring, as a cell of a table."""
+    return (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")

@@ -1,0 +1,121 @@
+"""Pages show all that is registered and recorded, and docstrings reach Sphinx as they are meant."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+
+from capsule_zoo.experiments import list_experiments
+from capsule_zoo.records import write_record
+from capsule_zoo.registry import list_models
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import pages
+
+    return pages
+
+
+@pytest.fixture
+def docstrings(pages):
+    import docstrings
+
+    return docstrings
+
+
+@pytest.mark.parametrize(
+    ("what", "known"),
+    [("entry", list_models()), ("experiments", {n.split("/")[0] for n in list_experiments()})],
+)
+def test_everything_registered_is_asked_for_once(what, known):
+    texts = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
+    assert sorted(re.findall(rf"<!-- {what}: (\S+) -->", texts)) == sorted(known)
+
+
+def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
+    pages, monkeypatch, tmp_path, unpainted
+):
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    waiting = pages.experiments("part-whole", "../")
+    assert "### part-whole" not in waiting and "png" not in waiting
+    for name in list_experiments("part-whole/*"):
+        assert f"`capsule-zoo reproduce {name}`" in waiting
+
+    write_record(
+        "part-whole/digits",
+        {"answer": {"value": 0.4242, "se": 0.0101, "n": 7}},
+        command="capsule-zoo reproduce part-whole/digits --seed 5",
+        seed=5,
+        data="digits",
+        seconds=60,
+        figure={"parses": plt.figure()},
+        folder=tmp_path,
+    )
+    measured, _, waiting = pages.experiments("part-whole", "../").partition("### Not measured yet")
+    assert "| answer | 0.4242 | 0.0101 | 7 |" in measured
+    assert "![digits_parses](../results/part-whole/digits_parses.png)" in measured
+    assert "--seed 5" in measured and "part-whole/digits" not in waiting
+
+
+def test_an_entry_shows_its_sites_guides_and_weights(pages):
+    text = pages.entry("part-whole")
+    for words in ("`object_pose`", "`routing`", "`delta` (default)", "load('part-whole-mnist')"):
+        assert words in text
+    assert "no trained weights" in pages.entry("vae") and "RoutingPartWhole" in text
+
+
+def test_a_page_that_asks_for_what_there_is_not_is_refused(pages):
+    for text in ("<!-- entrance: part-whole -->", "<!-- entry: part-hole -->"):
+        with pytest.raises(ValueError, match="unknown"):
+            pages.fill(text)
+
+
+def test_names_that_a_package_exports_are_not_told_twice(pages):
+    text = pages.modules("capsule_zoo.models")
+    assert "capsule_zoo.models.poses.compose" in text
+    assert "PartWholeCapsules" not in text and "automodule:: capsule_zoo.models.vae\n" not in text
+
+
+STORY = """Story of `EMRouting` and of `nobody`, where |x| * y.
+
+Then:
+
+    x_i ~ Normal(0, I)    # `EMRouting`, (B, 6)
+
+        deeper | still
+
+Args:
+    rate: how fast,
+        for how long.
+"""
+
+
+def test_indented_blocks_are_code_and_stay_as_they_are(docstrings):
+    lines = docstrings.to_restructured_text(STORY.split("\n"))
+    start = lines.index(".. code-block:: story")
+    assert lines[start + 1 : start + 5] == [
+        "",
+        "   x_i ~ Normal(0, I)    # `EMRouting`, (B, 6)",
+        "",
+        "       deeper | still",
+    ]
+    assert lines[-4:] == ["Args:", "    rate: how fast,", "        for how long.", ""]
+
+
+def test_public_names_in_backticks_are_links_and_no_mark_is_taken_for_markup(docstrings):
+    first = docstrings.to_restructured_text(STORY.split("\n"))[0]
+    assert first == (
+        r"Story of :py:obj:`~capsule_zoo.guides.EMRouting` and of `nobody`, where \|x\| \* y."
+    )
+
+
+def test_code_that_is_already_told_to_be_code_is_left_alone(docstrings):
+    told = ["As in::", "", "    f(x)", "", ">>> `f`(x * y)", "*so*"]
+    assert docstrings.to_restructured_text(told) == told
