@@ -48,7 +48,7 @@ class Explorer(widgets.VBox):
     """An interactive view of a model and a guide.
 
     Args:
-        view: what can be moved; see `capsule_zoo.explore.view_of`.
+        view: what can be moved; see `capsule_zoo.explore.sources.view_of`.
         images: to choose from, (N, C, H, W).
         title: shown above.
 
@@ -81,7 +81,7 @@ class Explorer(widgets.VBox):
         super().__init__(
             [
                 widgets.HTML(f"<b>{escape(title)}</b> {_HELP}"),
-                widgets.HBox(shown),
+                widgets.HBox(shown, layout=widgets.Layout(grid_gap="12px")),
                 widgets.HBox([self.number, self.upload, self.inverted]),
                 widgets.HBox([*held, self.reset, self.refine]),
                 self.status,
@@ -118,13 +118,13 @@ class Explorer(widgets.VBox):
         self.mode = widgets.ToggleButtons(options=self.view.modes)
         self.reset = widgets.Button(description="reset", tooltip="back to what was read")
         self.refine = widgets.Button(description="refine", tooltip="improve the parse by steps")
-        self.status, self.panel = widgets.HTML(), widgets.VBox()
-        self.panel.layout = widgets.Layout(max_height="320px", display="block", overflow="auto")
+        self.status, self.panel = widgets.HTML(), widgets.HBox()
+        self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
 
     def _connect(self) -> None:
         self._on(self.number, "value", self._choose_image)
         self._on(self.upload, "value", self._take_upload)
-        self._on(self.inverted, "value", lambda _: self._read_file())
+        self._on(self.inverted, "value", lambda _: self._read_again())
         self._on(self.chosen, "value", self._hold)
         self._on(self.mode, "value", self.view.set_mode)
         self._on(self.painted, "drag", partial(self._drag, part=False))
@@ -184,7 +184,8 @@ class Explorer(widgets.VBox):
             with slider.hold_trait_notifications():
                 slider.min = min(control.low, control.value)
                 slider.max = max(control.high, control.value)
-                slider.value = control.value
+                if abs(slider.value - control.value) > 0.1 * control.step:
+                    slider.value = control.value  # for rounding alone a hand is not interrupted
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -216,24 +217,23 @@ class Explorer(widgets.VBox):
         self._file = None
         self._read(self.images[index : index + 1])
 
-    def _take_upload(self, files: tuple[dict[str, Any], ...]) -> None:
-        if files:
-            self._take_file(files[-1]["name"], bytes(files[-1]["content"]))
+    def _take_upload(self, files: tuple[dict[str, Any], ...]) -> str | None:
+        with self._quietly():
+            self.upload.value = ()  # so that the same file may be chosen again
+        return self._take_file(files[0]["name"], bytes(files[0]["content"]))
 
     def _take_drop(self, _: object, content: dict[str, Any], buffers: list[Any]) -> None:
         if "dropped" in content:
             self._do(partial(self._take_file, content["dropped"], bytes(buffers[0])))
 
-    def _take_file(self, name: str, content: bytes) -> str | None:
+    def _take_file(self, name: str, content: bytes) -> str:
+        shape, inverted = self.view.image_shape, self.inverted.value
+        self._read(image_from_file(content, name, shape, inverted))
         self._file = name, content
-        return self._read_file()
-
-    def _read_file(self) -> str | None:
-        if self._file is None:
-            return None
-        name, content = self._file
-        self._read(image_from_file(content, name, self.view.image_shape, self.inverted.value))
         return f"read {name}"
+
+    def _read_again(self) -> str | None:
+        return None if self._file is None else self._take_file(*self._file)
 
     def _read(self, image: Tensor) -> None:
         self.view.read(image)

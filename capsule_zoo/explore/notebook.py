@@ -50,7 +50,7 @@ def explore(
             f"{path} holds something else; replace it by --overwrite, or choose another --out"
         )
     if overwrite or not path.exists():
-        write_whole(path, json.dumps(_notebook(source, cell), indent=1).encode())
+        write_whole(path, json.dumps(_notebook(cell), indent=1).encode())
     print(f"the notebook is {path}", flush=True)
     server = next(filter(find_spec, SERVERS), None)
     if server is None or not all(map(find_spec, NEEDED)):
@@ -69,6 +69,7 @@ def _cell(source: str, data: str | None, data_root: Path | None) -> str:
     given = {"data": data, "data_root": None if data_root is None else str(data_root.resolve())}
     words = [repr(source), *(f"{name}={value!r}" for name, value in given.items() if value)]
     return (
+        "# Shift+Enter runs this\n"
         "from capsule_zoo.explore.explorer import Explorer\n"
         "\n"
         f"explorer = Explorer.of({', '.join(words)})\n"
@@ -85,15 +86,10 @@ def _first_cell(path: Path) -> str | None:
         return None
 
 
-def _notebook(source: str, cell: str) -> dict:
-    title = f"# {Path(source).resolve().name}"
-    words = f"{title}\n\nRun the cell below (Shift+Enter), then drag and drop."
-    code = {"execution_count": None, "outputs": []}
+def _notebook(cell: str) -> dict:
+    code = {"execution_count": None, "outputs": [], "metadata": {}, "source": cell}
     return {
-        "cells": [
-            {"cell_type": "markdown", "id": "words", "metadata": {}, "source": words},
-            {"cell_type": "code", "id": "explorer", "metadata": {}, "source": cell, **code},
-        ],
+        "cells": [{"cell_type": "code", "id": "explorer", **code}],
         "metadata": {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}
         },

@@ -55,11 +55,12 @@ def image_from_file(
 
     channels, height, width = shape
     image = open_image(io.BytesIO(content), name).convert("L" if channels == 1 else "RGB")
-    image = ImageOps.pad(ImageOps.invert(image) if inverted else image, (width, height))
-    pixels = torch.from_numpy(np.array(image)).float().view(height, width, channels) / 255
-    if pixels.max() == pixels.min():
+    darkest, brightest = image.convert("L").getextrema()
+    if darkest == brightest:
         raise ValueError(
             f"{name} is blank: all its pixels are alike; give a picture with something on it, and "
             "on a background of its own where it is transparent"
         )
+    image = ImageOps.pad(ImageOps.invert(image) if inverted else image, (width, height))
+    pixels = torch.from_numpy(np.array(image)).float().view(height, width, channels) / 255
     return pixels.movedim(-1, 0)[None]

@@ -60,7 +60,7 @@ def open_source(
     trained = {path.stem for path in registry.WEIGHTS.glob("*.json")}
     if source in trained or (Path(source) / "config.json").is_file():
         entry, dataset, _ = open_run(source, data, root)
-        title = source
+        title = Path(source).resolve().name
     elif source in list_models():
         dataset = load_dataset(data or "digits", root)
         with torch.random.fork_rng(devices=[]):
