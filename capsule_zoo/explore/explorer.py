@@ -177,15 +177,15 @@ class Explorer(widgets.VBox):
                 slider = widgets.FloatSlider(step=control.step, description=name + control.unit)
                 slider.readout_format = ".2f" if control.step < 1 else ".0f"
                 self.sliders[name] = slider
-                self._on(slider, "value", partial(self._change, name))
+                slider.observe(partial(self._slide, name), "value")
             self.panel.children = tuple(self.sliders.values())
         for name, control in controls.items():
             slider = self.sliders[name]
+            low, high, value = control.in_steps()
             with slider.hold_trait_notifications():
-                slider.min = min(control.low, control.value)
-                slider.max = max(control.high, control.value)
-                if abs(slider.value - control.value) > 0.1 * control.step:
-                    slider.value = control.value  # for rounding alone a hand is not interrupted
+                slider.min, slider.max = low, high
+                if _differ(slider.value, value, control):
+                    slider.value = value
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -195,8 +195,11 @@ class Explorer(widgets.VBox):
         finally:
             self._quiet = False
 
-    def _change(self, name: str, value: float) -> None:
-        self.view.change(self.handle, name, value)
+    def _slide(self, name: str, change: Any) -> None:
+        """Follow a slider, but not the browser where it only brings the value to a step."""
+        control, value = self.view.controls(self.handle)[name], change["new"]
+        if not self._quiet and _differ(value, control.in_steps()[2], control):
+            self._do(partial(self.view.change, self.handle, name, value))
 
     def _hold(self, handle: int) -> None:
         self.handle = handle
@@ -245,3 +248,8 @@ class Explorer(widgets.VBox):
             self._do(self.view.refine)
         finally:
             self.refine.disabled = False
+
+
+def _differ(value: float, other: float, control: Control) -> bool:
+    """Whether two values of a slider are more than rounding apart."""
+    return abs(value - other) > 0.1 * control.step

@@ -27,6 +27,13 @@ class Control:
     step: float = 0.01
     unit: str = ""
 
+    def in_steps(self) -> tuple[float, float, float]:
+        """Ends of the range and value, rounded to steps from `low`; the range holds the value."""
+        last, now = (round((n - self.low) / self.step) for n in (self.high, self.value))
+        places = (min(0, now), max(last, now), now)
+        low, high, value = (round(self.low + n * self.step, 6) for n in places)
+        return low, high, value
+
 
 class View(ABC):
     """A model and a guide seen through one image; subclasses say what can be moved.

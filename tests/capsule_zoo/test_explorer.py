@@ -79,7 +79,19 @@ def test_a_drag_moves_what_was_grabbed_and_the_sliders_along(shown):
     moved = shown.view.controls(shown.handle)
     assert shown.painted.png != before and moved != controls
     for name, control in moved.items():
-        assert shown.sliders[name].value == pytest.approx(control.value, abs=0.1 * control.step)
+        assert shown.sliders[name].value == pytest.approx(control.value, abs=0.51 * control.step)
+
+
+def test_a_browser_that_rounds_to_steps_changes_nothing(shown):
+    before, said = shown.view.state, "nothing happened"
+    for handle in range(len(shown.view.handles())):
+        shown.chosen.value = handle
+        shown.status.value = said
+        for slider in shown.sliders.values():
+            steps = (slider.value - slider.min) / slider.step
+            assert steps == pytest.approx(round(steps), abs=1e-3)
+            slider.value += 1e-9
+    assert shown.view.state is before and shown.status.value == said
 
 
 def test_the_moves_of_one_drag_add_up_however_many_arrive():
