@@ -7,7 +7,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,7 +87,7 @@ def _first_cell(path: Path) -> str | None:
 
 
 def _notebook(cell: str) -> dict:
-    code = {"execution_count": None, "outputs": [], "metadata": {}, "source": cell}
+    code: dict[str, Any] = {"execution_count": None, "outputs": [], "metadata": {}, "source": cell}
     return {
         "cells": [{"cell_type": "code", "id": "explorer", **code}],
         "metadata": {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Tree:
         """The same with the levels from `first` on taken from another tree."""
         begin = self.levels[first].start
         tensors = ("presence", "pose", "parent")
-        joined = {
+        joined: dict[str, Any] = {
             name: torch.cat([getattr(self, name)[:begin], getattr(other, name)[begin:]])
             for name in tensors
         }
