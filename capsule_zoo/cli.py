@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from capsule_zoo.explore.notebook import explore
+
 app = typer.Typer(
     name="capsule-zoo",
     help="Capsule models as joint distributions; routings as guides and objectives over them.",
@@ -397,3 +399,6 @@ def _print_json(wanted: bool, found: dict) -> None:
         from capsule_zoo.runs import plain
 
         print(json.dumps(plain(found)), flush=True)
+
+
+app.command()(explore)

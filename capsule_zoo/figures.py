@@ -45,14 +45,19 @@ def part_colours(parts: int) -> Tensor:
 
 def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
     """The mean image with every part in its own colour, (B, H, W, 3)."""
+    seen = seen_of_parts(model, parts)
+    hues = part_colours(len(seen)).to(seen)
+    return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
+
+
+def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+    """What each part adds to the mean image, (parts, B, H, W), colours averaged."""
     colour, alpha = model.layers(parts)
     if model.likelihood == "mixture":
         share = model.image_law(parts).share[1:]
     else:
         share = templates.visibility(alpha)
-    seen = (share * colour).mean(1)  # (parts, B, H, W)
-    hues = part_colours(len(seen)).to(seen)
-    return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
+    return (share * colour).mean(1)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 from urllib.request import urlopen
 
 import numpy as np
@@ -15,6 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.batches import seeded_generator
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Size = tuple[int, int]
 
@@ -210,16 +214,27 @@ def _read_images(files: list[Path], size: Size | None) -> Tensor:
     return _channels_first(np.stack(pixels))
 
 
-def _read_image(file: Path, size: Size | None) -> np.ndarray:
-    """Bytes (H, W) of a grey image or (H, W, 3) of any other."""
+def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
+    """A picture in mode "L", where it is grey, or "RGB", the way up that the camera was held.
+
+    Raises:
+        MissingData: it cannot be read; its name is in the message.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)  # as the camera was held
-            image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            image = ImageOps.exif_transpose(opened)
+            return image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise MissingData(f"{file} is no readable image ({error}); mend or remove it") from error
+        raise MissingData(f"{name} is no readable image ({error}); mend or remove it") from error
+
+
+def _read_image(file: Path, size: Size | None) -> np.ndarray:
+    """Bytes (H, W) of a grey image or (H, W, 3) of any other."""
+    from PIL import Image
+
+    image = open_image(file, str(file))
     if size is not None:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)

@@ -104,6 +104,48 @@ def from_parameters(
     )
 
 
+def from_components(components: Tensor) -> Tensor:
+    """Poses (..., 6) of what a person would call them: place, angle, size, stretch and shear.
+
+    With components = (x, y, angle, size, stretch, shear):
+
+        R = [[cos, -sin], [sin, cos]] @ diag(width, height) @ [[1, shear], [0, 1]],   tau = (x, y),
+        width = |size| sqrt(stretch),   height = size / sqrt(stretch),   det R = size |size|.
+
+    Args:
+        components: (..., 6); the angle is in radians, clockwise as seen; a negative size mirrors;
+            the stretch is positive.
+    """
+    x, y, angle, size, stretch, shear = components.unbind(-1)
+    width, height = size.abs() * stretch.sqrt(), size * stretch.rsqrt()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack(
+        [
+            cos * width,
+            cos * width * shear - sin * height,
+            x,
+            sin * width,
+            sin * width * shear + cos * height,
+            y,
+        ],
+        dim=-1,
+    )
+
+
+def to_components(pose: Tensor) -> Tensor:
+    """The inverse of `from_components`, (..., 6), with the angle in [-pi, pi].
+
+    Sides shorter than `MIN_DETERMINANT` are taken to be so long: a collapsed pose has no angle.
+    """
+    a, b, x, c, d, y = pose.unbind(-1)
+    determinant, length = a * d - b * c, torch.hypot(a, c)
+    width = length.clamp(min=MIN_DETERMINANT)
+    height = (determinant.abs() / width).clamp(min=MIN_DETERMINANT)
+    size = torch.where(determinant < 0, -1, 1) * (width * height).sqrt()
+    shear = (a * b + c * d) / width.square()
+    return torch.stack([x, y, torch.atan2(c, a), size, width / height, shear], dim=-1)
+
+
 def rotation(angle: Tensor) -> Tensor:
     """Poses (..., 6) that rotate by `angle` (...) radians, clockwise as seen (y points down)."""
     cos, sin, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)

@@ -77,7 +77,7 @@ def test_the_wheel_holds_every_module_and_weight(wheel):
     for name, top in folders.items():
         if name.count(".") > 1:
             continue  # lies inside another package's folder
-        for suffix in ("py", "safetensors", "json"):
+        for suffix in ("py", "js", "safetensors", "json"):
             for file in top.rglob(f"*.{suffix}"):
                 inside = Path(*name.split("."), file.relative_to(top)).as_posix()
                 if inside not in held:

@@ -68,3 +68,26 @@ def test_parameters_split_into_rotation_scale_and_shear():
     turn = poses.to_matrix(poses.rotation(2 * torch.pi * raw[2]))[:2, :2]
     expected = torch.cat([turn @ scale @ shear, torch.tanh(5 * raw[4:])[:, None]], dim=1)
     torch.testing.assert_close(poses.from_parameters(raw), poses.from_matrix(expected))
+
+
+def test_components_name_every_regular_pose_once():
+    pose = torch.randn(200, 6, dtype=torch.float64)
+    determinant = torch.linalg.det(poses.to_matrix(pose))
+    assert (determinant < 0).any() and (determinant > 0).any()
+    named = poses.to_components(pose)
+    torch.testing.assert_close(poses.from_components(named), pose)
+    torch.testing.assert_close(poses.to_components(poses.from_components(named)), named)
+
+
+def test_components_are_place_angle_size_stretch_and_shear():
+    angle = torch.tensor(0.7, dtype=torch.float64)
+    turned = poses.to_components(2 * poses.rotation(angle))
+    torch.testing.assert_close(turned, turned.new_tensor([0, 0, 0.7, 2, 1, 0]))
+    drawn_out = turned.new_tensor([3.0, 0, 0.5, 0, 1, -0.5])  # three wide, one high, off the middle
+    expected = turned.new_tensor([0.5, -0.5, 0, 3**0.5, 3, 0])
+    torch.testing.assert_close(poses.to_components(drawn_out), expected)
+    mirrored = turned.new_tensor([1.0, 0.5, 0, 0, -1, 0])
+    torch.testing.assert_close(
+        poses.to_components(mirrored), turned.new_tensor([0, 0, 0, -1, 1, 0.5])
+    )
+    assert poses.to_components(torch.zeros(6)).isfinite().all()

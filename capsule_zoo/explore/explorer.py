@@ -1,0 +1,255 @@
+"""The widgets: pictures to drag on, sliders for what is held, images to choose or to drop.
+
+Widgets hold no state of the model: every event changes the view, and `_show` then shows the view.
+Pictures are `anywidget`s of a few lines of JavaScript, for what ipywidgets lacks: a pointer that
+drags, and files that are dropped. They work in Jupyter, Voila and other hosts without an extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets as widgets
+import traitlets
+from torch import Tensor
+
+from capsule_zoo.explore.pictures import as_png, image_from_file
+from capsule_zoo.explore.sources import open_source
+from capsule_zoo.explore.view import Control, View
+
+_HELP = (
+    "Drag on the model's picture to move what a part belongs to, on the coloured one to move a "
+    "single part; the sliders move what was held last. Drop a picture file on the image."
+)
+
+
+class Picture(anywidget.AnyWidget):
+    """A PNG that can be dragged on and dropped on.
+
+    Attributes:
+        png: the file that is shown.
+        drag: the drag under way: its `number`, where it began (`start`) and where it is (`end`), as
+            (x, y) in the frame [-1, 1]^2.
+    """
+
+    _esm = Path(__file__).parent / "picture.js"
+    png = traitlets.Bytes().tag(sync=True)
+    label = traitlets.Unicode().tag(sync=True)
+    drag = traitlets.Dict().tag(sync=True)
+
+
+class Explorer(widgets.VBox):
+    """An interactive view of a model and a guide.
+
+    Args:
+        view: what can be moved; see `capsule_zoo.explore.sources.view_of`.
+        images: to choose from, (N, C, H, W).
+        title: shown above.
+
+    Raises:
+        ValueError: the model does not take the images.
+
+    Attributes:
+        view: the state, which may be read or set from Python too; call `show` afterwards.
+        handle: index of what the sliders move.
+        image, painted, coloured: the three pictures.
+        sliders: by name, for the numbers of the handle.
+    """
+
+    def __init__(self, view: View, images: Tensor, title: str = "") -> None:
+        self.view, self.images, self.handle = view, images, 0
+        self.sliders: dict[str, widgets.FloatSlider] = {}
+        self._quiet, self._dragging = False, (0, (0.0, 0.0))
+        self._file: tuple[str, bytes] | None = None
+        self._make_widgets()
+        self._read(images[:1])
+        self._connect()
+        pictures = [self.image, self.painted, self.coloured]
+        labels = ["the image", "as the model paints it", "its parts"]
+        shown = [
+            widgets.VBox([widgets.Label(label), picture])
+            for label, picture in zip(labels, pictures, strict=True)
+            if picture is not self.coloured or view.coloured() is not None
+        ]
+        held = [self.chosen, self.mode] if view.modes else [self.chosen]
+        super().__init__(
+            [
+                widgets.HTML(f"<b>{escape(title)}</b> {_HELP}"),
+                widgets.HBox(shown, layout=widgets.Layout(grid_gap="12px")),
+                widgets.HBox([self.number, self.upload, self.inverted]),
+                widgets.HBox([*held, self.reset, self.refine]),
+                self.status,
+                self.panel,
+            ]
+        )
+        self.show()
+
+    @classmethod
+    def of(
+        cls, source: str, data: str | None = None, data_root: str | Path | None = None
+    ) -> Explorer:
+        """An explorer of a run folder, trained weights, or an entry as it is before training.
+
+        Args:
+            source: a run folder, or the name of weights or of an entry.
+            data: where images are chosen from; by default what it was trained on, or digits.
+            data_root: as of `load_dataset`.
+
+        Raises:
+            ValueError: an unknown source, absent data, or a model of which there is no view.
+        """
+        view, images, title = open_source(source, data, data_root)
+        return cls(view, images, title)
+
+    def _make_widgets(self) -> None:
+        self.image, self.painted, self.coloured = (
+            Picture(label=label) for label in ("image", "model", "parts")
+        )
+        self.number = widgets.IntSlider(0, 0, len(self.images) - 1, description="test image")
+        self.upload = widgets.FileUpload(accept="image/*", description="image from a file")
+        self.inverted = widgets.Checkbox(False, description="dark ink on bright paper")
+        self.chosen = widgets.Dropdown(description="held")
+        self.mode = widgets.ToggleButtons(options=self.view.modes)
+        self.reset = widgets.Button(description="reset", tooltip="back to what was read")
+        self.refine = widgets.Button(description="refine", tooltip="improve the parse by steps")
+        self.status, self.panel = widgets.HTML(), widgets.HBox()
+        self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
+
+    def _connect(self) -> None:
+        self._on(self.number, "value", self._choose_image)
+        self._on(self.upload, "value", self._take_upload)
+        self._on(self.inverted, "value", lambda _: self._read_again())
+        self._on(self.chosen, "value", self._hold)
+        self._on(self.mode, "value", self.view.set_mode)
+        self._on(self.painted, "drag", partial(self._drag, part=False))
+        self._on(self.coloured, "drag", partial(self._drag, part=True))
+        self.image.on_msg(self._take_drop)
+        self.reset.on_click(lambda _: self._do(self.view.reset))
+        self.refine.on_click(lambda _: self._refine())
+
+    def _on(self, widget: widgets.Widget, trait: str, action: Callable[[Any], object]) -> None:
+        """Do something with a trait's new value when a person, and not `show`, changed it."""
+
+        def react(change: Any) -> None:
+            if not self._quiet:
+                self._do(partial(action, change["new"]))
+
+        widget.observe(react, trait)
+
+    def _do(self, action: Callable[[], object]) -> None:
+        """Change the view and show it; what a person can mend is told in the status line."""
+        try:
+            said = action()
+        except ValueError as error:
+            self.status.value = f'<span style="color: #b00020">{escape(str(error))}</span>'
+            return
+        self.show(said if isinstance(said, str) else "")
+
+    def show(self, said: str = "") -> None:
+        """Bring all widgets to what the view holds."""
+        names = self.view.handles()
+        with self._quietly():
+            options = [(name, i) for i, name in enumerate(names)]
+            if self.chosen.options != tuple(options):
+                self.chosen.options = options
+            self.chosen.value = self.handle
+            if self.view.modes:
+                self.mode.value = self.view.mode
+            self._show_controls(self.view.controls(self.handle))
+        self.image.png = as_png(self.view.image[0].movedim(0, -1))
+        self.painted.png = as_png(self.view.painted()[0].movedim(0, -1))
+        coloured = self.view.coloured()
+        if coloured is not None:
+            self.coloured.png = as_png(coloured, self.view.outline(self.handle))
+        likelihood = f"log p(image | what is painted) = {self.view.log_likelihood():.1f} nats"
+        self.status.value = escape(f"{said}; {likelihood}" if said else likelihood)
+
+    def _show_controls(self, controls: dict[str, Control]) -> None:
+        if list(self.sliders) != list(controls):
+            self.sliders = {}
+            for name, control in controls.items():
+                slider = widgets.FloatSlider(step=control.step, description=name + control.unit)
+                slider.readout_format = ".2f" if control.step < 1 else ".0f"
+                self.sliders[name] = slider
+                slider.observe(partial(self._slide, name), "value")
+            self.panel.children = tuple(self.sliders.values())
+        for name, control in controls.items():
+            slider = self.sliders[name]
+            low, high, value = control.in_steps()
+            with slider.hold_trait_notifications():
+                slider.min, slider.max = low, high
+                if _differ(slider.value, value, control):
+                    slider.value = value
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
+
+    def _slide(self, name: str, change: Any) -> None:
+        """Follow a slider, but not the browser where it only brings the value to a step."""
+        control, value = self.view.controls(self.handle)[name], change["new"]
+        if not self._quiet and _differ(value, control.in_steps()[2], control):
+            self._do(partial(self.view.change, self.handle, name, value))
+
+    def _hold(self, handle: int) -> None:
+        self.handle = handle
+
+    def _drag(self, drag: dict[str, Any], part: bool) -> None:
+        """Follow the pointer from where it was seen last; a new number is a new drag."""
+        number, end = drag["number"], tuple(drag["end"])
+        before, last = self._dragging
+        if number != before:
+            last = tuple(drag["start"])
+            grabbed = self.view.grab(last, part)
+            self.handle = self.handle if grabbed is None else grabbed
+        self._dragging = number, end
+        if end != last:
+            self.view.drag(self.handle, last, end)
+
+    def _choose_image(self, index: int) -> None:
+        self._file = None
+        self._read(self.images[index : index + 1])
+
+    def _take_upload(self, files: tuple[dict[str, Any], ...]) -> str | None:
+        with self._quietly():
+            self.upload.value = ()  # so that the same file may be chosen again
+        return self._take_file(files[0]["name"], bytes(files[0]["content"]))
+
+    def _take_drop(self, _: object, content: dict[str, Any], buffers: list[Any]) -> None:
+        if "dropped" in content:
+            self._do(partial(self._take_file, content["dropped"], bytes(buffers[0])))
+
+    def _take_file(self, name: str, content: bytes) -> str:
+        shape, inverted = self.view.image_shape, self.inverted.value
+        self._read(image_from_file(content, name, shape, inverted))
+        self._file = name, content
+        return f"read {name}"
+
+    def _read_again(self) -> str | None:
+        return None if self._file is None else self._take_file(*self._file)
+
+    def _read(self, image: Tensor) -> None:
+        self.view.read(image)
+        self.handle = self.view.first_handle()
+
+    def _refine(self) -> None:
+        self.refine.disabled, self.status.value = True, "refining ..."
+        try:
+            self._do(self.view.refine)
+        finally:
+            self.refine.disabled = False
+
+
+def _differ(value: float, other: float, control: Control) -> bool:
+    """Whether two values of a slider are more than rounding apart."""
+    return abs(value - other) > 0.1 * control.step

@@ -1,0 +1,260 @@
+"""Part-whole capsules by hand: whatever belongs to a capsule moves and vanishes with it.
+
+A parse is kept as a tree. Every capsule has its likeliest parent, by the model's responsibilities,
+and its pose in the parent's frame; so a parent that moves takes its children along, and the
+children of one that is off are off. "As read", children are what the guide made of the image. "As
+foretold", they are what the capsules above them make likeliest: parent, presence and vote.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.explore.view import Control, Place, View
+from capsule_zoo.figures import coloured_parts, seen_of_parts
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.ancestral import Sites, infer
+from capsule_zoo.inference.refine import refine
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+
+NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
+_SEEN = 0.05  # a pixel to which no part adds more is empty
+_LEAST_SIZE = 0.02
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The capsules of one image, those of all levels one after the other, from the top down.
+
+    Attributes:
+        levels: where each level's capsules lie.
+        presence: (capsules,), in [0, 1], given that the parent is there.
+        pose: (capsules, 6), in the parent's frame, or in the image's where there is no parent.
+        parent: (capsules,), index of the parent, or -1 for none.
+    """
+
+    levels: tuple[slice, ...]
+    presence: Tensor
+    pose: Tensor
+    parent: Tensor
+
+    def placed(self) -> Capsules:
+        """Presences (capsules,) and poses (capsules, 6) as they are in the image."""
+        presence, pose = self.presence.clone(), self.pose.clone()
+        for level in self.levels[1:]:
+            parent = self.parent[level]
+            owned, above = parent >= 0, parent.clamp(min=0)
+            presence[level] *= torch.where(owned, presence[above], 1.0)
+            moved = poses.compose(pose[above], pose[level])
+            pose[level] = torch.where(owned[:, None], moved, pose[level])
+        return Capsules(presence, pose)
+
+    def moved(self, capsule: int, pose: Tensor) -> Tree:
+        """The same with one capsule, and all below it, at a pose (6,) in the image."""
+        own, placed = self.pose.clone(), self.placed().pose
+        own[capsule] = _in_frames(placed, self.parent[capsule, None], pose[None])[0]
+        return replace(self, pose=own)
+
+    def with_presence(self, capsule: int, value: float) -> Tree:
+        """The same with another presence of one capsule."""
+        presence = self.presence.clone()
+        presence[capsule] = value
+        return replace(self, presence=presence)
+
+    def with_levels_of(self, other: Tree, first: int) -> Tree:
+        """The same with the levels from `first` on taken from another tree."""
+        begin = self.levels[first].start
+        tensors = ("presence", "pose", "parent")
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(self, name)[:begin], getattr(other, name)[begin:]])
+            for name in tensors
+        }
+        return replace(self, **joined)
+
+    def root(self, capsule: int) -> int:
+        """The highest capsule that this one belongs to."""
+        while (parent := int(self.parent[capsule])) >= 0:
+            capsule = parent
+        return capsule
+
+
+def parse_tree(model: PartWholeCapsules, drawn: Sites) -> Tree:
+    """The tree of one image's draws (1, ...) from a guide to the discrete model."""
+    levels = _slices(model)
+    capsules = [
+        Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
+        for level in model.levels
+    ]
+    parents = [torch.full((model.levels[0].size,), -1)]
+    for i, (above, below) in enumerate(pairwise(capsules)):
+        choice = model.responsibilities(above, below, level=i)[0].argmax(-1)  # 0 is the dummy
+        parents.append(torch.where(choice > 0, levels[i].start + choice - 1, -1))
+    presence, pose = (torch.cat([c[i][0] for c in capsules]) for i in range(2))
+    parent = torch.cat(parents)
+    return Tree(levels, presence, _in_frames(pose, parent, pose), parent)
+
+
+def foretold(model: PartWholeCapsules, tree: Tree, level: int = 0) -> Tree:
+    """The same tree down to `level`; below it, what the capsules above make likeliest.
+
+    Every child takes its likeliest parent among those that are there, the pose that this parent
+    votes for, and the probability that it is there as its presence.
+    """
+    for i in range(level, len(model.selections)):
+        above, below = tree.levels[i], tree.levels[i + 1]
+        placed = tree.placed()
+        law = model.selections[i](Capsules(*(each[None, above] for each in placed)), False)
+        choice = law.log_weights[0].argmax(-1)
+        child = torch.arange(len(choice))
+        parent = torch.where(choice > 0, above.start + choice - 1, -1)
+        presence, pose, parents = (t.clone() for t in (tree.presence, tree.pose, tree.parent))
+        presence[below] = law.presence_logits[child, choice].sigmoid()
+        pose[below] = _in_frames(placed.pose, parent, law.vote[0][child, choice])
+        parents[below] = parent
+        tree = replace(tree, presence=presence, pose=pose, parent=parents)
+    return tree
+
+
+def _in_frames(placed: Tensor, parent: Tensor, pose: Tensor) -> Tensor:
+    """Poses (n, 6) in the image as they are in the frames of their parents (n,), if any."""
+    frames = placed[parent.clamp(min=0)]
+    return torch.where((parent >= 0)[:, None], poses.compose(poses.inverse(frames), pose), pose)
+
+
+def _slices(model: PartWholeCapsules) -> tuple[slice, ...]:
+    ends = torch.tensor([level.size for level in model.levels]).cumsum(0).tolist()
+    return tuple(slice(b, e) for b, e in zip([0, *ends], ends, strict=False))
+
+
+class PartWholeView(View):
+    """A parse of part-whole capsules; every capsule is a handle.
+
+    Args:
+        model, guide: the pair; neither is changed.
+    """
+
+    modes = ("as read", "as foretold")
+    state: Tree
+    read_state: Tree
+
+    def __init__(self, model: PartWholeCapsules, guide: Guide) -> None:
+        self.model, self.guide = model.with_discrete_presences(), guide
+        self.relaxed, self.image_shape = model, model.image_shape
+
+    @torch.no_grad()
+    def read(self, image: Tensor) -> None:
+        self.model.check_images(image)
+        self.image = image
+        self._begin(parse_tree(self.model, infer(self.guide, image)))
+
+    def refine(self, steps: int = 50) -> str:
+        """Free-form steps on the image from the guide's answer; see `capsule_zoo.inference`."""
+        found = refine(self.relaxed, self.guide, self.image, steps=steps)
+        with torch.no_grad():
+            self._begin(parse_tree(self.model, infer(found.guide, self.image)))
+        gain = (found.end - found.start).item()
+        return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
+
+    def handles(self) -> list[str]:
+        there, held = self.state.placed().presence > 0.5, self._held()
+        names = []
+        for level, place in zip(self.model.levels, self.state.levels, strict=True):
+            for i, capsule in enumerate(range(place.start, place.stop), start=1):
+                words = f" (holds {held[capsule]})" if held[capsule] else ""
+                names.append(f"{level.name} {i}{words if there[capsule] else ' (off)'}")
+        return names
+
+    def first_handle(self) -> int:
+        """The capsule that holds most others."""
+        return int(self._held().argmax())
+
+    def controls(self, handle: int) -> dict[str, Control]:
+        values = self._components(handle)
+        low, high = (_LEAST_SIZE, 1.5) if values["size"] > 0 else (-1.5, -_LEAST_SIZE)
+        return {
+            "presence": Control(self.state.presence[handle].item(), 0, 1),
+            "x": Control(values["x"], -1.5, 1.5),
+            "y": Control(values["y"], -1.5, 1.5),
+            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, "\N{DEGREE SIGN}"),
+            "size": Control(values["size"], low, high),
+            "stretch": Control(values["stretch"], 0.2, 5),
+            "shear": Control(values["shear"], -2, 2),
+        }
+
+    @torch.no_grad()
+    def change(self, handle: int, name: str, value: float) -> None:
+        """Set the presence, or a component of the pose in the image; the angle in degrees."""
+        if name == "presence":
+            self.state = self.state.with_presence(handle, value)
+            level = next(i for i, s in enumerate(self.state.levels) if handle < s.stop)
+            if self.mode == "as foretold":
+                self.state = foretold(self.model, self.state, level)
+            return
+        components = {**self._components(handle), name: value}
+        if name == "angle":
+            components[name] = math.radians(value)
+        row = self.state.pose.new_tensor([components[each] for each in NUMBERS])
+        self.state = self.state.moved(handle, poses.from_components(row))
+
+    @torch.no_grad()
+    def set_mode(self, mode: str) -> None:
+        """Children as they were read, or as they are foretold; what stands at the top stays."""
+        super().set_mode(mode)
+        if mode == "as foretold":
+            self.state = foretold(self.model, self.state)
+        else:
+            self.state = self.state.with_levels_of(self.read_state, first=1)
+
+    @torch.no_grad()
+    def grab(self, place: Place, part: bool) -> int | None:
+        _, height, width = self.image_shape
+        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
+        if not (0 <= column < width and 0 <= row < height):
+            return None
+        seen = seen_of_parts(self.model, self._parts())[:, 0, row, column]
+        if seen.max() < _SEEN:
+            return None
+        handle = self.state.levels[-1].start + int(seen.argmax())
+        return handle if part else self.state.root(handle)
+
+    def drag(self, handle: int, start: Place, end: Place) -> None:
+        pose = self.state.placed().pose[handle].clone()
+        pose[2::3] += pose.new_tensor(end) - pose.new_tensor(start)
+        self.state = self.state.moved(handle, pose)
+
+    @torch.no_grad()
+    def painted(self) -> Tensor:
+        return self.model.render(self._parts())
+
+    @torch.no_grad()
+    def coloured(self) -> Tensor:
+        return coloured_parts(self.model, self._parts())[0]
+
+    def outline(self, handle: int) -> Tensor:
+        corners = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
+        (a, b, x), (c, d, y) = self.state.placed().pose[handle].view(2, 3)
+        u, v = corners.unbind(-1)
+        return torch.stack([a * u + b * v + x, c * u + d * v + y], -1)
+
+    @torch.no_grad()
+    def log_likelihood(self) -> float:
+        return self.model.image_law(self._parts()).log_prob(self.image[:, None]).sum().item()
+
+    def _parts(self) -> Capsules:
+        placed, parts = self.state.placed(), self.state.levels[-1]
+        return Capsules(placed.presence[None, parts], placed.pose[None, parts])
+
+    def _held(self) -> Tensor:
+        """How many capsules that are there each capsule holds, (capsules,)."""
+        there, parent = self.state.placed().presence > 0.5, self.state.parent
+        return torch.bincount(parent[there & (parent >= 0)], minlength=len(there))
+
+    def _components(self, handle: int) -> dict[str, float]:
+        values = poses.to_components(self.state.placed().pose[handle]).tolist()
+        return dict(zip(NUMBERS, values, strict=True))

@@ -1,0 +1,50 @@
+// A picture to drag on and to drop files on; the Python side is `Picture` in explorer.py.
+// A drag is sent as one state (its number, where it began, where it is), so that the moves which a
+// busy kernel misses do no harm.
+function render({ model, el }) {
+  const image = document.createElement("img");
+  image.draggable = false;
+  image.alt = model.get("label");
+  image.style.cssText = "image-rendering: pixelated; touch-action: none; display: block";
+  el.append(image);
+
+  const paint = () => {
+    const before = image.src;
+    image.src = URL.createObjectURL(new Blob([model.get("png")], { type: "image/png" }));
+    if (before) URL.revokeObjectURL(before);
+  };
+  model.on("change:png", paint);
+  paint();
+
+  const place = (event) => {
+    const box = image.getBoundingClientRect();
+    const along = (at, begin, length) => (2 * (at - begin)) / length - 1;
+    return [along(event.clientX, box.left, box.width), along(event.clientY, box.top, box.height)];
+  };
+  let start = null;
+  let number = 0;
+  const send = (event) => {
+    model.set("drag", { number, start, end: place(event) });
+    model.save_changes();
+  };
+  image.addEventListener("pointerdown", (event) => {
+    image.setPointerCapture(event.pointerId);
+    start = place(event);
+    number = Date.now();
+    send(event);
+  });
+  image.addEventListener("pointermove", (event) => start && send(event));
+  for (const end of ["pointerup", "pointercancel"]) {
+    image.addEventListener(end, () => (start = null));
+  }
+
+  image.addEventListener("dragover", (event) => event.preventDefault());
+  image.addEventListener("drop", async (event) => {
+    event.preventDefault();
+    const file = event.dataTransfer.files[0];
+    if (file) model.send({ dropped: file.name }, undefined, [await file.arrayBuffer()]);
+  });
+  return () => URL.revokeObjectURL(image.src);
+}
+
+export default { render };

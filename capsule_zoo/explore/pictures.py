@@ -1,0 +1,66 @@
+"""Pixels in and out: tensors as PNG files that a browser shows, files as images for a model."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.sources import open_image
+
+WIDTH = 280  # pixels of a picture on the screen, about
+
+
+def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:
+    """A picture as a PNG file, every pixel a square.
+
+    Args:
+        pixels: (H, W, 1) or (H, W, 3), in [0, 1].
+        outline: corners (n, 2) of a polygon to draw, in the frame [-1, 1]^2.
+    """
+    from PIL import Image, ImageDraw
+
+    array = (pixels.clamp(0, 1) * 255).round().byte().numpy()
+    height, width, channels = array.shape
+    scale = max(1, round(WIDTH / width))
+    image = Image.fromarray(array[..., 0] if channels == 1 else array)
+    image = image.resize((width * scale, height * scale), Image.Resampling.NEAREST)
+    if outline is not None:
+        image = image.convert("RGB")
+        size = outline.new_tensor([image.width, image.height])
+        corners = [tuple(corner) for corner in ((outline + 1) / 2 * size).tolist()]
+        ImageDraw.Draw(image).line([*corners, corners[0]], fill=(255, 255, 255), width=2)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def image_from_file(
+    content: bytes, name: str, shape: tuple[int, int, int], inverted: bool = False
+) -> Tensor:
+    """A picture file as an image (1, C, H, W) in [0, 1]: its whole, fitted in, edges black.
+
+    Args:
+        content: of the file.
+        name: of the file, for messages.
+        shape: (channels, height, width) of the model's images.
+        inverted: make dark bright: the models paint bright ink on black.
+
+    Raises:
+        ValueError: no readable picture, or one in a single shade.
+    """
+    from PIL import ImageOps
+
+    channels, height, width = shape
+    image = open_image(io.BytesIO(content), name).convert("L" if channels == 1 else "RGB")
+    darkest, brightest = image.convert("L").getextrema()
+    if darkest == brightest:
+        raise ValueError(
+            f"{name} is blank: all its pixels are alike; give a picture with something on it, and "
+            "on a background of its own where it is transparent"
+        )
+    image = ImageOps.pad(ImageOps.invert(image) if inverted else image, (width, height))
+    pixels = torch.from_numpy(np.array(image)).float().view(height, width, channels) / 255
+    return pixels.movedim(-1, 0)[None]

@@ -1,0 +1,77 @@
+"""What can be explored: entries, trained weights and run folders, each with images of its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo import registry
+from capsule_zoo.data import load_dataset
+from capsule_zoo.explore.on_request import RequestView
+from capsule_zoo.explore.part_whole import PartWholeView
+from capsule_zoo.explore.view import View
+from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.conditional_autoencoder import OnRequest
+from capsule_zoo.registry import Entry, create, list_models, small_sizes, unknown
+from capsule_zoo.runs import open_run
+
+VIEWS: dict[type[Model], type[Any]] = {
+    PartWholeCapsules: PartWholeView,
+    OnRequest: RequestView,
+}
+
+
+def view_of(entry: Entry) -> View:
+    """A view of an entry's model and guide.
+
+    Raises:
+        ValueError: there is none of this model; says which entries have one.
+    """
+    view = _kind_of_view(entry)
+    if view is None:
+        raise ValueError(
+            f"there is no view of {entry.name or type(entry.model).__name__}; these have one: "
+            f"{', '.join(viewable())}"
+        )
+    return view(entry.model, entry.guide)
+
+
+def viewable() -> list[str]:
+    """The registered entries that `view_of` takes."""
+    with torch.random.fork_rng(devices=[]):
+        entries = {name: create(name, **small_sizes(name)) for name in list_models()}
+    return [name for name, entry in entries.items() if _kind_of_view(entry)]
+
+
+def _kind_of_view(entry: Entry) -> type[Any] | None:
+    kinds = (view for model, view in VIEWS.items() if isinstance(entry.model, model))
+    return next(kinds, None)
+
+
+def open_source(
+    source: str, data: str | None = None, data_root: str | Path | None = None
+) -> tuple[View, Tensor, str]:
+    """A view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
+    root = None if data_root is None else Path(data_root)
+    trained = {path.stem for path in registry.WEIGHTS.glob("*.json")}
+    if source in trained or (Path(source) / "config.json").is_file():
+        entry, dataset, _ = open_run(source, data, root)
+        title = Path(source).resolve().name
+    elif source in list_models():
+        dataset = load_dataset(data or "digits", root)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            entry = create(source, image_shape=dataset.image_shape)
+        title = f"{source}, not trained"
+    else:
+        known = sorted({*trained, *list_models()})
+        raise ValueError(
+            f"{unknown('entry or trained entry', source, known)}; or give the folder of a run"
+        )
+    view = view_of(entry)
+    entry.model.check_images(dataset.test.images[:1])
+    return view, dataset.test.images, title

@@ -1,0 +1,202 @@
+"""The explorer in a real browser, headless: sliders, drags, drops and files do what they should.
+
+Slow, and skipped without Voila, selenium, Chromium and its driver. Screenshots are left in the
+test's folder.
+"""
+
+import base64
+import io
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_cli import run
+
+from capsule_zoo.explore.explorer import Explorer
+from capsule_zoo.registry import create, save, small_sizes
+
+pytest.importorskip("voila")
+webdriver = pytest.importorskip("selenium.webdriver")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+PATIENCE = 200  # seconds, for a kernel that starts on a busy machine
+PIXELS = """
+    const image = document.querySelector(`img[alt="${arguments[0]}"]`);
+    if (!image || !image.complete || !image.naturalWidth) return null;
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+    canvas.getContext("2d").drawImage(image, 0, 0);
+    return canvas.toDataURL("image/png");
+"""
+DROP = """
+    const bytes = Uint8Array.from(atob(arguments[0]), (c) => c.charCodeAt(0));
+    const carried = new DataTransfer();
+    carried.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
+    const event = new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true });
+    document.querySelector('img[alt="image"]').dispatchEvent(event);
+"""
+
+# the button's own input is in no document, where a driver could reach it
+REVEAL = """
+    HTMLInputElement.prototype.click = function () { document.body.append(this); };
+    document.querySelector(".jupyter-button.widget-upload, .widget-upload").click();
+"""
+
+
+class Page:
+    """A browser on the explorer's page."""
+
+    def __init__(self, driver, folder: Path):
+        self.driver, self.folder = driver, folder
+
+    def picture(self, name: str) -> np.ndarray | None:
+        """The pixels (H, W, 3) of the picture that is shown under a name."""
+        url = self.driver.execute_script(PIXELS, name)
+        if url is None:
+            return None
+        png = base64.b64decode(url.partition(",")[2])
+        return np.array(Image.open(io.BytesIO(png)).convert("RGB"))
+
+    def wait(self, what, words: str):
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            if (found := what()) is not None and found is not False:
+                return found
+            time.sleep(0.3)
+        self.shoot("waiting")
+        pytest.fail(f"waited in vain for {words}; see {self.folder}")
+
+    def changed(self, name: str, before: np.ndarray) -> np.ndarray:
+        """The picture once it differs from what it was."""
+
+        def different():
+            now = self.picture(name)
+            return now if now is not None and not np.array_equal(now, before) else None
+
+        return self.wait(different, f"another picture of the {name}")
+
+    def find(self, selector: str):
+        return self.driver.find_element("css selector", selector)
+
+    def slider(self, name: str):
+        xpath = f'//label[text()="{name}"]/..'
+        return self.driver.find_element("xpath", xpath)
+
+    def shoot(self, name: str) -> None:
+        self.driver.save_screenshot(str(self.folder / f"{name}.png"))
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch) -> Path:
+    """A run folder of a small entry whose templates can be seen."""
+    monkeypatch.chdir(tmp_path)
+    entry = create("part-whole", **small_sizes("part-whole"))
+    torch.nn.init.constant_(entry.model.template_logits, 3.0)
+    save(entry, tmp_path / "run", data="digits")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def page(trained, tmp_path):
+    assert run("explore", "run", "--no-open") == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, "-m", "voila", "explore-run.ipynb", "--no-browser", f"--port={port}"]
+    log = (tmp_path / "voila.log").open("w")
+    server = subprocess.Popen([*words, "--Voila.ip=127.0.0.1"], stdout=log, stderr=log)
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for word in ("--headless=new", "--no-sandbox", "--window-size=1100,900"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = None
+    try:
+        address = f"http://127.0.0.1:{port}/"
+        driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+        driver.set_page_load_timeout(PATIENCE)
+        driver.command_executor.client_config.timeout = PATIENCE
+        found = Page(driver, tmp_path)
+        found.wait(lambda: answers(f"{address}voila/static/favicon.ico"), "the server")
+        driver.get(address)
+        found.wait(lambda: found.picture("parts"), "the pictures")
+        yield found
+    finally:
+        if driver:
+            driver.quit()
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+def answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(address, timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def test_a_person_can_explore(page, trained, tmp_path):
+    keys, actions = webdriver.Keys, webdriver.ActionChains
+    before = page.picture("model")
+    page.shoot("before")
+
+    slider = page.slider("x")
+    handle = slider.find_element("css selector", ".noUi-handle")
+    handle.send_keys(keys.ARROW_RIGHT * 3 + keys.PAGE_UP * 2)
+    page.changed("model", before)
+    page.shoot("after_slider")
+    # once it has settled, the picture is the one that Python paints for the number on the page
+    shown = Explorer.of(str(trained))
+
+    def as_python_paints() -> bool:
+        number = slider.find_element("css selector", ".widget-readout").text
+        shown.sliders["x"].value = float(number.replace("\N{MINUS SIGN}", "-"))
+        expected = np.array(Image.open(io.BytesIO(shown.painted.png)).convert("RGB"))
+        return np.abs(page.picture("model").astype(int) - expected).max() <= 2
+
+    page.wait(as_python_paints, "the picture that Python paints")
+
+    picture = page.find('img[alt="model"]')
+    moved = page.picture("model")
+    actions(page.driver).move_to_element(picture).click_and_hold().move_by_offset(
+        40, 25
+    ).release().perform()
+    page.changed("model", moved)
+    page.shoot("after_drag")
+
+    given = page.picture("image")
+    image = Image.fromarray(np.tril(np.full((40, 40), 255, np.uint8)))
+    image.save(tmp_path / "chosen.png")
+    content = base64.b64encode((tmp_path / "chosen.png").read_bytes()).decode()
+    page.driver.execute_script(DROP, content)
+    dropped = page.changed("image", given)
+    page.wait(lambda: "read dropped.png" in page.find("body").text, "what was read")
+    page.shoot("after_drop")
+
+    page.find('input[type="checkbox"]').click()
+    page.changed("image", dropped)
+    page.shoot("after_inverting")
+    page.driver.execute_script(REVEAL)
+    page.find('input[type="file"]').send_keys(os.fspath(tmp_path / "chosen.png"))
+    page.wait(lambda: "read chosen.png" in page.find("body").text, "what was chosen")
+    page.shoot("after_file")
+
+    entries = page.driver.get_log("browser")  # Voila itself asks a server far away for its fonts
+    assert not [e for e in entries if e["level"] == "SEVERE" and e["source"] != "network"], entries

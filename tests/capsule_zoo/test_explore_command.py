@@ -1,0 +1,95 @@
+"""`capsule-zoo explore` writes a notebook that runs, and says in a line what can be mended."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from test_cli import refused, run
+
+from capsule_zoo.explore import notebook
+from capsule_zoo.registry import create, save, small_sizes
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A run folder of the smallest part-whole entry."""
+    monkeypatch.chdir(tmp_path)
+    save(create("part-whole", **small_sizes("part-whole")), tmp_path / "run", data="digits")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list:
+    """The command lines that would take over."""
+    found: list = []
+    monkeypatch.setattr(os, "execv", lambda path, words: found.append(words))
+    monkeypatch.setattr(notebook, "find_spec", lambda name: True)
+    return found
+
+
+def code_of(path: Path) -> str:
+    written = nbformat.read(path, as_version=4)
+    nbformat.validate(written)
+    return "\n".join(cell.source for cell in written.cells if cell.cell_type == "code")
+
+
+def test_the_notebook_builds_the_explorer_wherever_it_lies(folder, opened, monkeypatch, tmp_path):
+    pytest.importorskip("anywidget")
+    assert run("explore", "run", "--no-open", "--out", "elsewhere/mine.ipynb") == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found: dict = {}
+    exec(code_of(tmp_path / "elsewhere" / "mine.ipynb"), found)
+    assert found["explorer"].view.image_shape == (1, 12, 12) and not opened
+    assert len(found["explorer"].images) == 400
+
+
+def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
+    assert run("explore", "run") == 0
+    assert opened[-1][1:] == ["-m", "voila", "explore-run.ipynb"]
+    monkeypatch.setattr(notebook, "find_spec", lambda name: name != "voila")
+    assert run("explore", "run") == 0  # the same notebook is no hindrance
+    assert opened[-1][1:] == ["-m", "jupyterlab", "explore-run.ipynb"]
+    monkeypatch.setattr(notebook, "find_spec", lambda name: name == "voila" or None)
+    capsys.readouterr()
+    assert run("explore", "run") == 0
+    assert "pip install 'capsule-zoo[explore]'" in capsys.readouterr().out and len(opened) == 2
+
+
+def test_another_notebook_is_replaced_only_when_told(folder, opened, capsys):
+    path = Path("explore-run.ipynb")
+    for content in ("mine", json.dumps({"cells": []})):
+        path.write_text(content)
+        assert "--overwrite" in refused(capsys, "explore", "run", "--no-open")
+        assert path.read_text() == content
+    assert run("explore", "run", "--no-open", "--overwrite") == 0
+    assert "Explorer.of" in code_of(path)
+
+
+def test_an_entry_that_was_never_trained_is_shown_as_such(tmp_path, monkeypatch, opened):
+    pytest.importorskip("anywidget")
+    from capsule_zoo.explore.explorer import Explorer
+
+    shown = Explorer.of("generative-capsnet")
+    assert "generative-capsnet, not trained" in shown.children[0].value
+    assert shown.view.image_shape == (1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["parthole"], "did you mean 'part-whole'"),
+        (["cnn"], "these have one: "),
+        (["part-whole", "--data", "digit"], "did you mean 'digits'"),
+        (["run", "--data", "mnist", "--data-root", "nowhere"], "no folder nowhere"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(words, message, folder, opened, capsys):
+    assert message in refused(capsys, "explore", *words)
+    assert not opened and not list(Path().glob("*.ipynb"))
+
+
+def test_help_has_an_example(capsys):
+    assert run("explore", "--help") == 0
+    assert "capsule-zoo explore part-whole-mnist" in capsys.readouterr().out

@@ -1,0 +1,216 @@
+"""Views: what is held moves as its numbers say, what belongs to it follows, the model paints it."""
+
+from itertools import pairwise
+
+import pyro
+import pytest
+import torch
+from torch.testing import assert_close
+
+from capsule_zoo.data import Shifts
+from capsule_zoo.explore.on_request import CODE, REQUEST, RequestView
+from capsule_zoo.explore.part_whole import PartWholeView
+from capsule_zoo.explore.sources import view_of, viewable
+from capsule_zoo.guides import ConditionalEncoder, FreeForm
+from capsule_zoo.inference.ancestral import infer
+from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules, poses
+from capsule_zoo.models.generative_capsnet import Parts
+from capsule_zoo.registry import create, small_sizes
+
+
+def part_whole_view(layers=(2, 4), off=()):
+    """A view whose guide puts every capsule where we say, there but for those `off`."""
+    model = PartWholeCapsules(layers=layers, image_size=12, template_size=5, epsilon=1e-6)
+    torch.nn.init.normal_(model.template_logits, std=3)
+    image = torch.rand(1, 1, 12, 12)
+    guide = FreeForm(model, image)
+    for level in model.levels:
+        torch.nn.init.constant_(guide.presence_logits[level.name], 30.0)
+    for name, index in off:
+        guide.presence_logits[name].data[0, index] = -30.0
+    view = PartWholeView(model, guide)
+    view.read(image)
+    return view
+
+
+def request_view(**sizes):
+    model = GenerativeCapsNet((1, 8, 12), kinds=3, pose=2, parts=4, maps=3, channels=4, **sizes)
+    view = RequestView(model, ConditionalEncoder(model, channels=3, hidden=6))
+    view.read(torch.rand(1, 1, 8, 12))
+    return view
+
+
+@pytest.fixture(params=viewable())
+def any_view(request):
+    view = view_of(create(request.param, **small_sizes(request.param)))
+    view.read(torch.rand(1, *view.image_shape))
+    return view
+
+
+def test_a_number_that_is_set_is_read_back_and_reset_undoes_it(any_view):
+    first, handles = any_view.painted(), len(any_view.handles())
+    for handle in range(handles):
+        for name, control in any_view.controls(handle).items():
+            wanted = control.low + round(0.7 * (control.high - control.low))
+            wanted = min(wanted, control.high)
+            any_view.change(handle, name, wanted)
+            assert any_view.controls(handle)[name].value == pytest.approx(wanted, abs=1e-3)
+    assert not torch.equal(any_view.painted(), first)
+    any_view.reset()
+    assert torch.equal(any_view.painted(), first)
+    assert any_view.painted().shape == (1, *any_view.image_shape)
+
+
+def test_images_of_another_size_are_refused(any_view):
+    with pytest.raises(ValueError, match="images must be"):
+        any_view.read(torch.rand(1, 1, 3, 3))
+
+
+def test_refining_says_what_it_gained(any_view):
+    said = any_view.refine(steps=2)
+    assert said.startswith("refined by 2 steps") and "-" not in said
+
+
+@pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
+def test_what_was_read_is_painted_as_the_model_renders_it(layers):
+    view = part_whole_view(layers, off=[("part", 0)])
+    drawn = infer(view.guide, view.image)
+    assert_close(
+        view.painted(),
+        view.model.render(Capsules(drawn["part_presence"], drawn["part_pose"])),
+        atol=1e-4,
+        rtol=0,
+    )
+    law = torch.distributions.Normal(view.painted(), view.model.sigma_image)
+    assert view.log_likelihood() == pytest.approx(law.log_prob(view.image).sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
+def test_whatever_belongs_to_an_object_follows_it_and_nothing_else_moves(layers):
+    view = part_whole_view(layers)
+    before = view.state.placed().pose
+    view.change(0, "angle", 30.0)
+    view.change(0, "x", 0.25)
+    after = view.state.placed().pose
+    motion = poses.compose(after[0], poses.inverse(before[0]))
+    mine = torch.tensor([view.state.root(i) == 0 for i in range(len(before))])
+    assert 1 < mine.sum() < len(mine)
+    assert_close(after[mine], poses.compose(motion, before[mine]), atol=1e-4, rtol=1e-4)
+    assert torch.equal(after[~mine], before[~mine])
+
+
+def test_parts_are_as_much_there_as_their_object():
+    view = part_whole_view()
+    parts = view.state.levels[-1]
+    mine = view.state.parent[parts] == 0
+    assert 0 < mine.sum() < len(mine)
+    view.change(0, "presence", 0.25)
+    assert_close(view.state.placed().presence[parts], torch.where(mine, 0.25, 1.0))
+    pose = view.state.placed().pose[None, parts]
+    expected = view.model.render(Capsules(torch.where(mine, 0.25, 1.0)[None], pose))
+    assert torch.equal(view.painted(), expected)
+
+
+@pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
+def test_as_foretold_every_capsule_is_where_its_likeliest_parent_votes(layers):
+    view = part_whole_view(layers)
+    for selection in view.model.selections:
+        torch.nn.init.normal_(selection.log_affinity)
+    view.set_mode("as foretold")
+    for off in (None, 0):
+        if off is not None:
+            view.change(off, "presence", 0.0)
+        placed = view.state.placed()
+        levels = zip(pairwise(view.state.levels), view.model.selections, strict=True)
+        for (above, below), selection in levels:
+            weight = placed.presence[above].log() + selection.log_affinity
+            best = weight.argmax(-1)
+            frame = placed.pose[above][best]
+            relative = torch.eye(3)[:2].flatten() + selection.transform
+            child = torch.arange(len(best))
+            vote = poses.compose(frame, relative[child, best])
+            assert_close(placed.pose[below], vote, atol=1e-4, rtol=1e-4)
+            there = selection.presence_logits.sigmoid()[child, best]
+            assert_close(placed.presence[below], placed.presence[above][best] * there)
+    view.set_mode("as read")
+    view.change(0, "presence", 1.0)
+    assert_close(view.state.placed().pose, view.read_state.placed().pose)
+
+
+def test_a_capsule_that_is_dragged_takes_its_frame_along():
+    view = part_whole_view()
+    before = view.outline(0)
+    view.drag(0, (0.1, 0.2), (0.4, 0.1))
+    assert_close(view.outline(0), before + torch.tensor([0.3, -0.1]))
+
+
+def test_the_part_that_is_seen_at_a_place_is_grabbed_or_its_object():
+    view = part_whole_view(off=[("part", 1), ("part", 2), ("part", 3)])
+    part = view.state.levels[-1].start
+    torch.nn.init.constant_(view.model.template_logits, 5.0)
+    view.state = view.state.moved(part, torch.tensor([0.2, 0.0, 0.5, 0.0, 0.2, -0.5]))
+    assert view.grab((0.5, -0.5), part=True) == part
+    assert view.grab((0.5, -0.5), part=False) == view.state.root(part) < part
+    assert view.grab((-0.5, 0.5), part=True) is None and view.grab((2.0, 0.0), part=True) is None
+
+
+@pytest.mark.parametrize("address", ["fixed", "learned"])
+def test_a_part_that_is_moved_is_routed_to_its_new_address(address):
+    view = request_view(address=address)
+    model, state = view.model, view.state
+    parts = model.capsules(state.latents, view.requests.numbers(state.parameters))
+    moved = parts.address.clone()
+    moved[0, 1, 0] = 0.5
+    name = next(iter(view.controls(3)))
+    view.change(3, name, 0.5)
+    expected = model.canvas(Parts(moved, parts.activation)).sigmoid()
+    assert_close(view.painted(), expected)
+
+
+@pytest.mark.parametrize("identity", [(1.0, 0.0), (0.0, 0.0)])
+def test_the_model_paints_what_is_requested_and_of_which_kind(identity):
+    view = request_view(identity=identity)
+    parameters = torch.tensor([[30.0] if view.turns else [2.0, -1.0]])
+    for name, value in zip(view.controls(REQUEST), parameters[0].tolist(), strict=True):
+        view.change(REQUEST, name, value)
+    view.change(CODE, "kind", 2)
+    latents = {**view.read_state.latents, "object_kind": torch.tensor([[0.0, 0.0, 1.0]])}
+    expected = view.model.mean_image(latents, view.requests.numbers(parameters))
+    assert_close(view.painted(), expected)
+
+
+def test_a_hand_turns_and_shifts_the_request_as_it_moves():
+    turned = request_view()
+    begin = turned.controls(REQUEST)["angle"].value
+    turned.drag(REQUEST, (1.0, 0.0), (0.0, -1.0))  # from the right to the top
+    assert (turned.controls(REQUEST)["angle"].value - begin - 90) % 360 == pytest.approx(0)
+    shifted = request_view(identity=Shifts.identity)
+    begin = shifted.state.parameters
+    shifted.drag(REQUEST, (0.0, 0.0), (0.5, -0.25))  # of 12 columns and 8 rows
+    assert_close(shifted.state.parameters - begin, torch.tensor([[3.0, -1.0]]))
+
+
+def test_the_part_that_is_nearest_is_grabbed_and_dragged():
+    view = request_view()
+    view.change(4, "row", 1.0)
+    view.change(4, "column", -1.0)  # the first cell of the last row, of 2x3 cells
+    assert_close(view.outline(4).mean(0), torch.tensor([-2 / 3, 1 / 2]))
+    assert view.grab((-0.66, 0.5), part=True) == 4 and view.grab((-0.66, 0.5), part=False) == 0
+    before = view.outline(4)
+    view.drag(4, (0.0, 0.0), (0.25, -0.5))
+    assert_close(view.outline(4), before + torch.tensor([0.25, -0.5]))
+
+
+def test_shifts_reach_as_far_as_the_window_can_go():
+    model = GenerativeCapsNet((1, 12, 16), identity=Shifts.identity)
+    for window, reach in [((6, 8), 4.0), (None, 20.0)]:
+        view = RequestView(model, ConditionalEncoder(model, window=window))
+        assert view.requests == Shifts(reach)
+
+
+def test_a_model_without_a_view_is_refused_with_those_that_have_one():
+    pyro.set_rng_seed(0)
+    with pytest.raises(ValueError, match="no view of capsule-rbm") as refused:
+        view_of(create("capsule-rbm", **small_sizes("capsule-rbm")))
+    listed = str(refused.value).partition("have one: ")[2].split(", ")
+    assert listed == viewable() and {"part-whole", "generative-capsnet"} < set(listed)
