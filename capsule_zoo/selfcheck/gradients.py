@@ -1,0 +1,350 @@
+"""Gradients of the objectives: the mean of many is the gradient that is stood for.
+
+Images are few and every latent is listed or integrated, so that both the loss and its gradient are
+known. A batch holds each image many times over, which makes the mean over a batch nearly normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pyro import distributions as dist
+from pyro import plate, sample
+from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from torch import Tensor, nn
+
+from capsule_zoo.guides import (
+    AmortizedPartWhole,
+    ExactSwitches,
+    MeanFieldSwitches,
+    RecognitionMachine,
+)
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import (
+    ContrastiveDivergence,
+    ReweightedWakeSleep,
+    WakeSleep,
+    loss_per_image,
+)
+from capsule_zoo.inference.calibration import Outcome, unbiased
+from capsule_zoo.inference.centering import RunningMeans, centered_gradient
+from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.selection import LogitRelaxedBernoulli
+from capsule_zoo.selfcheck import check
+from capsule_zoo.selfcheck.machines import (
+    binary,
+    energy_machine,
+    exact_draws,
+    image_log_masses,
+    listed,
+    randomised,
+)
+
+COPIES = 32  # of every image in a batch
+CHAINS = 256
+
+
+def slopes_agree(
+    estimate: Callable[[], Tensor], exact: Tensor, modules: Sequence[nn.Module], number: int
+) -> Outcome:
+    """Gradients of `number` estimates of a loss against that of the exact loss."""
+    parameters = [p for module in modules for p in module.parameters()]
+
+    def slope(loss: Tensor) -> Tensor:
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        return torch.cat([(p.new_zeros(p.shape) if g is None else g).flatten() for g, p in pairs])
+
+    wanted = slope(exact)
+    return unbiased(torch.stack([slope(estimate()) for _ in range(number)]), wanted)
+
+
+def estimates(objective: ELBO, model: Model, guide: Guide, images: Tensor) -> Callable[[], Tensor]:
+    """Losses of an objective on a batch of copies, in nats per image."""
+    batch = images.repeat(COPIES, 1, 1, 1)
+    return lambda: loss_per_image(objective, model, guide, batch)
+
+
+def negative_elbo(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """From all states, (states, B), in nats per image."""
+    return (log_q.exp() * (log_q - log_p)).sum(0).mean()
+
+
+# Directed models with binary latents, whose every state is listed
+
+
+def helmholtz() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine, Tensor]:
+    """A machine of 64 states, its guide, and all eight images of three pixels."""
+    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), (1, 2), 1))
+    return model, randomised(RecognitionMachine(model)), binary(1, 1, 3)
+
+
+@check("gradient_elbo_discrete", of=[Trace_ELBO])
+def elbo_discrete(number: int) -> Outcome:
+    """Pyro's score function estimator, for binary latents."""
+    model, guide, images = helmholtz()
+    images = images[1:4]
+    _, log_p, log_q = listed(model, guide, images)
+    found = estimates(Trace_ELBO(), model, guide, images)
+    return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
+
+
+@check("gradient_wake_sleep", of=[WakeSleep], recycle_top=False)
+@check("gradient_wake_sleep_recycled", of=[WakeSleep], recycle_top=True)
+def wake_sleep(number: int, recycle_top: bool) -> Outcome:
+    """-E_q log p for the model, -E_dream log q for the guide."""
+    model, guide, every = helmholtz()
+    images = every[1:4]
+    _, log_p, log_q = listed(model, guide, images)
+    wake = -(log_q.exp().detach() * log_p).sum(0).mean()
+    asleep = _asleep(model, guide, every, log_q.exp().detach() if recycle_top else None)
+    exact = _apart(model, guide, wake, asleep)
+    found = estimates(WakeSleep(recycle_top), model, guide, images)
+    return slopes_agree(found, exact, (model, guide), number)
+
+
+@check("gradient_reweighted_wake_sleep", of=[ReweightedWakeSleep])
+def reweighted(number: int) -> Outcome:
+    """Two particles, over all pairs of states: shares of the weight are those of the pair."""
+    model, guide, every = helmholtz()
+    images, sleep = every[1:4], 0.3
+    _, log_p, log_q = listed(model, guide, images)
+    weight, chance = (log_p - log_q).detach().exp(), log_q.exp().detach()
+    # E[share of a state | it is one of the two], for either of the two
+    share = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
+    expected = 2 * chance * share
+    wake, recognise = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
+    asleep = _asleep(model, guide, every)
+    exact = _apart(model, guide, wake, (1 - sleep) * recognise + sleep * asleep)
+    found = estimates(ReweightedWakeSleep(2, sleep), model, guide, images)
+    return slopes_agree(found, exact, (model, guide), number)
+
+
+def _asleep(
+    model: CapsuleHelmholtzMachine,
+    guide: RecognitionMachine,
+    every: Tensor,
+    recognised: Tensor | None = None,
+) -> Tensor:
+    """-E log q(z | x) over dreams from the prior, or from recognised states of the top layer.
+
+    Args:
+        every: all images, (X, C, H, W).
+        recognised: q(z | x), (states, B), whose top layer's the dreams begin with.
+    """
+    values, log_p, log_q = listed(model, guide, every)
+    dream = log_p.exp().detach()  # p(z, x), (states, X)
+    if recognised is not None:
+        top = torch.cat([values[name].flatten(1) for name in model.top_sites], 1)
+        same = (top[:, None] == top).all(-1).double()
+        dream = dream * ((same @ recognised.mean(1)) / (same @ dream.sum(1)))[:, None]
+    return -(dream * log_q).sum()
+
+
+def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tensor) -> Tensor:
+    """A loss with the gradient of either for the parameters of its own module."""
+    total = torch.zeros(()).double()
+    for module, loss in ((model, of_model), (guide, of_guide)):
+        parameters = list(module.parameters())
+        found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        total = total + sum((g * p).sum() for g, p in pairs if g is not None)
+    return total
+
+
+@check("gradient_elbo_parents_summed", of=[Trace_ELBO], selection="marginal", share=0.5)
+@check("gradient_elbo_parents_enumerated", of=[TraceEnum_ELBO], selection="enumerate", share=0.5)
+def elbo_of_parts(number: int, selection: str) -> Outcome:
+    """Discrete presences of a part-whole model, poses being points, parents summed out."""
+    sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_image=1.0)
+    model = PartWholeCapsules(2, 2, selection=selection, presence="discrete", **sizes).double()
+    small: dict[str, Any] = dict(channels=2, width=4, heads=1, blocks=1, inducing=2)
+    guide = AmortizedPartWhole(model, "delta", **small).double().eval()
+    images = torch.rand(2, 1, 5, 5).double()
+    _, log_p, log_q = listed(model.with_selection("marginal"), guide, images)
+    objective = Trace_ELBO() if selection == "marginal" else TraceEnum_ELBO(max_plate_nesting=2)
+    found = estimates(objective, model, guide, images)
+    return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
+
+
+# Continuous latents, integrated
+
+
+class Brightness(Model):
+    """z ~ law, one number for an image; each of three pixels ~ Normal(f(z), .7).
+
+    Args:
+        relaxed: z is the logit of a relaxed presence of probability .6, and f the logistic
+            function; otherwise z ~ Normal(mean, 1) and f(z) = z.
+    """
+
+    sites = (Site("code", ("images",)),)
+    image_shape, noise = (1, 1, 3), 0.7
+
+    def __init__(self, relaxed: bool) -> None:
+        super().__init__()
+        self.relaxed = relaxed
+        self.mean = nn.Parameter(torch.tensor(0.4).double())
+
+    def law(self, mean: Tensor, log_scale: Tensor) -> dist.TorchDistribution:
+        """Of the code; the scale of a relaxed presence is that of its temperature."""
+        if self.relaxed:
+            return LogitRelaxedBernoulli(0.7 * log_scale.exp(), logits=mean)
+        return dist.Normal(mean, log_scale.exp())
+
+    def log_likelihood(self, code: Tensor, images: Tensor) -> Tensor:
+        """log p(image | code) of codes (..., B)."""
+        mean = (code.sigmoid() if self.relaxed else code)[..., None]
+        return dist.Normal(mean, self.noise).log_prob(images.flatten(1)).sum(-1)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        with plate("images", len(images), dim=-1):
+            code = sample("code", self.law(self.mean, torch.zeros(()).double()))
+            mean = code.sigmoid() if self.relaxed else code
+            law = dist.Normal(mean[:, None, None, None].expand(-1, 1, 1, 3), self.noise)
+            return sample("image", law.to_event(3), obs=images)
+
+
+class BrightnessGuide(Guide):
+    """q(code | image): the model's family at slope times the image's mean plus an offset."""
+
+    covers = ("code",)
+
+    def __init__(self, model: Brightness) -> None:
+        super().__init__(model)
+        self.slope, self.offset, self.log_scale = (
+            nn.Parameter(torch.tensor(value).double()) for value in (0.5, 0.1, -0.3)
+        )
+
+    def law(self, images: Tensor) -> dist.TorchDistribution:
+        """Batch shape (B,)."""
+        return self.model.law(self.slope * images.mean((1, 2, 3)) + self.offset, self.log_scale)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        with plate("images", len(images), dim=-1):
+            return sample("code", self.law(images))
+
+
+@check("gradient_elbo_normal", of=[Trace_ELBO], objective=Trace_ELBO(), relaxed=False)
+@check(
+    "gradient_elbo_analytic",
+    of=[TraceMeanField_ELBO],
+    objective=TraceMeanField_ELBO(),
+    relaxed=False,
+)
+@check(
+    "gradient_elbo_relaxed",
+    of=[Trace_ELBO, LogitRelaxedBernoulli],
+    objective=Trace_ELBO(),
+    relaxed=True,
+)
+def elbo_continuous(number: int, objective: ELBO, relaxed: bool) -> Outcome:
+    """Reparametrised draws against the integral over a grid, which rounding alone limits."""
+    model = Brightness(relaxed)
+    guide, images = BrightnessGuide(model), torch.rand(3, 1, 1, 3).double()
+    width = 0.01
+    code = torch.arange(-80, 80, width, dtype=torch.float64)[:, None]  # (grid, 1)
+    log_q = guide.law(images).log_prob(code)
+    log_prior = model.law(model.mean, torch.zeros(()).double()).log_prob(code)
+    log_p = log_prior + model.log_likelihood(code, images)
+    exact = width * negative_elbo(log_p, log_q)
+    return slopes_agree(estimates(objective, model, guide, images), exact, (model, guide), number)
+
+
+# Energy models
+
+
+def negative_log_likelihood(model: CapsuleRBM, images: Tensor) -> Tensor:
+    """Mean of -log p(x), Z summed by hand."""
+    log_masses, every = image_log_masses(model)
+    return log_masses.logsumexp(0) - log_masses[_rows(every, images)].mean()
+
+
+def _rows(every: Tensor, images: Tensor) -> Tensor:
+    """Where each image stands among all of them, (B,)."""
+    return (every.flatten(1)[None] == images.flatten(1)[:, None]).all(-1).long().argmax(1)
+
+
+def some_images(number: int = 12) -> Tensor:
+    """Binary images of 2x2 pixels."""
+    return torch.randint(2, (number, 1, 2, 2)).double()
+
+
+@check("gradient_cd_exact_negatives", of=[ContrastiveDivergence])
+@check("gradient_cd_centered", of=[ContrastiveDivergence], centered=True)
+@check("gradient_cd_sparsity", of=[ContrastiveDivergence], sparsity=0.5)
+@check("gradient_cd_tempered", of=[ContrastiveDivergence], tempering=(1.0, 0.6, 0.2))
+def persistent(number: int, **options: Any) -> Outcome:
+    """Chains that have the model's law give the gradient of the likelihood."""
+    model, images = energy_machine(), some_images()
+    exact = negative_log_likelihood(model, images)
+    if cost := options.get("sparsity"):
+        exact = exact + cost * model.switch_probabilities(images).sum(1).mean()
+    if options.get("centered"):
+        means = RunningMeans()
+        means.update(images, model.posterior(images))
+        exact = centered_gradient(exact, model, means)
+    guide = ExactSwitches(model)
+
+    def estimate() -> Tensor:
+        objective = ContrastiveDivergence(k=2, persistent=True, chains=CHAINS, **options)
+        if levels := options.get("tempering"):
+            start = torch.stack([exact_draws(model, CHAINS, beta)[1] for beta in levels])
+            objective.load_state_dict({"images": start, "exchanges": torch.tensor(0)})
+        else:
+            state = model.posterior(exact_draws(model, CHAINS)[1]).sample()
+            objective.load_state_dict({name: v.detach() for name, v in state._asdict().items()})
+        return objective.differentiable_loss(model, guide, images)
+
+    return slopes_agree(estimate, exact, [model], number)
+
+
+@check("gradient_cd_1_itself", of=[ContrastiveDivergence], k=1)
+@check("gradient_cd_3_itself", of=[ContrastiveDivergence], k=3)
+def from_the_data(number: int, k: int) -> Outcome:
+    """CD-k has the gradient that its own definition gives: negatives k sweeps from the data."""
+    model, images = energy_machine(), some_images()
+    log_masses, every = image_log_masses(model)
+    data = torch.bincount(_rows(every, images), minlength=len(every)).double() / len(images)
+    negatives = data @ torch.matrix_power(_sweep(model), k)
+    exact = ((negatives.detach() - data) * log_masses).sum()
+    return _from_data(model, images, k, exact, number)
+
+
+@check("gradient_cd_long_chains", of=[ContrastiveDivergence], k=30, scale=0.5, share=0.5)
+@check("gradient_cd_1_as_likelihood", of=[ContrastiveDivergence], k=1, scale=1.2, approximate=True)
+def as_likelihood(number: int, k: int, scale: float) -> Outcome:
+    """CD-k against the likelihood: wrong for short chains, right for those that forget."""
+    model, images = energy_machine(scale=scale), some_images()
+    return _from_data(model, images, k, negative_log_likelihood(model, images), number)
+
+
+def _from_data(model: CapsuleRBM, images: Tensor, k: int, exact: Tensor, number: int) -> Outcome:
+    found = estimates(ContrastiveDivergence(k), model, ExactSwitches(model), images)
+    return slopes_agree(found, exact, [model], number)
+
+
+@torch.no_grad()
+def _sweep(model: CapsuleRBM) -> Tensor:
+    """p(x' | x) of one block Gibbs sweep, (X, X): all states are listed, hidden units too."""
+    capsules, units = model.weight.shape[1:]
+    pixels = binary(*model.image_shape).flatten(1)
+    states = torch.cartesian_prod(torch.arange(2**capsules), torch.arange(2 ** (capsules * units)))
+    switch, hidden = binary(capsules)[states[:, 0]], binary(capsules, units)[states[:, 1]]
+    active = (switch[..., None] * hidden).flatten(1)
+    field = active @ model.weight.flatten(1).T + switch @ model.switch_weight.T
+    own = switch @ model.switch_bias + hidden.flatten(1) @ model.hidden.bias.flatten()
+    log_mass = pixels @ (model.visible.bias.flatten() + field).T + own  # (X, states)
+    return log_mass.softmax(1) @ log_mass.softmax(0).T
+
+
+@check("gradient_cd_mean_field", of=[ContrastiveDivergence, MeanFieldSwitches], approximate=True)
+def mean_field(number: int) -> Outcome:
+    """With the mean field's free energy of the data the gradient is not that of the likelihood."""
+    model, images = energy_machine(scale=1.2), some_images()
+    guide, objective = MeanFieldSwitches(model), ContrastiveDivergence(30)
+    exact = negative_log_likelihood(model, images)
+    return slopes_agree(estimates(objective, model, guide, images), exact, [model], number)
