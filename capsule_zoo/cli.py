@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from capsule_zoo import selfcheck
+
 app = typer.Typer(
     name="capsule-zoo",
     help="Capsule models as joint distributions; routings as guides and objectives over them.",
@@ -50,16 +52,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        if not _can_be_mended(error):
+        from capsule_zoo.inference import NonFiniteLoss
+
+        if not isinstance(error, (ValueError, OSError, NonFiniteLoss)):
             raise
         print(f"capsule-zoo: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _can_be_mended(error: Exception) -> bool:
-    from capsule_zoo.inference import NonFiniteLoss
-
-    return isinstance(error, (ValueError, OSError, NonFiniteLoss))
 
 
 @app.command("list")
@@ -397,3 +395,6 @@ def _print_json(wanted: bool, found: dict) -> None:
         from capsule_zoo.runs import plain
 
         print(json.dumps(plain(found)), flush=True)
+
+
+app.command("selfcheck")(selfcheck.command)

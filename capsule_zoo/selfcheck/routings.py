@@ -16,7 +16,7 @@ from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_rank
 from capsule_zoo.models import SwitchableGaussians
 from capsule_zoo.models.switchable_gaussians import Belief, ParentLaw
 from capsule_zoo.models.votes import Votes
-from capsule_zoo.selfcheck import check
+from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import DRAWS, at
 from capsule_zoo.selfcheck.posteriors import choices_calibrated
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, RecognitionMachine
@@ -17,7 +18,8 @@ from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.calibration import Outcome, same_means, unbiased
 from capsule_zoo.inference.tempering import TemperedChains
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
-from capsule_zoo.selfcheck import check
+from capsule_zoo.models.capsule_layer import CapsuleState
+from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
     chain_machine,
     energy_machine,
@@ -79,11 +81,7 @@ def guide_then_image(number: int) -> Outcome:
     return same_means(of_joint(*exact_draws(model, number)), means)
 
 
-def _draw(guide: ExactSwitches, images: Tensor) -> Any:
-    from pyro import poutine
-
-    from capsule_zoo.models.capsule_layer import CapsuleState
-
+def _draw(guide: ExactSwitches, images: Tensor) -> CapsuleState:
     nodes = poutine.trace(guide).get_trace(images).nodes
     switch, hidden = (nodes[f"capsule_{n}"]["value"] for n in ("switch", "hidden"))
     return CapsuleState(switch, switch[..., None] * hidden)
@@ -124,7 +122,7 @@ def helmholtz(number: int) -> Outcome:
 @check("geweke_helmholtz_trained", of=[RecognitionMachine], approximate=True)
 def helmholtz_after_training(number: int) -> Outcome:
     """The same where recognition has learned for a short time: Gibbs sampling in name."""
-    return _alternated(*recognition_after(steps=200), number)
+    return _alternated(*recognition_after(steps=50), number)
 
 
 def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, number: int) -> Outcome:
