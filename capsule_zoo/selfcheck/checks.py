@@ -33,7 +33,7 @@ from capsule_zoo.inference.calibration import Outcome, holm
 from capsule_zoo.records import FOLDER, Metric, write_record
 
 ALPHA = 0.01
-NUMBER = {"sbc": (4000, 320), "geweke": (4000, 320), "gradient": (400, 40)}  # full and quick
+NUMBER = {"sbc": (10_000, 2000), "geweke": (10_000, 2000), "gradient": (400, 40)}  # full and quick
 MODULES = ("posteriors", "routings", "samplers", "gradients")
 
 _checks: dict[str, Check] = {}

@@ -62,9 +62,11 @@ def slopes_agree(
     return unbiased(torch.stack([slope(estimate()) for _ in range(number)]), wanted)
 
 
-def estimates(objective: ELBO, model: Model, guide: Guide, images: Tensor) -> Callable[[], Tensor]:
+def estimates(
+    objective: ELBO, model: Model, guide: Guide, images: Tensor, copies: int = COPIES
+) -> Callable[[], Tensor]:
     """Losses of an objective on a batch of copies, in nats per image."""
-    batch = images.repeat(COPIES, 1, 1, 1)
+    batch = images.repeat(copies, 1, 1, 1)
     return lambda: loss_per_image(objective, model, guide, batch)
 
 
@@ -85,8 +87,16 @@ def helmholtz(
 
 
 @check("gradient_elbo_discrete", of=[Trace_ELBO], capsules=(1, 1))
-@check("gradient_elbo_across_plates", of=[Trace_ELBO], capsules=(1, 3), scale=1.2, approximate=True)
-def elbo_discrete(number: int, **sizes: Any) -> Outcome:
+@check(
+    "gradient_elbo_across_plates",
+    of=[Trace_ELBO],
+    capsules=(1, 3),
+    scale=1.0,
+    copies=16 * COPIES,
+    share=0.25,
+    approximate=True,
+)
+def elbo_discrete(number: int, copies: int = COPIES, **sizes: Any) -> Outcome:
     """Pyro's score function estimator, for binary latents.
 
     It takes the capsules of one plate for independent given what lies outside. In recognition what
@@ -95,7 +105,7 @@ def elbo_discrete(number: int, **sizes: Any) -> Outcome:
     model, guide, images = helmholtz(**sizes)
     images = images[1:4]
     _, log_p, log_q = listed(model, guide, images)
-    found = estimates(Trace_ELBO(), model, guide, images)
+    found = estimates(Trace_ELBO(), model, guide, images, copies)
     return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
 
 

@@ -199,9 +199,12 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
 
         e = L(1, 1) - L(1, 0) - b,    c = L(1, 0) - log[exp L(0, 0) + exp L(0, 1)] + B(b).
     """
-    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), (1, 1), 1))
+    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), (1, 1), 1), 1.2)
     guide = RecognitionMachine(model).double()
     top, lower = model.layers
+    for layer, push in ((top, -1.0), (lower, -2.0)):
+        layer.switch_bias.data.fill_(push)
+    lower.coupling.switch_weight.data.add_(4)  # or the top layer is hardly seen in an image
     z, h = binary(2).T  # (4,) each: 00, 01, 10, 11
 
     def log_law(switch: Tensor, hidden: Tensor, z: Tensor, h: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import DRAWS, at
 from capsule_zoo.selfcheck.posteriors import choices_calibrated
 
-CHILDREN, PARENTS, SIZE = 4, 3, 2
-HALF_WIDTH, DEVIATION, NOISE = 8.0, 0.8, 0.1
+CHILDREN, PARENTS, SIZE = 4, 3, 1
+HALF_WIDTH, REACH, DEVIATION, NOISE = 6.0, 1.5, 0.8, 0.1
 
 
 class World(NamedTuple):
@@ -51,7 +51,7 @@ class World(NamedTuple):
 def draw_world(number: int) -> World:
     """From the prior; a parent that is there is as likely as the noise of a vote lets it be."""
     there = torch.rand(number, PARENTS).double().lt(0.7).double()
-    mean = 4 * torch.rand(number, PARENTS, SIZE).double() - 2
+    mean = REACH * (2 * torch.rand(number, PARENTS, SIZE).double() - 1)
     weight = there * math.exp(-SIZE * NOISE / (2 * DEVIATION**2)) + (1 - there)
     chosen = dist.Categorical(weight).sample((CHILDREN,)).T
     box = HALF_WIDTH * (2 * torch.rand(number, CHILDREN, PARENTS, SIZE).double() - 1)
@@ -110,7 +110,7 @@ def whole_routing(number: int, routing: Routing) -> Outcome:
 def one_parent(number: int) -> Outcome:
     """Variational Bayes is exact for a single parent: Normal-Gamma, prior to posterior."""
     routing = VBRouting(kappa=0.7, nu=5.0, psi=2.0)
-    half = torch.full((number, SIZE), 0.5).double()
+    half = torch.full((number, 2), 0.5).double()
     precision = dist.Gamma(routing.nu * half, routing.psi * half).sample()
     mean = dist.Normal(0 * half, (routing.kappa * precision).rsqrt()).sample()
     values = dist.Normal(mean, precision.rsqrt()).sample((CHILDREN,)).transpose(0, 1)  # (N, I, D)
@@ -122,7 +122,7 @@ def one_parent(number: int) -> Outcome:
         likelihood = 0.5 * (CHILDREN * precision.log() - misfit.sum(-2))
         return torch.cat([mean, precision, likelihood], -1)
 
-    drawn = dist.Gamma(q.shape[:, 0, 0].expand(-1, SIZE), q.rate[:, 0, 0]).sample((DRAWS,))
+    drawn = dist.Gamma(q.shape[:, 0, 0].expand(-1, 2), q.rate[:, 0, 0]).sample((DRAWS,))
     centre = q.mean[:, 0, 0] + torch.randn_like(drawn) * (q.kappa[:, 0, 0] * drawn).rsqrt()
     ranks = sbc_ranks(quantities(mean, precision), quantities(centre, drawn))
     return rank_uniformity(ranks, DRAWS)

@@ -147,7 +147,7 @@ def selections(number: int) -> Outcome:
     return same_means(*found)
 
 
-@check("geweke_annealing", of=[CapsuleRBM], share=0.05)
+@check("geweke_annealing", of=[CapsuleRBM], share=0.02)
 def annealing(number: int) -> Outcome:
     """The mean of exp of the annealed log Z is Z, however few temperatures there are."""
     model = energy_machine()
