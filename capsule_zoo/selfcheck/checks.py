@@ -1,6 +1,7 @@
 """The checks and their verdicts: does the zoo's probability hold?
 
-    sbc_       prior draws have uniform ranks among the draws of their posterior
+    sbc_       prior draws have uniform ranks among the draws of their posterior, or follow the
+               probabilities that it gives them
     geweke_    samplers leave the law that they sample from as it is
     gradient_  the mean of an objective's gradients is the gradient that it stands for
 
@@ -9,7 +10,7 @@ that is checked. Exact inference has to pass. Approximate inference is checked i
 reported as what it is: expected to be off. A check is a function from the number of simulations to
 an `Outcome`, registered by a decorator in a module of this package:
 
-    @check("sbc_exact_switches", of=(ExactSwitches,))
+    @check("sbc_exact_switches", of=[ExactSwitches])
     def exact_switches(number: int) -> Outcome: ...
 
 The chance that any exact check fails although all is well is at most `ALPHA` (Holm).
@@ -34,7 +35,7 @@ from capsule_zoo.records import FOLDER, Metric, write_record
 
 ALPHA = 0.01
 NUMBER = {"sbc": (10_000, 2000), "geweke": (10_000, 2000), "gradient": (400, 40)}  # full and quick
-MODULES = ("posteriors", "routings", "samplers", "gradients")
+MODULES = ("posteriors", "routings", "samplers", "gradients", "energy_gradients")
 
 _checks: dict[str, Check] = {}
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from typing import Any, TypeVar
 
 import pyro
 import torch
@@ -27,10 +28,11 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.exponential_family import BernoulliUnits, GaussianUnits, Units
 
 Values = Mapping[str, Tensor]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 DRAWS = 31  # from the posterior for each draw from the prior
 
 
-def randomised(module: nn.Module, scale: float = 0.8) -> nn.Module:
+def randomised(module: AnyModule, scale: float = 0.8) -> AnyModule:
     """The module in float64, every parameter drawn anew."""
     module = module.double()
     with torch.no_grad():
@@ -45,10 +47,12 @@ def binary(*shape: int) -> Tensor:
     return torch.tensor(listed, dtype=torch.float64).view(-1, *shape)
 
 
-def energy_machine(kind: type[CapsuleRBM] = CapsuleRBM, scale: float = 0.8, **families: str):
+def energy_machine(
+    kind: type[CapsuleRBM] = CapsuleRBM, scale: float = 0.8, **options: Any
+) -> CapsuleRBM:
     """A capsule RBM of 2x2 pixels and two capsules of two units, or an RBM of three units."""
     sizes = (2, 2) if kind.switched else (3,)
-    model = randomised(kind((1, 2, 2), *sizes, **families), scale)
+    model = randomised(kind((1, 2, 2), *sizes, **options), scale)
     model.keep_normalisable()
     return model
 
