@@ -21,6 +21,7 @@ from pyro.poutine import Trace
 from torch import Tensor, nn
 
 from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.guides.recognition import RecognitionLayer
 from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
@@ -239,7 +240,9 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
     return model, guide
 
 
-def _recognise(layer: nn.Module, law: Tensor, bias: Tensor, weight: Tensor, gate: Tensor) -> None:
+def _recognise(
+    layer: RecognitionLayer, law: Tensor, bias: Tensor, weight: Tensor, gate: Tensor
+) -> None:
     """Write e, c and the mirrored couplings into a layer of recognition; `law` is L, (4,)."""
     layer.coupling.weight.copy_(weight.reshape(layer.coupling.weight.shape))
     layer.coupling.switch_weight.copy_(gate.reshape(layer.coupling.switch_weight.shape))

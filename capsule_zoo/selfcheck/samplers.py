@@ -106,7 +106,7 @@ def tempered(number: int) -> Outcome:
 @check("geweke_prior_of_capsule_rbm", of=[CapsuleRBM])
 def prior_of_energy(number: int) -> Outcome:
     """A draw without images is the end of a chain that began at independent pixels."""
-    model = energy_machine(sweeps=40)
+    model = energy_machine(scale=0.6, sweeps=100)
     with torch.no_grad():
         drawn = prior_draws(model, number)
     return same_means(of_joint(*exact_draws(model, number)), of_joint(*drawn))
