@@ -36,7 +36,7 @@ from capsule_zoo.selfcheck.machines import (
     randomised,
 )
 
-COPIES = 32  # of every image in a batch
+COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 
 
 def slopes_agree(
@@ -71,7 +71,7 @@ def negative_elbo(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def helmholtz(
-    capsules: tuple[int, ...] = (1, 2), scale: float = 0.6
+    capsules: tuple[int, ...] = (1, 2), scale: float = 0.5
 ) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine, Tensor]:
     """A machine of few states, its guide, and all eight images of three pixels."""
     model = randomised(CapsuleHelmholtzMachine((1, 1, 3), capsules, 1), scale)
@@ -84,7 +84,7 @@ def helmholtz(
     of=[Trace_ELBO],
     capsules=(1, 3),
     scale=1.0,
-    copies=16 * COPIES,
+    copies=4 * COPIES,
     share=0.25,
     approximate=True,
 )
