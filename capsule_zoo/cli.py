@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from capsule_zoo.explore.notebook import explore
+from capsule_zoo import selfcheck
 
 app = typer.Typer(
     name="capsule-zoo",
@@ -52,16 +53,12 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        if not _can_be_mended(error):
+        from capsule_zoo.inference import NonFiniteLoss
+
+        if not isinstance(error, (ValueError, OSError, NonFiniteLoss)):
             raise
         print(f"capsule-zoo: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _can_be_mended(error: Exception) -> bool:
-    from capsule_zoo.inference import NonFiniteLoss
-
-    return isinstance(error, (ValueError, OSError, NonFiniteLoss))
 
 
 @app.command("list")
@@ -402,3 +399,4 @@ def _print_json(wanted: bool, found: dict) -> None:
 
 
 app.command()(explore)
+app.command("selfcheck")(selfcheck.command)

@@ -1,14 +1,16 @@
-"""Tables in Markdown files, filled in from the records: `python -m capsule_zoo.readme`.
+"""Tables in Markdown files, filled in from the records: `python -m capsule_zoo.readme [FILE]`.
 
 A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end -->` is replaced by
 the table of that record's metrics, so that no number is typed by hand. Shell patterns after the
-name choose among them: `<!-- record: part-whole/guides elbo_* iwae_* -->`.
+name choose among them: `<!-- record: part-whole/guides elbo_* iwae_* -->`. A block that begins with
+`<!-- ratios: benchmarks -->` becomes one table of all records of that folder that hold ratios.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from capsule_zoo.inference.checkpoint import write_whole
 from capsule_zoo.records import FOLDER, read_record
 
 _BLOCK = re.compile(
-    r"(<!-- record: (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)", flags=re.DOTALL
+    r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
+    flags=re.DOTALL,
 )
+_RATIO = "ratio_"
 
 
 def fill(text: str, folder: str | Path = FOLDER) -> str:
@@ -30,6 +34,8 @@ def fill(text: str, folder: str | Path = FOLDER) -> str:
 
 
 def _filled(block: re.Match[str], folder: str | Path) -> str:
+    if block["kind"] == "ratios":
+        return ratios(block["name"], folder)
     record, patterns = read_record(block["name"], folder), block["chosen"].split()
     for pattern in patterns:
         if not fnmatch.filter(record["metrics"], pattern):
@@ -50,15 +56,38 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     return "\n".join([*rows, "", made, ""])
 
 
+def ratios(model: str, folder: str | Path = FOLDER) -> str:
+    """Every `ratio_<peer>` of the records of one folder as a table, their commands below."""
+    rows = [
+        "| benchmark | peer | its time over ours | standard error | its memory over ours | n |",
+        "|---|---|---|---|---|---|",
+    ]
+    made = []
+    for path in sorted((Path(folder) / model).glob("*.json")):
+        record = read_record(f"{model}/{path.stem}", folder)
+        metrics = record["metrics"]
+        found = [name for name in metrics if name.startswith(_RATIO)]
+        for name in found:
+            time, memory = metrics[name], metrics.get(f"memory_{name}")
+            size = "" if memory is None else f"{memory['value']:.2f}"
+            error = "" if time["se"] is None else f"{time['se']:.2f}"
+            peer = name.removeprefix(_RATIO)
+            cells = path.stem, peer, f"{time['value']:.2f}", error, size, str(time["n"])
+            rows.append(f"| {' | '.join(cells)} |")
+        if found:
+            made.append(f"- `{record['command']}`: {record['data']}. {record['machine']}.")
+    return "\n".join([*rows, "", *made, ""])
+
+
 def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def main(path: str | Path = "README.md") -> None:
-    """Fill in the README of the checkout that is the current folder."""
+    """Fill in a file of the checkout that is the current folder, by default its README."""
     file = Path(path)
     write_whole(file, fill(file.read_text()).encode())
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

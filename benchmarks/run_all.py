@@ -1,0 +1,64 @@
+"""Every benchmark in one run, and the tables of `benchmarks/README.md` from the records.
+
+    python benchmarks/run_all.py                         # from the root of a checkout
+    python benchmarks/run_all.py render rbm --repeats 10 --threads 2
+    python benchmarks/run_all.py --tables                # measures nothing
+
+Each runs in a process of its own, one after the other. One that fails does not stop the others, and
+is the exit status. `refine` is a race of a quarter of an hour and needs MNIST.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from capsule_zoo import readme
+from capsule_zoo.records import FOLDER
+from capsule_zoo.registry import unknown
+
+HERE = Path(__file__).parent
+NOT_BENCHMARKS = {"harness", "run_all"}
+WITHOUT_ROUNDS = {"refine"}  # those that know neither --repeats nor --threads
+
+
+def names() -> list[str]:
+    """All benchmarks."""
+    return sorted({path.stem for path in HERE.glob("*.py")} - NOT_BENCHMARKS)
+
+
+def run(name: str, options: list[str], out: Path) -> bool:
+    """Whether a benchmark went well; `options` are for those that take rounds."""
+    print(f"== {name}", flush=True)
+    own = [] if name in WITHOUT_ROUNDS else options
+    command = [sys.executable, str(HERE / f"{name}.py"), *own, "--out", str(out)]
+    return subprocess.run(command).returncode == 0
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="all benchmarks, and the tables of their ratios")
+    parser.add_argument("names", nargs="*", help=f"some of: {', '.join(names())} (default: all)")
+    parser.add_argument("--tables", action="store_true", help="write the tables, measure nothing")
+    parser.add_argument("--repeats", type=int, help="rounds of each (default: its own)")
+    parser.add_argument("--threads", type=int, help="of each (default: torch's)")
+    parser.add_argument(
+        "--out", type=Path, default=FOLDER, help="where records lie; elsewhere: no tables"
+    )
+    given = parser.parse_args(arguments)
+    for name in given.names:
+        if name not in names():
+            parser.error(unknown("benchmark", name, names()))
+    rounds = {"--repeats": given.repeats, "--threads": given.threads}
+    options = [word for key, n in rounds.items() if n is not None for word in (key, str(n))]
+    chosen = [] if given.tables else given.names or names()
+    failed = [name for name in chosen if not run(name, options, given.out)]
+    if given.out == FOLDER:
+        readme.main(HERE / "README.md")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Gradients of contrastive divergence: which likelihood it descends, and which it does not.
+
+With chains that have the model's law it descends the likelihood. CD-k from the data does not; it is
+held to its own definition, every transition of its k sweeps listed, and beside it reported what
+that is worth as a gradient of the likelihood.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
+from capsule_zoo.inference import ContrastiveDivergence
+from capsule_zoo.inference.calibration import Outcome
+from capsule_zoo.inference.centering import RunningMeans, centered_gradient
+from capsule_zoo.models import CapsuleRBM
+from capsule_zoo.selfcheck.checks import check
+from capsule_zoo.selfcheck.gradients import estimates, slopes_agree
+from capsule_zoo.selfcheck.machines import binary, energy_machine, exact_draws, image_log_masses
+
+CHAINS = 256
+
+
+def negative_log_likelihood(model: CapsuleRBM, images: Tensor) -> Tensor:
+    """Mean of -log p(x), Z summed by hand."""
+    log_masses, every = image_log_masses(model)
+    return log_masses.logsumexp(0) - log_masses[_rows(every, images)].mean()
+
+
+def _rows(every: Tensor, images: Tensor) -> Tensor:
+    """Where each image stands among all of them, (B,)."""
+    return (every.flatten(1)[None] == images.flatten(1)[:, None]).all(-1).long().argmax(1)
+
+
+def some_images(number: int = 12) -> Tensor:
+    """Binary images of 2x2 pixels."""
+    return torch.randint(2, (number, 1, 2, 2)).double()
+
+
+@check("gradient_cd_exact_negatives", of=[ContrastiveDivergence])
+@check("gradient_cd_centered", of=[ContrastiveDivergence], centered=True)
+@check("gradient_cd_sparsity", of=[ContrastiveDivergence], sparsity=0.5)
+@check("gradient_cd_tempered", of=[ContrastiveDivergence], tempering=(1.0, 0.6, 0.2))
+def persistent(number: int, **options: Any) -> Outcome:
+    """Chains that have the model's law give the gradient of the likelihood."""
+    model, images = energy_machine(), some_images()
+    exact = negative_log_likelihood(model, images)
+    if cost := options.get("sparsity"):
+        exact = exact + cost * model.switch_probabilities(images).sum(1).mean()
+    if options.get("centered"):
+        means = RunningMeans()
+        means.update(images, model.posterior(images))
+        exact = centered_gradient(exact, model, means)
+    guide = ExactSwitches(model)
+
+    def estimate() -> Tensor:
+        objective = ContrastiveDivergence(k=2, persistent=True, chains=CHAINS, **options)
+        if levels := options.get("tempering"):
+            start = torch.stack([exact_draws(model, CHAINS, beta)[1] for beta in levels])
+            objective.load_state_dict({"images": start, "exchanges": torch.tensor(0)})
+        else:
+            state = model.posterior(exact_draws(model, CHAINS)[1]).sample()
+            objective.load_state_dict({name: v.detach() for name, v in state._asdict().items()})
+        return objective.differentiable_loss(model, guide, images)
+
+    return slopes_agree(estimate, exact, [model], number)
+
+
+@check("gradient_cd_1_itself", of=[ContrastiveDivergence], k=1)
+@check("gradient_cd_3_itself", of=[ContrastiveDivergence], k=3)
+def from_the_data(number: int, k: int) -> Outcome:
+    """CD-k has the gradient that its own definition gives: negatives k sweeps from the data."""
+    model, images = energy_machine(), some_images()
+    log_masses, every = image_log_masses(model)
+    data = torch.bincount(_rows(every, images), minlength=len(every)).double() / len(images)
+    negatives = data @ torch.matrix_power(_sweep(model), k)
+    exact = ((negatives.detach() - data) * log_masses).sum()
+    return _from_data(model, images, k, exact, number)
+
+
+@check("gradient_cd_long_chains", of=[ContrastiveDivergence], k=30, scale=0.5, share=0.5)
+@check("gradient_cd_1_as_likelihood", of=[ContrastiveDivergence], k=1, scale=1.2, approximate=True)
+def as_likelihood(number: int, k: int, scale: float) -> Outcome:
+    """CD-k against the likelihood: wrong for short chains, right for those that forget."""
+    model, images = energy_machine(scale=scale), some_images()
+    return _from_data(model, images, k, negative_log_likelihood(model, images), number)
+
+
+def _from_data(model: CapsuleRBM, images: Tensor, k: int, exact: Tensor, number: int) -> Outcome:
+    found = estimates(ContrastiveDivergence(k), model, ExactSwitches(model), images)
+    return slopes_agree(found, exact, [model], number)
+
+
+@torch.no_grad()
+def _sweep(model: CapsuleRBM) -> Tensor:
+    """p(x' | x) of one block Gibbs sweep, (X, X): all states are listed, hidden units too."""
+    capsules, units = model.weight.shape[1:]
+    pixels = binary(*model.image_shape).flatten(1)
+    states = torch.cartesian_prod(torch.arange(2**capsules), torch.arange(2 ** (capsules * units)))
+    switch, hidden = binary(capsules)[states[:, 0]], binary(capsules, units)[states[:, 1]]
+    active = (switch[..., None] * hidden).flatten(1)
+    field = active @ model.weight.flatten(1).T + switch @ model.switch_weight.T
+    own = switch @ model.switch_bias + hidden.flatten(1) @ model.hidden.bias.flatten()
+    log_mass = pixels @ (model.visible.bias.flatten() + field).T + own  # (X, states)
+    return log_mass.softmax(1) @ log_mass.softmax(0).T
+
+
+@check("gradient_cd_mean_field", of=[ContrastiveDivergence, MeanFieldSwitches], approximate=True)
+def mean_field(number: int) -> Outcome:
+    """With the mean field's free energy of the data the gradient is not that of the likelihood."""
+    model, images = energy_machine(scale=1.2), some_images()
+    guide, objective = MeanFieldSwitches(model), ContrastiveDivergence(30)
+    exact = negative_log_likelihood(model, images)
+    return slopes_agree(estimates(objective, model, guide, images), exact, [model], number)

@@ -1,0 +1,297 @@
+"""Gradients of the objectives: the mean of many is the gradient that is stood for.
+
+Images are few and every latent is listed or integrated, so that both the loss and its gradient are
+known. A batch holds each image many times over, which makes the mean over a batch nearly normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pyro import distributions as dist
+from pyro import plate, sample
+from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
+from torch import Tensor, nn
+
+from capsule_zoo.guides import (
+    AmortizedPartWhole,
+    RecognitionMachine,
+)
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import (
+    ReweightedWakeSleep,
+    WakeSleep,
+    loss_per_image,
+)
+from capsule_zoo.inference.calibration import Outcome, unbiased
+from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.selection import LogitRelaxedBernoulli
+from capsule_zoo.selfcheck.checks import check
+from capsule_zoo.selfcheck.machines import (
+    binary,
+    listed,
+    randomised,
+)
+
+COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
+
+
+def slopes_agree(
+    estimate: Callable[[], Tensor], exact: Tensor, modules: Sequence[nn.Module], number: int
+) -> Outcome:
+    """Gradients of `number` estimates of a loss against that of the exact loss."""
+    parameters = [p for module in modules for p in module.parameters()]
+
+    def slope(loss: Tensor) -> Tensor:
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        return torch.cat([(p.new_zeros(p.shape) if g is None else g).flatten() for g, p in pairs])
+
+    wanted = slope(exact)
+    return unbiased(torch.stack([slope(estimate()) for _ in range(number)]), wanted)
+
+
+def estimates(
+    objective: ELBO, model: Model, guide: Guide, images: Tensor, copies: int = COPIES
+) -> Callable[[], Tensor]:
+    """Losses of an objective on a batch of copies, in nats per image."""
+    batch = images.repeat(copies, 1, 1, 1)
+    return lambda: loss_per_image(objective, model, guide, batch)
+
+
+def negative_elbo(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """From all states, (states, B), in nats per image."""
+    return (log_q.exp() * (log_q - log_p)).sum(0).mean()
+
+
+# Directed models with binary latents, whose every state is listed
+
+
+def helmholtz(
+    capsules: tuple[int, ...] = (1, 2), scale: float = 0.5
+) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine, Tensor]:
+    """A machine of few states, its guide, and all eight images of three pixels."""
+    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), capsules, 1), scale)
+    return model, randomised(RecognitionMachine(model), scale), binary(1, 1, 3)
+
+
+@check("gradient_elbo_discrete", of=[Trace_ELBO], capsules=(1, 1))
+@check(
+    "gradient_elbo_across_plates",
+    of=[Trace_ELBO],
+    capsules=(1, 3),
+    scale=1.0,
+    copies=4 * COPIES,
+    share=0.25,
+    approximate=True,
+)
+def elbo_discrete(number: int, copies: int = COPIES, **sizes: Any) -> Outcome:
+    """Pyro's score function estimator, for binary latents.
+
+    It takes the capsules of one plate for independent given what lies outside. In recognition what
+    lies outside is drawn from all of them, so that with two capsules or more it is biased.
+    """
+    model, guide, images = helmholtz(**sizes)
+    images = images[1:4]
+    _, log_p, log_q = listed(model, guide, images)
+    found = estimates(Trace_ELBO(), model, guide, images, copies)
+    return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
+
+
+@check("gradient_wake_sleep", of=[WakeSleep], recycle_top=False)
+@check("gradient_wake_sleep_recycled", of=[WakeSleep], recycle_top=True)
+def wake_sleep(number: int, recycle_top: bool) -> Outcome:
+    """-E_q log p for the model, -E_dream log q for the guide."""
+    model, guide, every = helmholtz()
+    images = every[1:4]
+    _, log_p, log_q = listed(model, guide, images)
+    wake = -(log_q.exp().detach() * log_p).sum(0).mean()
+    asleep = _asleep(model, guide, every, log_q.exp().detach() if recycle_top else None)
+    exact = _apart(model, guide, wake, asleep)
+    found = estimates(WakeSleep(recycle_top), model, guide, images)
+    return slopes_agree(found, exact, (model, guide), number)
+
+
+@check("gradient_reweighted_wake_sleep", of=[ReweightedWakeSleep])
+def reweighted(number: int) -> Outcome:
+    """Two particles, over all pairs of states: shares of the weight are those of the pair."""
+    model, guide, every = helmholtz()
+    images, sleep = every[1:4], 0.3
+    _, log_p, log_q = listed(model, guide, images)
+    weight, chance = (log_p - log_q).detach().exp(), log_q.exp().detach()
+    # E[share of a state | it is one of the two], for either of the two
+    share = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
+    expected = 2 * chance * share
+    wake, recognise = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
+    asleep = _asleep(model, guide, every)
+    exact = _apart(model, guide, wake, (1 - sleep) * recognise + sleep * asleep)
+    found = estimates(ReweightedWakeSleep(2, sleep), model, guide, images)
+    return slopes_agree(found, exact, (model, guide), number)
+
+
+def _asleep(
+    model: CapsuleHelmholtzMachine,
+    guide: RecognitionMachine,
+    every: Tensor,
+    recognised: Tensor | None = None,
+) -> Tensor:
+    """-E log q(z | x) over dreams from the prior, or from recognised states of the top layer.
+
+    Args:
+        every: all images, (X, C, H, W).
+        recognised: q(z | x), (states, B), whose top layer's the dreams begin with.
+    """
+    values, log_p, log_q = listed(model, guide, every)
+    dream = log_p.exp().detach()  # p(z, x), (states, X)
+    if recognised is not None:
+        top = torch.cat([values[name].flatten(1) for name in model.top_sites], 1)
+        same = (top[:, None] == top).all(-1).double()
+        dream = dream * ((same @ recognised.mean(1)) / (same @ dream.sum(1)))[:, None]
+    return -(dream * log_q).sum()
+
+
+def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tensor) -> Tensor:
+    """A loss with the gradient of either for the parameters of its own module."""
+    total = torch.zeros(()).double()
+    for module, loss in ((model, of_model), (guide, of_guide)):
+        parameters = list(module.parameters())
+        found = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        total = total + sum((g * p).sum() for g, p in pairs if g is not None)
+    return total
+
+
+def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, AmortizedPartWhole, Tensor]:
+    """Two objects and a part, a guide in evaluation mode, and two images."""
+    sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_image=1.0)
+    model = PartWholeCapsules(2, 1, **sizes, **options).double()
+    small: dict[str, Any] = dict(channels=2, width=4, heads=1, blocks=1, inducing=2)
+    guide = AmortizedPartWhole(model, pose, **small).double().eval()
+    return model, guide, torch.rand(2, 1, 5, 5).double()
+
+
+@check("gradient_elbo_parents_summed", of=[Trace_ELBO], selection="marginal", share=0.5)
+@check(
+    "gradient_enum_across_plates",
+    of=[TraceEnum_ELBO],
+    selection="enumerate",
+    share=0.25,
+    approximate=True,
+)
+def elbo_of_parts(number: int, selection: str) -> Outcome:
+    """Discrete presences of a part-whole model, poses being points, parents summed out.
+
+    With enumeration Pyro credits a draw only with what is scored inside its own plates: of what
+    its part does to the image, a presence that is drawn by chance learns nothing.
+    """
+    model, guide, images = part_whole("delta", selection=selection, presence="discrete")
+    _, log_p, log_q = listed(model.with_selection("marginal"), guide, images)
+    objective = Trace_ELBO() if selection == "marginal" else TraceEnum_ELBO(max_plate_nesting=2)
+    found = estimates(objective, model, guide, images)
+    return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
+
+
+@check("gradient_elbo_parents_enumerated", of=[TraceEnum_ELBO], share=0.1)
+def enumerated(number: int) -> Outcome:
+    """As in training: relaxed presences, normal poses, parents enumerated or summed out by hand.
+
+    Under the same noise the two differ by nothing.
+    """
+    model, guide, images = part_whole("normal", selection="enumerate")
+    by_hand = estimates(Trace_ELBO(), model.with_selection("marginal"), guide, images)
+    by_pyro = estimates(TraceEnum_ELBO(max_plate_nesting=2), model, guide, images)
+
+    def difference() -> Tensor:
+        noise = torch.get_rng_state()
+        first = by_pyro()
+        torch.set_rng_state(noise)
+        return first - by_hand()
+
+    return slopes_agree(difference, 0 * by_hand(), (model, guide), number)
+
+
+# Continuous latents, integrated
+
+
+class Brightness(Model):
+    """z ~ law, one number for an image; each of three pixels ~ Normal(f(z), .7).
+
+    Args:
+        relaxed: z is the logit of a relaxed presence of probability .6, and f the logistic
+            function; otherwise z ~ Normal(mean, 1) and f(z) = z.
+    """
+
+    sites = (Site("code", ("images",)),)
+    image_shape, noise = (1, 1, 3), 0.7
+
+    def __init__(self, relaxed: bool) -> None:
+        super().__init__()
+        self.relaxed = relaxed
+        self.mean = nn.Parameter(torch.tensor(0.4).double())
+
+    def law(self, mean: Tensor, log_scale: Tensor) -> dist.TorchDistribution:
+        """Of the code; the scale of a relaxed presence is that of its temperature."""
+        if self.relaxed:
+            return LogitRelaxedBernoulli(0.7 * log_scale.exp(), logits=mean)
+        return dist.Normal(mean, log_scale.exp())
+
+    def log_likelihood(self, code: Tensor, images: Tensor) -> Tensor:
+        """log p(image | code) of codes (..., B)."""
+        mean = (code.sigmoid() if self.relaxed else code)[..., None]
+        return dist.Normal(mean, self.noise).log_prob(images.flatten(1)).sum(-1)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        with plate("images", len(images), dim=-1):
+            code = sample("code", self.law(self.mean, torch.zeros(()).double()))
+            mean = code.sigmoid() if self.relaxed else code
+            law = dist.Normal(mean[:, None, None, None].expand(-1, 1, 1, 3), self.noise)
+            return sample("image", law.to_event(3), obs=images)
+
+
+class BrightnessGuide(Guide):
+    """q(code | image): the model's family at slope times the image's mean plus an offset."""
+
+    covers = ("code",)
+
+    def __init__(self, model: Brightness) -> None:
+        super().__init__(model)
+        self.slope, self.offset, self.log_scale = (
+            nn.Parameter(torch.tensor(value).double()) for value in (0.5, 0.1, -0.3)
+        )
+
+    def law(self, images: Tensor) -> dist.TorchDistribution:
+        """Batch shape (B,)."""
+        return self.model.law(self.slope * images.mean((1, 2, 3)) + self.offset, self.log_scale)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        with plate("images", len(images), dim=-1):
+            return sample("code", self.law(images))
+
+
+@check("gradient_elbo_normal", of=[Trace_ELBO], objective=Trace_ELBO(), relaxed=False)
+@check(
+    "gradient_elbo_analytic",
+    of=[TraceMeanField_ELBO],
+    objective=TraceMeanField_ELBO(),
+    relaxed=False,
+)
+@check(
+    "gradient_elbo_relaxed",
+    of=[Trace_ELBO, LogitRelaxedBernoulli],
+    objective=Trace_ELBO(),
+    relaxed=True,
+)
+def elbo_continuous(number: int, objective: ELBO, relaxed: bool) -> Outcome:
+    """Reparametrised draws against the integral over a grid, which rounding alone limits."""
+    model = Brightness(relaxed)
+    guide, images = BrightnessGuide(model), torch.rand(3, 1, 1, 3).double()
+    width = 0.01
+    code = torch.arange(-80, 80, width, dtype=torch.float64)[:, None]  # (grid, 1)
+    log_q = guide.law(images).log_prob(code)
+    log_prior = model.law(model.mean, torch.zeros(()).double()).log_prob(code)
+    log_p = log_prior + model.log_likelihood(code, images)
+    exact = width * negative_elbo(log_p, log_q)
+    return slopes_agree(estimates(objective, model, guide, images), exact, (model, guide), number)

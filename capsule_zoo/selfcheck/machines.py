@@ -1,0 +1,284 @@
+"""Machines small enough to be summed by hand, and what is known of them without their own code.
+
+The capsule RBM is summed from its energy as the paper writes it; models with binary latents are
+listed state by state; a chain of single capsules has an exact recognition half in closed form.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import pyro
+import torch
+import torch.nn.functional as F
+from pyro import distributions as dist
+from pyro import poutine
+from pyro.poutine import Trace
+from torch import Tensor, nn
+
+from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.guides.recognition import RecognitionLayer
+from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.exponential_family import BernoulliUnits, GaussianUnits, Units
+
+Values = Mapping[str, Tensor]
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+DRAWS = 31  # from the posterior for each draw from the prior
+
+
+def randomised(module: AnyModule, scale: float = 0.8) -> AnyModule:
+    """The module in float64, every parameter drawn anew."""
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(scale * torch.randn_like(parameter))
+    return module
+
+
+def binary(*shape: int) -> Tensor:
+    """All binary values of a shape, (states, *shape)."""
+    listed = list(itertools.product([0.0, 1.0], repeat=math.prod(shape)))
+    return torch.tensor(listed, dtype=torch.float64).view(-1, *shape)
+
+
+def energy_machine(
+    kind: type[CapsuleRBM] = CapsuleRBM, scale: float = 0.8, **options: Any
+) -> CapsuleRBM:
+    """A capsule RBM of 2x2 pixels and two capsules of two units, or an RBM of three units."""
+    sizes = (2, 2) if kind.switched else (3,)
+    model = randomised(kind((1, 2, 2), *sizes, **options), scale)
+    model.keep_normalisable()
+    return model
+
+
+# The capsule RBM, from its energy
+
+
+def exact_draws(model: CapsuleRBM, number: int, beta: float = 1.0) -> tuple[dict, Tensor]:
+    """Independent draws of capsules, by site, and images (number, C, H, W) from exp(-E) / Z.
+
+    Pixels and switches are listed and the hidden units integrated out; where pixels are Gaussian,
+    so are the hidden units, and given the switches both are one Gaussian.
+
+    Args:
+        beta: factor of the couplings.
+    """
+    with torch.no_grad():
+        if isinstance(model.visible, GaussianUnits):
+            switch, pixels, hidden = _gaussian_draws(model, number)
+        else:
+            pixels, switch, log_mass, field = masses(model, beta)
+            chosen = torch.multinomial(log_mass.softmax(0), number, replacement=True)
+            pixels, switch = pixels[chosen], switch[chosen]
+            hidden = _conjugate(model.hidden, field[chosen])[1].sample()
+    values = {"capsule_switch": switch} if model.switched else {}
+    return {**values, "capsule_hidden": hidden}, pixels.unflatten(1, model.image_shape)
+
+
+def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every pair of binary image and switches: x, z, log sum_h exp(-E), and b + z m of it."""
+    count, capsules, _ = model.weight.shape
+    switches = binary(capsules) if model.switched else torch.ones(1, 1).double()
+    pairs = torch.cartesian_prod(torch.arange(2**count), torch.arange(len(switches)))
+    pixels, switch = binary(count)[pairs[:, 0]], switches[pairs[:, 1]]
+    pull = beta * torch.einsum("sm,mkj->skj", pixels, model.weight)
+    field = model.hidden.bias + switch[..., None] * pull
+    log_mass = pixels @ model.visible.bias.flatten() + _conjugate(model.hidden, field)[0]
+    if model.switched:
+        coupled = beta * torch.einsum("sm,mk,sk->s", pixels, model.switch_weight, switch)
+        log_mass = log_mass + switch @ model.switch_bias + coupled
+    return pixels, switch, log_mass, field
+
+
+def image_log_masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor]:
+    """log sum_{z, h} exp(-E), (images,), of every binary image, (images, C, H, W)."""
+    images = binary(*model.image_shape)
+    return masses(model, beta)[2].view(len(images), -1).logsumexp(1), images
+
+
+def _conjugate(units: Units, natural: Tensor) -> tuple[Tensor, dist.TorchDistribution]:
+    """log sum_h exp(natural h + log base(h)) over all units, (states,), and the units' law."""
+    if isinstance(units, BernoulliUnits):
+        each, law = F.softplus(natural), dist.Bernoulli(logits=natural)
+    elif isinstance(units, GaussianUnits):
+        precision = units.log_precision.exp()
+        each = natural**2 / (2 * precision) + (2 * math.pi / precision).log() / 2
+        law = dist.Normal(natural / precision, precision**-0.5)
+    else:
+        each, law = natural.exp(), dist.Poisson(natural.exp())
+    return each.sum((-2, -1)), law
+
+
+def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Switches, pixels and hidden units, all Gaussian given the switches."""
+    count, capsules, units = model.weight.shape
+    switch = binary(capsules)  # (states, K)
+    coupling = (model.weight * switch[:, None, :, None]).flatten(2)
+    scale = torch.cat([u.log_precision.exp().flatten() for u in (model.visible, model.hidden)])
+    precision = torch.diag(scale).repeat(len(switch), 1, 1)
+    precision[:, :count, count:], precision[:, count:, :count] = -coupling, -coupling.mT
+    bias = model.visible.bias.flatten() + switch @ model.switch_weight.T
+    bias = torch.cat([bias, model.hidden.bias.flatten().expand(len(switch), -1)], 1)
+    law = dist.MultivariateNormal(
+        torch.linalg.solve(precision, bias[..., None])[..., 0], precision_matrix=precision
+    )
+    log_mass = (bias * law.mean).sum(1) / 2 - precision.logdet() / 2 + switch @ model.switch_bias
+    chosen = torch.multinomial(log_mass.softmax(0), number, replacement=True)
+    pixels, hidden = law.sample((number,))[torch.arange(number), chosen].tensor_split([count], 1)
+    return switch[chosen], pixels, hidden.unflatten(1, (capsules, units))
+
+
+# Models with binary latents, state by state
+
+
+def given(values: Values) -> Trace:
+    """A trace that holds these values, to be replayed; the other sites are drawn."""
+    trace = Trace()
+    for name, value in values.items():
+        trace.add_node(name, name=name, type="sample", value=value, is_observed=False, infer={})
+    return trace
+
+
+def log_joint(model: Model, values: Values, images: Tensor) -> Tensor:
+    """log p(x, z), (B,), in nats, up to the model's own constant."""
+    trace = poutine.trace(poutine.replay(model, trace=given(values))).get_trace(images)
+    return log_density(trace, images)
+
+
+def listed(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor, Tensor]:
+    """Every value of the binary sites, (states, ...) each, with its log p and log q, (states, B).
+
+    Sites of the guide that are not binary have to be points, which may depend on the others.
+    """
+    sites = [site.name for site in model.latent_sites if site.discrete]
+    with torch.no_grad(), poutine.block():
+        nodes = poutine.trace(guide).get_trace(images[:1]).nodes
+    shapes = {name: nodes[name]["value"].shape[1:] for name in sites}
+    columns = binary(sum(shape.numel() for shape in shapes.values()))
+    parts = columns.split([shape.numel() for shape in shapes.values()], 1)
+    values = {n: p.unflatten(1, s) for (n, s), p in zip(shapes.items(), parts, strict=True)}
+    trace = given({name: v.repeat_interleave(len(images), 0) for name, v in values.items()})
+    repeated = images.repeat(len(columns), 1, 1, 1)
+    proposed = poutine.trace(poutine.replay(guide, trace=trace)).get_trace(repeated)
+    scored = poutine.trace(poutine.replay(model, trace=proposed)).get_trace(repeated)
+    log_p, log_q = (log_density(found, repeated) for found in (scored, proposed))
+    return values, log_p.view(-1, len(images)), log_q.view(-1, len(images))
+
+
+def at(sites: Iterable[Site], dims: Mapping[str, int], values: Values) -> Callable[..., None]:
+    """A guide that is certain of these values, (B, ...) by site."""
+
+    def guide(images: Tensor, labels: Tensor | None = None) -> None:
+        covered = [site for site in sites if not site.enumerated]
+        sizes = {
+            plate: size
+            for site in covered
+            for plate, size in zip(site.plates, values[site.name].shape, strict=False)
+        }
+        plates = {name: pyro.plate(name, size, dim=dims[name]) for name, size in sizes.items()}
+        for site in covered:
+            with ExitStack() as stack:
+                for name in site.plates:
+                    stack.enter_context(plates[name])
+                pyro.sample(site.name, dist.Delta(values[site.name], event_dim=site.event_dim))
+
+    return guide
+
+
+# Exact recognition
+
+
+def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
+    """Two layers of one capsule of one binary unit, and the guide that is their exact posterior.
+
+    Given a state (z, h) below, the log-odds of what is above are linear in it, as recognition has
+    them; e and c take up what the states above cost: with L(z, h) the log prior of a layer less
+    the log-partition of what it speaks to,
+
+        e = L(1, 1) - L(1, 0) - b,    c = L(1, 0) - log[exp L(0, 0) + exp L(0, 1)] + B(b).
+    """
+    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), (1, 1), 1), 1.2)
+    guide = RecognitionMachine(model).double()
+    top, lower = model.layers
+    for layer, push in ((top, -1.0), (lower, -2.0)):
+        layer.switch_bias.data.fill_(push)
+    lower.coupling.switch_weight.data.add_(4)  # or the top layer is hardly seen in an image
+    z, h = binary(2).T  # (4,) each: 00, 01, 10, 11
+
+    def log_law(switch: Tensor, hidden: Tensor, z: Tensor, h: Tensor) -> Tensor:
+        """log p(z, h) under the natural parameters of switch and unit, the latter if it is on."""
+        return z * switch - F.softplus(switch) + h * hidden - F.softplus(hidden)
+
+    with torch.no_grad():
+        bias, told = lower.hidden.bias.squeeze(), lower.coupling.weight.squeeze()
+        pull, push = z * h * told, z * lower.coupling.switch_weight.squeeze()
+        off, on = F.softplus(bias), F.softplus(bias + pull)
+        odds = lower.switch_bias.squeeze() + push
+        spent = F.softplus(odds + on - off) + off  # of the lower layer, given (z, h) of the top
+        own = log_law(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
+        _recognise(
+            guide.layers[1], own - spent, top.hidden.bias, told, lower.coupling.switch_weight
+        )
+        below = torch.stack(
+            [  # the lower layer's law, the top summed out
+                (own + i * odds + j * (bias + i * pull) - spent).logsumexp(0)
+                for i, j in zip(z, h, strict=True)
+            ]
+        )
+        weight, gate = model.weight[:, 0, 0], model.switch_weight[:, 0]
+        field = model.visible.bias.flatten() + z[:, None] * (gate + h[:, None] * weight)
+        _recognise(
+            guide.layers[0], below - F.softplus(field).sum(1), lower.hidden.bias, weight, gate
+        )
+    return model, guide
+
+
+def _recognise(
+    layer: RecognitionLayer, law: Tensor, bias: Tensor, weight: Tensor, gate: Tensor
+) -> None:
+    """Write e, c and the mirrored couplings into a layer of recognition; `law` is L, (4,)."""
+    layer.coupling.weight.copy_(weight.reshape(layer.coupling.weight.shape))
+    layer.coupling.switch_weight.copy_(gate.reshape(layer.coupling.switch_weight.shape))
+    layer.hidden_bias.copy_(law[3] - law[2] - bias)
+    layer.switch_bias.copy_(law[2] - law[:2].logsumexp(0) + F.softplus(bias).squeeze())
+
+
+# Calibration of a guide
+
+
+@torch.no_grad()
+def calibrated(
+    model: Model, guide: Callable, values: Values, images: Tensor, draws: int = DRAWS
+) -> Outcome:
+    """Ranks of prior draws among those of a guide: all numbers of all sites, and the log joint.
+
+    Args:
+        values: draws of the model's latents, (N, ...) by site.
+        images: drawn with them, (N, C, H, W).
+    """
+
+    def quantities(values: Values, images: Tensor) -> Tensor:
+        columns = [values[name].reshape(len(images), -1) for name in values]
+        joint = log_joint(model, values, images)[:, None].round(decimals=8)  # or ties are no ties
+        return torch.cat([*columns, joint], 1)
+
+    repeated = images.repeat(draws, 1, 1, 1)
+    nodes = poutine.trace(guide).get_trace(repeated).nodes
+    found = quantities({name: nodes[name]["value"] for name in values}, repeated)
+    ranks = sbc_ranks(quantities(values, images), found.unflatten(0, (draws, len(images))))
+    return rank_uniformity(ranks, draws)
+
+
+@torch.no_grad()
+def prior_draws(model: Model, number: int) -> tuple[dict, Tensor]:
+    """Draws of all that a model draws, by site, and the images, (number, C, H, W)."""
+    nodes = poutine.trace(model).get_trace(batch_size=number).nodes
+    sites = {site.name: nodes[site.name]["value"] for site in model.sites}
+    return sites, nodes["_RETURN"]["value"]

@@ -1,0 +1,157 @@
+"""Calibration of guides: the exact ones, and what approximation costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.infer import TraceEnum_ELBO
+from torch import Tensor
+
+from capsule_zoo.guides import (
+    AmortizedPartWhole,
+    ExactLabel,
+    ExactSwitches,
+    MeanFieldSwitches,
+    RecognitionMachine,
+)
+from capsule_zoo.inference import ReweightedWakeSleep, fit
+from capsule_zoo.inference.calibration import Outcome, unbiased
+from capsule_zoo.models import (
+    RBM,
+    CapsuleHelmholtzMachine,
+    Capsules,
+    ConvolutionalClassifier,
+    PartWholeCapsules,
+)
+from capsule_zoo.models.matrix_capsules import SpreadLabels
+from capsule_zoo.selfcheck.checks import check
+from capsule_zoo.selfcheck.machines import (
+    at,
+    calibrated,
+    chain_machine,
+    energy_machine,
+    exact_draws,
+    prior_draws,
+    randomised,
+)
+
+_GAUSSIANS: dict[str, Any] = dict(visible_family="gaussian", hidden_family="gaussian")
+
+
+@check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)
+@check("sbc_exact_switches", of=[ExactSwitches])
+@check("sbc_exact_switches_gaussian", of=[ExactSwitches], hidden_family="gaussian")
+@check("sbc_exact_switches_poisson", of=[ExactSwitches], hidden_family="poisson")
+@check("sbc_exact_switches_spike_slab", of=[ExactSwitches], **_GAUSSIANS)
+def exact_switches(number: int, **options: Any) -> Outcome:
+    """The closed-form posterior of a capsule RBM, under draws of its enumerated joint law."""
+    model = energy_machine(**options)
+    return calibrated(model, ExactSwitches(model), *exact_draws(model, number))
+
+
+@check("sbc_mean_field_switches", of=[MeanFieldSwitches], approximate=True)
+def mean_field(number: int) -> Outcome:
+    """The same with switches and units as if independent, where couplings are strong."""
+    model = energy_machine(scale=1.5)
+    return calibrated(model, MeanFieldSwitches(model), *exact_draws(model, number))
+
+
+class SpreadClassifier(ConvolutionalClassifier):
+    """A classifier with the law of the spread loss, as matrix capsules have it."""
+
+    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
+        return SpreadLabels(scores.sigmoid(), margin=0.9)
+
+
+@check("sbc_exact_label", of=[ExactLabel], kind=ConvolutionalClassifier, share=0.2)
+@check("sbc_exact_label_spread_loss", of=[ExactLabel], kind=SpreadClassifier, share=0.2)
+def exact_label(number: int, kind: type[ConvolutionalClassifier]) -> Outcome:
+    """The label of an image, under the law of the scores or of the spread loss."""
+    model = kind((1, 4, 4), 3, channels=(2, 2), hidden=4).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # or all labels are as likely
+    return calibrated(model, ExactLabel(model), *prior_draws(model, number), draws=15)
+
+
+@check("sbc_part_parents", of=[PartWholeCapsules], enumerated=False)
+@check("sbc_part_parents_enumerated", of=[PartWholeCapsules, TraceEnum_ELBO], enumerated=True)
+def part_parents(number: int, enumerated: bool) -> Outcome:
+    """Which object each part chose: the model's own posterior, and Pyro's enumeration."""
+    sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_off=0.3, sigma_dummy=0.3)
+    options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
+    model = randomised(PartWholeCapsules(2, 3, **sizes, **options), 0.3)
+    model.pixel_range = (-math.inf, math.inf)  # noise leads beyond black and white
+    model.selections[0].raw_scale.data -= 1.5  # or votes tell little
+    values, images = prior_draws(model, number)
+    objects, parts = (
+        Capsules(values[f"{n}_presence"], values[f"{n}_pose"]) for n in ("object", "part")
+    )
+    with torch.no_grad():
+        if enumerated:
+            guide = at(model.sites, model.plate_dims, values)
+            elbo = TraceEnum_ELBO(max_plate_nesting=2)
+            posterior = elbo.compute_marginals(model, guide, images)["part_parent"].probs
+        else:
+            posterior = model.responsibilities(objects, parts)
+        votes = model.selections[0](objects, relaxed=False).vote  # (N, parts, 1 + objects, 6)
+        apart = (parts.pose[:, :, None] - votes).square().sum(-1)
+    return choices_calibrated(values["part_parent"], posterior, apart)
+
+
+def choices_calibrated(truth: Tensor, posterior: Tensor, apart: Tensor) -> Outcome:
+    """Whether choices follow the probabilities that the data give them, no draws needed.
+
+    Given the data the mean of 1[choice = j] - r_j is zero, whatever number made from the data it
+    is multiplied with: 1, r_j itself (which shows too much or too little trust), and the misfit.
+
+    Args:
+        truth: (N, children), from 0.
+        posterior: r, (N, children, choices).
+        apart: how far a child's data are from what each choice foretells, like `posterior`.
+    """
+    surprise = torch.nn.functional.one_hot(truth, posterior.shape[-1]) - posterior
+    rows = torch.stack([surprise, surprise * posterior, surprise * apart], 1).flatten(1)
+    return unbiased(rows, torch.zeros(rows.shape[1]).to(rows))
+
+
+@check("sbc_recognition_chain", of=[RecognitionMachine])
+def recognition_of_a_chain(number: int) -> Outcome:
+    """A capsule Helmholtz machine whose recognition half is its posterior in closed form."""
+    model, guide = chain_machine()
+    return calibrated(model, guide, *prior_draws(model, number))
+
+
+@check("sbc_recognition_trained", of=[RecognitionMachine], approximate=True)
+def recognition_after_training(number: int) -> Outcome:
+    """A larger machine, and recognition that has learned from a few batches of dreams."""
+    model, guide = recognition_after(steps=50)
+    return calibrated(model, guide, *prior_draws(model, number))
+
+
+def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
+    """A machine of 2 x 3 capsules on 2x2 pixels and its guide, trained for so many steps."""
+    model = randomised(CapsuleHelmholtzMachine((1, 2, 2), (2, 3), 1), 1.5)
+    guide = RecognitionMachine(model).double()
+    _train(model, guide, prior_draws(model, 2000)[1], steps, ReweightedWakeSleep(2), lr=0.02)
+    return model, guide
+
+
+@check("sbc_part_whole_trained", of=[AmortizedPartWhole], approximate=True, share=0.04)
+def part_whole_after_training(number: int) -> Outcome:
+    """Presences and poses of a small part-whole model after a short training of its guide."""
+    model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=8), 0.5)
+    model.pixel_range = (-math.inf, math.inf)
+    sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
+    guide = AmortizedPartWhole(model, "normal", **sizes).double()
+    _train(model, guide, prior_draws(model, 500)[1], steps=100, objective=None, lr=3e-3)
+    discrete = model.with_discrete_presences(), guide.with_discrete_presences().eval()
+    return calibrated(*discrete, *prior_draws(discrete[0], number), draws=15)
+
+
+def _train(model: Any, guide: Any, images: Tensor, steps: int, objective: Any, lr: float) -> None:
+    limits: dict[str, Any] = dict(steps=steps, batch_size=50, freeze="model", progress=False)
+    fit(model, guide, images, objective=objective, lr=lr, **limits)

@@ -1,0 +1,128 @@
+"""Calibration of routings: who belongs to which parent, given the votes."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pyro.distributions as dist
+import torch
+from pyro.infer import TraceEnum_ELBO
+from torch import Tensor
+
+from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
+from capsule_zoo.guides.routing import Routing
+from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.models import SwitchableGaussians
+from capsule_zoo.models.switchable_gaussians import Belief, ParentLaw
+from capsule_zoo.models.votes import Votes
+from capsule_zoo.selfcheck.checks import check
+from capsule_zoo.selfcheck.machines import DRAWS, at
+from capsule_zoo.selfcheck.posteriors import choices_calibrated
+
+CHILDREN, PARENTS, SIZE = 4, 3, 1
+HALF_WIDTH, REACH, DEVIATION, NOISE = 6.0, 1.5, 0.8, 0.1
+
+
+class World(NamedTuple):
+    """Draws of a layer of switchable Gaussians, N of them.
+
+    Votes for parents that a child did not choose, and for those that are not there, are uniform
+    over a box; one for a parent that is there is from its Gaussian.
+
+    Attributes:
+        there: which parents are, (N, J).
+        mean: of the parents' Gaussians, (N, J, D); their variance is the same for all.
+        chosen: parent of each child, (N, I).
+        votes: (N, I, J, D).
+    """
+
+    there: Tensor
+    mean: Tensor
+    chosen: Tensor
+    votes: Tensor
+
+    @property
+    def apart(self) -> Tensor:
+        """Squared distances of votes from means, (N, I, J)."""
+        return (self.votes - self.mean[:, None]).square().sum(-1)
+
+
+def draw_world(number: int) -> World:
+    """From the prior; a parent that is there is as likely as the noise of a vote lets it be."""
+    there = torch.rand(number, PARENTS).double().lt(0.7).double()
+    mean = REACH * (2 * torch.rand(number, PARENTS, SIZE).double() - 1)
+    weight = there * math.exp(-SIZE * NOISE / (2 * DEVIATION**2)) + (1 - there)
+    chosen = dist.Categorical(weight).sample((CHILDREN,)).T
+    box = HALF_WIDTH * (2 * torch.rand(number, CHILDREN, PARENTS, SIZE).double() - 1)
+    drawn = mean[:, None] + DEVIATION * torch.randn_like(box)
+    claims = torch.nn.functional.one_hot(chosen, PARENTS) * there[:, None]  # (N, I, J)
+    return World(there, mean, chosen, torch.where(claims[..., None] > 0, drawn, box))
+
+
+def parent_law() -> ParentLaw:
+    """beta_u is the density of the box."""
+    beta_u = torch.full((PARENTS,), -SIZE * math.log(2 * HALF_WIDTH)).double()
+    return ParentLaw(torch.zeros(PARENTS).double(), beta_u, noise=NOISE)
+
+
+@check("sbc_em_e_step", of=[EMRouting], e_step="exact")
+@check("sbc_em_e_step_paper", of=[EMRouting], e_step="paper", approximate=True)
+def e_step(number: int, e_step: str) -> Outcome:
+    """Shares at known Gaussians and switches; the paper's let absent parents claim nothing."""
+    world = draw_world(number)
+    variance = torch.full_like(world.mean, DEVIATION**2)[:, None]
+    logits = 200 * (world.there - 0.5)[:, None]
+    belief = Belief(torch.empty(0), world.mean[:, None], variance, logits)
+    shares = EMRouting(e_step=e_step).shares(Votes.dense(world.votes), belief, parent_law())
+    return choices_calibrated(world.chosen, shares[:, 0].mT, world.apart)
+
+
+@check("sbc_switchable_gaussians", of=[SwitchableGaussians, TraceEnum_ELBO])
+def enumerated(number: int) -> Outcome:
+    """The same by Pyro's enumeration of the layer as a model."""
+    world, rule = draw_world(number), parent_law()
+    sizes = CHILDREN, PARENTS, SIZE
+    layer = SwitchableGaussians(*sizes, beta_u=rule.beta_u[0].item(), noise=NOISE).double()
+    values = {
+        "parent_presence": world.there,
+        "parent_mean": world.mean,
+        "parent_variance": torch.full_like(world.mean, DEVIATION**2),
+        "child_presence": torch.ones_like(world.votes[..., 0, 0]),
+    }
+    guide = at(layer.sites, layer.plate_dims, values)
+    elbo = TraceEnum_ELBO(max_plate_nesting=2)
+    posterior = elbo.compute_marginals(layer, guide, world.votes)["child_parent"].probs
+    return choices_calibrated(world.chosen, posterior.detach(), world.apart)
+
+
+@check("sbc_em_routing", of=[EMRouting], routing=EMRouting(3), approximate=True)
+@check("sbc_vb_routing", of=[VBRouting], routing=VBRouting(3), approximate=True)
+@check("sbc_dynamic_routing", of=[DynamicRouting], routing=DynamicRouting(3), approximate=True)
+def whole_routing(number: int, routing: Routing) -> Outcome:
+    """Shares after three iterations from nothing but votes, taken for a posterior."""
+    world = draw_world(number)
+    shares = routing(Votes.dense(world.votes), parent_law()).share
+    return choices_calibrated(world.chosen, shares[:, 0].mT, world.apart)
+
+
+@check("sbc_vb_one_parent", of=[VBRouting])
+def one_parent(number: int) -> Outcome:
+    """Variational Bayes is exact for a single parent: Normal-Gamma, prior to posterior."""
+    routing = VBRouting(kappa=0.7, nu=5.0, psi=2.0)
+    half = torch.full((number, 2), 0.5).double()
+    precision = dist.Gamma(routing.nu * half, routing.psi * half).sample()
+    mean = dist.Normal(0 * half, (routing.kappa * precision).rsqrt()).sample()
+    values = dist.Normal(mean, precision.rsqrt()).sample((CHILDREN,)).transpose(0, 1)  # (N, I, D)
+    votes = Votes.dense(values[:, :, None])
+    q = routing.posterior(votes.gather(votes.uniform()), parent_law()._replace(noise=0.0))
+
+    def quantities(mean: Tensor, precision: Tensor) -> Tensor:
+        misfit = precision[..., None, :] * (values - mean[..., None, :]).square()
+        likelihood = 0.5 * (CHILDREN * precision.log() - misfit.sum(-2))
+        return torch.cat([mean, precision, likelihood], -1)
+
+    drawn = dist.Gamma(q.shape[:, 0, 0].expand(-1, 2), q.rate[:, 0, 0]).sample((DRAWS,))
+    centre = q.mean[:, 0, 0] + torch.randn_like(drawn) * (q.kappa[:, 0, 0] * drawn).rsqrt()
+    ranks = sbc_ranks(quantities(mean, precision), quantities(centre, drawn))
+    return rank_uniformity(ranks, DRAWS)

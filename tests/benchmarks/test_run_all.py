@@ -1,0 +1,100 @@
+"""One command runs every benchmark, and the tables hold what the records say."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from capsule_zoo import readme
+from capsule_zoo.records import read_record, write_record
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+SCRIPT = """
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1], "benchmarks")
+folder.mkdir(parents=True)
+metrics = {"ratio_peer": {"value": len(sys.argv), "se": 0.5, "n": 7}}
+rest = dict(experiment="benchmarks/toy", seed=0, versions={}, machine="one core", seconds=1.0)
+record = dict(rest, command="do it", data="noise", metrics=metrics)
+(folder / "toy.json").write_text(json.dumps(record))
+"""
+
+
+@pytest.fixture
+def run_all(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import run_all
+
+    yield run_all
+    sys.modules.pop("run_all")
+
+
+def test_every_number_of_the_page_is_that_of_its_record():
+    text = (BENCHMARKS / "README.md").read_text()
+    filled = readme.fill(text, ROOT / "results")
+    assert filled == text, "run: python benchmarks/run_all.py --tables"
+    rest = re.sub(r"<!-- \w+: .*?<!-- end -->", "", text, flags=re.DOTALL)
+    assert not re.search(r"\d\.\d", rest)  # nothing measured stands outside the blocks
+
+
+def test_every_benchmark_is_run_and_listed(run_all):
+    timed = {p.stem for p in BENCHMARKS.glob("*.py") if "__main__" in p.read_text()}
+    assert set(run_all.names()) == timed - {"run_all"}
+    listed = re.findall(
+        r"^\| \[`(\w+)`\]\((\w+)\.py\)", (BENCHMARKS / "README.md").read_text(), re.M
+    )
+    assert [shown for shown, _ in listed] == [file for _, file in listed] == run_all.names()
+
+
+def test_every_ratio_on_record_is_a_row():
+    page = readme.ratios("benchmarks", ROOT / "results")
+    for path in (ROOT / "results" / "benchmarks").glob("*.json"):
+        record = read_record(f"benchmarks/{path.stem}", ROOT / "results")
+        for name, metric in record["metrics"].items():
+            if name.startswith("ratio_"):
+                row = f"| {path.stem} | {name.removeprefix('ratio_')} | {metric['value']:.2f} |"
+                assert row in page
+        assert f"`{record['command']}`" in page
+
+
+def test_one_that_fails_stops_no_other_and_is_named(run_all, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a_broken.py").write_text("raise SystemExit(3)")
+    (tmp_path / "toy.py").write_text(SCRIPT)
+    (tmp_path / "harness.py").touch()
+    (tmp_path / "README.md").write_text("<!-- ratios: benchmarks -->\nold\n<!-- end -->\n")
+    assert run_all.names() == ["a_broken", "toy"]
+    with pytest.raises(SystemExit, match="failed: a_broken"):
+        run_all.main(["--repeats", "2"])
+    page = (tmp_path / "README.md").read_text()
+    assert "| toy | peer | 5.00 | 0.50 |  | 7 |" in page and "old" not in page
+    assert "- `do it`: noise." in page
+    run_all.main(["toy", "--out", "elsewhere"])
+    assert (tmp_path / "elsewhere" / "benchmarks" / "toy.json").is_file()
+    assert (tmp_path / "README.md").read_text() == page
+
+
+def test_unknown_names_are_refused(run_all, capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_all.main(["rendr"])
+    assert ended.value.code == 2
+    assert "did you mean 'render'" in capsys.readouterr().err
+
+
+def test_memory_stands_beside_time(tmp_path):
+    metrics = {
+        "ratio_peer": {"value": 2.0, "se": None, "n": 3},
+        "memory_ratio_peer": {"value": 1.5, "se": None, "n": 1},
+        "seconds_peer": {"value": 9.0, "se": 1.0, "n": 3},
+    }
+    rest = dict(command="do it", seed=0, data="noise", seconds=1.0, folder=tmp_path)
+    write_record("benchmarks/one", metrics, **rest)
+    write_record("benchmarks/two", {"seconds_peer": metrics["seconds_peer"]}, **rest)
+    rows = [line for line in readme.ratios("benchmarks", tmp_path).splitlines() if "peer |" in line]
+    assert rows[-1] == "| one | peer | 2.00 |  | 1.50 | 3 |" and "two" not in "".join(rows)

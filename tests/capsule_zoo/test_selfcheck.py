@@ -1,0 +1,229 @@
+"""The self-check passes, and every exact check has been seen to fail when something is broken."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+
+import pyro
+import pytest
+import torch
+
+from capsule_zoo import cli, guides, inference
+from capsule_zoo.guides import ExactLabel, VBRouting, routing
+from capsule_zoo.inference import wake_sleep
+from capsule_zoo.inference.calibration import Outcome
+from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
+from capsule_zoo.inference.tempering import TemperedChains
+from capsule_zoo.models import PartWholeCapsules, capsule_rbm
+from capsule_zoo.models.selection import LogitRelaxedBernoulli, ParentMixture
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.selfcheck import checks, gradients, posteriors, routings, samplers
+
+CHECKS = {check.name: check for check in checks.list_checks()}
+EXACT = {name for name, check in CHECKS.items() if not check.approximate}
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def replace(owner: object, name: str, change: Callable) -> Patch:
+    """Puts `change(original, *arguments)` in the place of a function."""
+    original = getattr(owner, name)
+
+    def wrapped(*arguments, **options):
+        return change(original, *arguments, **options)
+
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, wrapped)
+
+
+def weak_fields(original, units, switch_bias, fields):
+    return original(units, switch_bias, fields.scaled(0.5))
+
+
+def biased_switch(original):
+    model, guide = original()
+    with torch.no_grad():
+        for layer in guide.layers:
+            layer.switch_bias.add_(1.5)
+    return model, guide
+
+
+def displaced(original, sites, dims, values):
+    name = next(n for n in values if n.endswith(("part_pose", "parent_mean")))
+    return original(sites, dims, {**values, name: values[name] + 0.5})
+
+
+def halved_draws(original, self, *arguments):
+    return 0.5 * original(self, *arguments)
+
+
+def no_exchange_law(original, self, machine):
+    self.images = self.images.roll(1, 0)
+
+
+def from_the_data(original, self, model, images):
+    return model.gibbs(images.repeat(20, 1, 1, 1))
+
+
+def even_labels(original, self, images):
+    with pyro.plate("images", len(images), dim=-1):
+        return pyro.sample("label", self.model.label_law(0 * self.model.scores(images)))
+
+
+# What is broken, and the checks that have to see it
+BROKEN: dict[str, tuple[Patch, set[str]]] = {
+    "the image is felt by half": (
+        replace(capsule_rbm, "capsule_law", weak_fields),
+        {n for n in EXACT if n.startswith(("sbc_exact_switches", "geweke_gibbs"))}
+        | {"geweke_guide_then_image", "geweke_prior_of_capsule_rbm", "geweke_annealing"}
+        | {"gradient_cd_1_itself", "gradient_cd_3_itself", "gradient_cd_long_chains"},
+    ),
+    "exchanges whatever the energies": (
+        replace(TemperedChains, "_exchange", no_exchange_law),
+        {"geweke_tempered_chains", "gradient_cd_tempered"},
+    ),
+    "chains that begin at the data": (
+        replace(ContrastiveDivergence, "_negatives", from_the_data),
+        {"gradient_cd_exact_negatives", "gradient_cd_centered", "gradient_cd_sparsity"},
+    ),
+    "labels without a look": (
+        replace(ExactLabel, "forward", even_labels),
+        {"sbc_exact_label", "sbc_exact_label_spread_loss"},
+    ),
+    "parents forget how likely they were": (
+        replace(
+            ParentMixture,
+            "responsibilities",
+            lambda original, self, value: self.component_distribution.log_prob(
+                self._pad(value)
+            ).softmax(-1),
+        ),
+        {"sbc_part_parents"},
+    ),
+    "enumeration about other poses": (
+        replace(posteriors, "at", displaced),
+        {"sbc_part_parents_enumerated"},
+    ),
+    "enumeration about other means": (
+        replace(routings, "at", displaced),
+        {"sbc_switchable_gaussians"},
+    ),
+    "an E step of half the evidence": (
+        replace(routing, "vote_log_density", lambda original, *a: 0.5 * original(*a)),
+        {"sbc_em_e_step"},
+    ),
+    "precisions too large": (
+        replace(
+            VBRouting,
+            "posterior",
+            lambda original, *a: (q := original(*a))._replace(rate=0.6 * q.rate),
+        ),
+        {"sbc_vb_one_parent"},
+    ),
+    "recognition that sees too many capsules": (
+        replace(posteriors, "chain_machine", biased_switch),
+        {"sbc_recognition_chain"},
+    ),
+    "the same, as a sampler": (
+        replace(samplers, "chain_machine", biased_switch),
+        {"geweke_helmholtz_chain"},
+    ),
+    "poses drawn too wide": (
+        replace(
+            PartWholeCapsules,
+            "_pose_mixture",
+            lambda original, self, law, presence: original(
+                self, law._replace(scale_on=2 * law.scale_on, scale_off=2 * law.scale_off), presence
+            ),
+        ),
+        {"geweke_part_whole_selections", "gradient_elbo_parents_enumerated"},
+    ),
+    "relaxed presences at half their logit": (
+        replace(LogitRelaxedBernoulli, "rsample", halved_draws),
+        {"gradient_elbo_relaxed"},
+    ),
+    "dreams that count for half": (
+        replace(wake_sleep, "sleep", lambda original, *a: 0.5 * original(*a)),
+        {n for n in EXACT if n.endswith(("wake_sleep", "recycled"))},
+    ),
+    "gradients a fifth too small": (
+        replace(gradients, "loss_per_image", lambda original, *a: 0.8 * original(*a)),
+        {
+            f"gradient_elbo_{kind}"
+            for kind in ("discrete", "normal", "analytic", "relaxed", "parents_summed")
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_what_is_broken_is_seen(broken, monkeypatch):
+    patch, names = BROKEN[broken]
+    patch(monkeypatch)
+    found = {name: CHECKS[name](quick=name.startswith("gradient")).p for name in names}
+    assert max(found.values()) < checks.ALPHA / len(EXACT), found
+
+
+def test_every_exact_check_has_been_seen_to_fail():
+    assert set().union(*(names for _, names in BROKEN.values())) == EXACT
+
+
+def test_every_objective_and_every_exact_guide_has_a_check():
+    checked = {subject for name in EXACT for subject in CHECKS[name].of}
+    objectives = {type(create(name, **small_sizes(name)).objective) for name in list_models()}
+    objectives |= {
+        kind
+        for kind in vars(inference).values()
+        if inspect.isclass(kind)
+        and issubclass(kind, inference.Objective)
+        and kind is not inference.Objective
+    }
+    exact = {kind for name, kind in vars(guides).items() if name.startswith("Exact")}
+    assert len(objectives) > 4 and len(exact) > 1
+    assert objectives | exact <= checked
+
+
+def test_the_zoo_passes_and_says_what_is_approximate(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["selfcheck", "--quick", "--json", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0, printed
+    found = json.loads(printed.splitlines()[-1])
+    assert found.keys() == CHECKS.keys()
+    assert all(found[name]["verdict"] == "holds" for name in EXACT)
+    off = {name for name, row in found.items() if row["verdict"] == "off"}
+    assert {"sbc_mean_field_switches", "sbc_dynamic_routing", "gradient_cd_1_as_likelihood"} <= off
+    assert "approximate, expected to be off:" in printed
+    metrics = read_record("selfcheck/quick", tmp_path)["metrics"]
+    assert metrics["exact_failed"] == {"value": 0, "se": None, "n": len(EXACT)}
+    assert metrics["approximate_off"]["value"] == len(off)
+    assert metrics["sbc_exact_switches"]["value"] == found["sbc_exact_switches"]["corrected_p"]
+
+
+def invented(name: str, p: float, approximate: bool = False) -> checks.Check:
+    return checks.Check(name, lambda number: Outcome(1.0, number, p), (), approximate, 1.0)
+
+
+@pytest.mark.parametrize(("p", "status"), [(1e-4, 1), (0.02, 0)])
+def test_an_exact_check_that_fails_is_the_exit_status(monkeypatch, tmp_path, capsys, p, status):
+    """Two exact checks: .02 is .04 after correction and holds; approximate ones never fail."""
+    toys = [invented("sbc_a", p), invented("sbc_b", 0.5), invented("sbc_c", 1e-9, True)]
+    monkeypatch.setattr(checks, "list_checks", lambda: toys)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["selfcheck", "--quick", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert ended.value.code == status
+    assert ("FAILS" in printed) == bool(status)
+    assert read_record("selfcheck/quick", tmp_path)["metrics"]["exact_failed"]["value"] == status
+
+
+def test_a_check_is_the_same_for_a_seed_and_leaves_nothing_behind():
+    check = CHECKS["geweke_gibbs_rbm"]
+    state = torch.get_rng_state()
+    first, second, other = check(True, 1), check(True, 1), check(True, 2)
+    assert first == second != other
+    assert torch.equal(torch.get_rng_state(), state)
+    with pytest.raises(ValueError, match="'geweke_gibbs_rbm' is registered already"):
+        checks.check("geweke_gibbs_rbm", of=[])(lambda number: first)

@@ -1,0 +1,101 @@
+"""Statistical tests are right where all is well, and see what is not."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import kstest
+
+from capsule_zoo.inference.calibration import (
+    holm,
+    rank_uniformity,
+    same_means,
+    sbc_ranks,
+    unbiased,
+)
+
+DRAWS = 31
+
+
+def conjugate(number, shift=0.0, stretch=1.0, deaf=False):
+    """Ranks of z ~ Normal(0, 1) and of z x, with x ~ Normal(z, 1/2), under a posterior."""
+    z = torch.randn(number).double()
+    x = z + 0.5 * torch.randn(number).double()
+    mean, deviation = (0 * x, 1.0) if deaf else (0.8 * x, math.sqrt(0.2))
+    draws = mean + shift + stretch * deviation * torch.randn(DRAWS, number).double()
+
+    def quantities(z):
+        return torch.stack([z, z * x], -1)
+
+    return sbc_ranks(quantities(z), quantities(draws))
+
+
+def test_ranks_under_the_posterior_are_uniform():
+    p = [rank_uniformity(conjugate(400)[:, :1], DRAWS).p for _ in range(200)]
+    assert kstest(p, "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("wrong", [dict(shift=0.2), dict(stretch=0.8), dict(stretch=1.3)])
+def test_ranks_under_a_wrong_posterior_are_not(wrong):
+    assert rank_uniformity(conjugate(2000, **wrong), DRAWS).p < 1e-6
+
+
+def test_a_posterior_that_ignores_the_data_is_seen_by_what_depends_on_both():
+    ranks = conjugate(2000, deaf=True)
+    assert rank_uniformity(ranks[:, :1], DRAWS).p > 1e-3
+    assert rank_uniformity(ranks, DRAWS).p < 1e-6
+
+
+def test_ties_are_broken_by_lot():
+    coins = torch.rand(DRAWS + 1, 20_000, 1).lt(0.3).double()
+    ranks = sbc_ranks(coins[0], coins[1:])
+    assert ranks.min() == 0 and ranks.max() == DRAWS
+    assert rank_uniformity(ranks, DRAWS).p > 1e-3
+    without = (coins[1:] < coins[0]).sum(0)
+    assert rank_uniformity(without, DRAWS).p < 1e-6
+
+
+def test_bins_need_enough_simulations():
+    with pytest.raises(ValueError, match="ranks hold 79 simulations, too few for 16 bins; give 80"):
+        rank_uniformity(torch.zeros(79, 1).long(), DRAWS)
+    assert rank_uniformity(torch.arange(80)[:, None] % 16, 15).statistic == 0
+
+
+def test_means_that_are_equal_are_rarely_called_different():
+    """With three columns, p is at most the true level: Bonferroni, and uniform for one."""
+    p = [
+        (same_means(torch.randn(80, 1), 2 * torch.randn(60, 1)).p, unbiased(rows, rows[0] * 0).p)
+        for rows in torch.randn(300, 50, 1).double()
+    ]
+    for column in zip(*p, strict=True):
+        assert kstest(column, "uniform").pvalue > 1e-4
+    several = [unbiased(rows, torch.zeros(3)).p for rows in torch.randn(600, 50, 3)]
+    below = sum(p < 0.1 for p in several)
+    assert 0.05 * 600 < below < 0.1 * 600 + 5 * math.sqrt(600 * 0.09)
+
+
+def test_means_that_differ_are_seen():
+    first, second = torch.randn(500, 3), torch.randn(400, 3)
+    second[:, 1] += 0.5
+    assert same_means(first, second).p < 1e-6
+    assert unbiased(second, torch.zeros(3)).p < 1e-6
+    assert unbiased(second, torch.tensor([0, 0.5, 0])).p > 1e-3
+
+
+def test_what_does_not_vary_has_to_be_right_up_to_rounding():
+    still = torch.full((10, 1), 2.0).double()
+    assert unbiased(still, torch.tensor([2 + 1e-12]).double()).p > 0.99
+    assert unbiased(still, torch.tensor([2 + 1e-6]).double()).p < 1e-6
+    assert unbiased(still * torch.nan, torch.tensor([2.0]).double()).p == 0
+
+
+def test_holm_is_his_procedure():
+    assert holm([0.04, 0.001, 0.03, 0.5]) == pytest.approx([0.09, 0.004, 0.09, 0.5])
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_holm_bounds_the_chance_of_any_false_alarm():
+    torch.manual_seed(0)
+    null = torch.rand(4000, 12)
+    alarms = sum(min(holm(row)) < 0.05 for row in null.tolist()) / 4000
+    assert 0.03 < alarms < 0.05 + 5 * math.sqrt(0.05 * 0.95 / 4000)
