@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from capsule_zoo.report import report
+
 app = typer.Typer(
     name="capsule-zoo",
     help="Capsule models as joint distributions; routings as guides and objectives over them.",
@@ -97,9 +99,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Wall time.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images in a step.  [default: 128]")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.  [default: 128]")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: entry's]")] = None,
     set_: Annotated[
         list[str] | None,
@@ -108,16 +108,12 @@ def train(
     guide: Annotated[
         str | None, typer.Option(help="One of the entry's guides.  [default: its own]")
     ] = None,
-    transform: Annotated[
-        str | None, typer.Option(help="Augment with rotate=DEGREES or shift=PIXELS.")
-    ] = None,
+    transform: Annotated[str | None, typer.Option(help="rotate=DEGREES or shift=PIXELS.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/ENTRY-DATA-SEED]")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's run.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the folder's run.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace its run.")] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -301,6 +297,7 @@ def publish(
         list[str] | None,
         typer.Option(help="Experiment whose record goes on the card; may be repeated."),
     ] = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Put a run's weights among the zoo's, with a card that says where they come from.
 
@@ -310,7 +307,7 @@ def publish(
     """
     from capsule_zoo import runs
 
-    path = runs.publish(run, name, record or [])
+    path = runs.publish(run, name, record or [], data_root)
     print(f"card written to {path}")
 
 
@@ -397,3 +394,6 @@ def _print_json(wanted: bool, found: dict) -> None:
         from capsule_zoo.runs import plain
 
         print(json.dumps(plain(found)), flush=True)
+
+
+app.command()(report)
