@@ -54,7 +54,7 @@ class Published:
 
 
 OURS_TRANSFORMED = "our affine test images are drawn as affNIST's are, not its own files"
-BINARISED = "binarised once; whose binarisation differs"
+BINARISED = "each binarised once, in its own way"
 GREY = "the paper's pixels are grey, ours binarised"
 SMALL = "the paper's full network; ours is the small preset"
 LONG = "64 steps there; statically binarised"

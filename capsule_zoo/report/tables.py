@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 FULL_ENOUGH = 0.5  # share of a grid's cells that must be there
+RELAXED = "_relaxed"  # variants of another model, whose bounds compare with each other only
 _WORDS = {
     "elbo": "ELBO", "iwae": "IWAE", "ess": "ESS", "map": "MAP objective", "cnn": "CNN",
     "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
@@ -73,12 +74,23 @@ def as_grids(names: Sequence[str]) -> tuple[list[Grid], list[str]]:
     """Metrics as grids of two rows and two columns or more, and those that are in none.
 
     Every name is cut in two where the part that it shares with most others ends: its beginning or
-    its end, whichever makes the fuller grids.
+    its end, whichever makes the fuller grids. Rows whose numbers do not compare with the others'
+    are in a grid of their own.
     """
     options = [_grids(_cut(names, by)) for by in (_beginnings, _ends)]
     grids = max(options, key=lambda found: sum(len(grid.names) * grid.fill for grid in found))
     gathered = {name for grid in grids for name in grid.names.values()}
-    return grids, [name for name in names if name not in gathered]
+    return list(_apart(grids)), [name for name in names if name not in gathered]
+
+
+def _apart(grids: list[Grid]) -> Iterator[Grid]:
+    """Grids without relaxed variants, each followed by that of its relaxed variants."""
+    for grid in grids:
+        for relaxed in (False, True):
+            names = {k: v for k, v in grid.names.items() if k[0].endswith(RELAXED) is relaxed}
+            if names:
+                columns = tuple(c for c in grid.columns if any(k[1] == c for k in names))
+                yield Grid(columns, tuple(dict.fromkeys(row for row, _ in names)), names)
 
 
 Cut = tuple[str, str]  # quantity, variant

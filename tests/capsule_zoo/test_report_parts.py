@@ -59,7 +59,7 @@ def test_durations():
     assert {seconds: duration(seconds) for seconds in times} == times
 
 
-WORDS = st.sampled_from(["elbo", "iwae", "normal", "delta", "5"])
+WORDS = st.sampled_from(["elbo", "iwae", "normal", "relaxed", "5"])
 QUANTITIES, VARIANTS = ("elbo", "iwae_100", "seconds_per_image"), ("normal", "free_form_normal")
 
 
@@ -71,6 +71,14 @@ def test_quantities_under_variants_are_a_grid(pattern):
     sides = {grid.columns, grid.rows}
     assert sides == {QUANTITIES, VARIANTS}
     assert sorted(grid.names.values()) == sorted(names)
+
+
+def test_bounds_on_the_relaxed_model_stand_apart():
+    rows = ("normal", "delta", "normal_relaxed", "auto_relaxed")
+    names = [f"{q}_{row}" for row in rows for q in QUANTITIES] + ["map_delta"]
+    grids, rest = as_grids(names)
+    assert [grid.rows for grid in grids] == [rows[:2], rows[2:]] and rest == []
+    assert [grid.columns for grid in grids] == [(*QUANTITIES, "map"), QUANTITIES]
 
 
 def test_metrics_that_share_too_little_are_a_list():
