@@ -24,8 +24,10 @@ from capsule_zoo.inference.classification import error_rate
 from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.registry import Entry, describe
 
-FIELDS = ("entry", "sizes", "guide", "what", "data", "split", "seed", "training")
-FIELDS += ("headline", "checks", "records")
+FIELDS = (
+    *("entry", "sizes", "guide", "what", "data", "split", "seed", "training"),
+    *("headline", "checks", "records"),
+)
 
 
 class Headline(TypedDict):
@@ -46,7 +48,8 @@ class Headline(TypedDict):
 def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
     """Measure an entry on images and, for a classifier, their labels."""
     if isinstance(entry.model, Classifier):
-        return Headline(metric="error_rate", **error_rate(entry.model, split)._asdict())
+        rate = error_rate(entry.model, split)
+        return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
     latents = infer(entry.guide, split.images, seed=seed)
     painted = mean_images(entry.model, len(split), latents, seed=seed)
     error = (painted - split.images).square().sum((1, 2, 3)).double()

@@ -196,6 +196,7 @@ def browser():
 
 def visit(browser, page: Page, width: int, place: str = "") -> None:
     browser.get("about:blank")
+    browser.get_log("browser")  # what an earlier page said
     metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width == PHONE}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.get(page.path.as_uri() + place)

@@ -55,7 +55,7 @@ def test_names_in_words():
 
 
 def test_durations():
-    times = {5.0: "5 seconds", 233.0: "3.9 minutes", 1353.0: "23 minutes", 5400.0: "1.5 hours"}
+    times = {75.0: "75 seconds", 233.0: "3.9 minutes", 1353.0: "23 minutes", 5400.0: "1.5 hours"}
     assert {seconds: duration(seconds) for seconds in times} == times
 
 
@@ -71,6 +71,12 @@ def test_quantities_under_variants_are_a_grid(pattern):
     sides = {grid.columns, grid.rows}
     assert sides == {QUANTITIES, VARIANTS}
     assert sorted(grid.names.values()) == sorted(names)
+
+
+def test_names_are_cut_where_the_grid_is_fullest():
+    quantities, data = ("probe", "probe_all", "squared_error"), ("fashion_mnist", "cifar10")
+    (grid,), rest = as_grids([f"{q}_{name}" for name in data for q in quantities])
+    assert (grid.columns, grid.rows, rest) == (quantities, data, [])
 
 
 def test_bounds_on_the_relaxed_model_stand_apart():
