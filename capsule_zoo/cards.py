@@ -1,7 +1,7 @@
 """Cards of trained weights: a number by which to know them, and the checks they have passed.
 
 >>> entry, card = load("part-whole-mnist"), read_recipe("part-whole-mnist")
->>> found = headline(entry, every(load_dataset("mnist").test, 300))
+>>> found = headline(entry, every(load_dataset("mnist").test, 1000))
 >>> agrees(found, card["headline"])
 
 The headline is cheap and the same for all entries of a kind, so that it can be measured again

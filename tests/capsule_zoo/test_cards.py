@@ -16,7 +16,7 @@ from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
 
 NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))
 MEGABYTES = 60
-SUBSET = 300  # images
+SUBSET = 1000  # images: a fifth off the headline is then more than five standard errors
 OFFLINE = ("digits", "toys3d")  # no file needed
 
 
@@ -70,7 +70,7 @@ def test_weights_load_by_name_and_are_finite(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_headline_holds_on_a_few_images(name):
     found, stated = measured_again(name, SUBSET)
-    assert found["n"] == SUBSET and agrees(found, stated), (found, stated)
+    assert found["n"] == min(SUBSET, stated["n"]) and agrees(found, stated), (found, stated)
 
 
 @pytest.mark.slow
