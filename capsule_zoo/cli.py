@@ -17,6 +17,7 @@ import typer
 
 from capsule_zoo.explore.notebook import explore
 from capsule_zoo import selfcheck
+from capsule_zoo.report import report
 
 app = typer.Typer(
     name="capsule-zoo",
@@ -96,9 +97,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Wall time.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images in a step.  [default: 128]")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images a step.  [default: 128]")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: entry's]")] = None,
     set_: Annotated[
         list[str] | None,
@@ -107,16 +106,12 @@ def train(
     guide: Annotated[
         str | None, typer.Option(help="One of the entry's guides.  [default: its own]")
     ] = None,
-    transform: Annotated[
-        str | None, typer.Option(help="Augment with rotate=DEGREES or shift=PIXELS.")
-    ] = None,
+    transform: Annotated[str | None, typer.Option(help="rotate=DEGREES or shift=PIXELS.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/ENTRY-DATA-SEED]")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's run.")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the folder's run.")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace its run.")] = False,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -300,6 +295,7 @@ def publish(
         list[str] | None,
         typer.Option(help="Experiment whose record goes on the card; may be repeated."),
     ] = None,
+    data_root: DataRoot = None,
 ) -> None:
     """Put a run's weights among the zoo's, with a card that says where they come from.
 
@@ -309,7 +305,7 @@ def publish(
     """
     from capsule_zoo import runs
 
-    path = runs.publish(run, name, record or [])
+    path = runs.publish(run, name, record or [], data_root)
     print(f"card written to {path}")
 
 
@@ -400,3 +396,4 @@ def _print_json(wanted: bool, found: dict) -> None:
 
 app.command()(explore)
 app.command("selfcheck")(selfcheck.command)
+app.command()(report)

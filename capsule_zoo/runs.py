@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyro
 from torch import Tensor
 
+from capsule_zoo.cards import examine
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import Comparison, Run, compare, evaluate, fit, summarize, widen
 from capsule_zoo.inference.ancestral import mean_images
@@ -228,18 +229,20 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
     return path
 
 
-def publish(source: str, name: str, experiments: list[str]) -> Path:
+def publish(source: str, name: str, experiments: list[str], data_root: Path | None = None) -> Path:
     """Put a run's weights and their card among the zoo's trained weights.
 
-    The card holds the recipe, the command that trained the run, versions, machine, and the metrics
-    of each experiment's record. Weights that were published before may be published again, with
-    more records.
+    The card holds the recipe, the command that trained the run, versions, machine, data and its
+    splits, the headline and the checks of `cards.examine`, and the metrics of each experiment's
+    record. Weights that were published before may be published again: the records on their card are
+    read again, and others added.
 
     Returns:
         The path of the card.
 
     Raises:
-        ValueError: neither a run nor trained weights, or an experiment without a record.
+        ValueError: neither a run nor trained weights, an experiment without a record, absent data,
+            or weights that fail a check.
     """
     made, folder = read_recipe(source), Path(source)
     training = made.get("training")
@@ -249,11 +252,13 @@ def publish(source: str, name: str, experiments: list[str]) -> Path:
         metrics = json.loads((folder / "metrics.json").read_text())
         training = {"command": f"{command} {limits}".strip(), "versions": versions()}
         training |= {"machine": machine(), **metrics}
-    records = {experiment: read_record(experiment) for experiment in experiments}
+    shown = dict.fromkeys([*made.get("records", {}), *experiments])
+    records = {experiment: read_record(experiment) for experiment in shown}
+    entry, data, _ = open_run(source, data_root=data_root)
     card = {"data": made["data"], "seed": made["seed"], "training": training}
-    shown = ("command", "metrics")
-    card["records"] = {e: {key: r[key] for key in shown} for e, r in records.items()}
-    return save_weights(load(source), name, plain(card))
+    card |= examine(entry, data)
+    card["records"] = {e: {k: r[k] for k in ("command", "metrics")} for e, r in records.items()}
+    return save_weights(entry, name, plain(card))
 
 
 def note(folder: Path, key: str, found: dict) -> None:

@@ -70,14 +70,14 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("*.whl"))
 
 
-def test_the_wheel_holds_every_module_and_weight(wheel):
+def test_the_wheel_holds_every_module_and_data_file(wheel):
     folders = package_folders()
     held = set(zipfile.ZipFile(wheel).namelist())
     missing = []
     for name, top in folders.items():
         if name.count(".") > 1:
             continue  # lies inside another package's folder
-        for suffix in ("py", "js", "safetensors", "json"):
+        for suffix in ("py", "safetensors", "json", "html", "css", "js"):
             for file in top.rglob(f"*.{suffix}"):
                 inside = Path(*name.split("."), file.relative_to(top)).as_posix()
                 if inside not in held:

@@ -1,11 +1,13 @@
 """Published weights: found by name, equal to the run's, with a card made from records."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 
 from capsule_zoo import registry, runs
+from capsule_zoo.cards import FIELDS
 from capsule_zoo.cli import main
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_sizes
@@ -30,17 +32,25 @@ def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
     assert card["training"]["command"].startswith("capsule-zoo train part-whole --data digits")
     assert card["training"]["command"].endswith("--steps 2") and card["training"]["steps"] == 2
     assert card["records"] == {} and str(tmp_path) not in path.read_text()
+    assert set(FIELDS) <= card.keys() and len(card["checks"]) == 3
+    assert card["split"] == {"train": 1197, "validation": 200, "test": 400}
+    assert card["headline"]["on"] == "digits/test" and card["headline"]["n"] == 400
 
 
 def test_records_are_put_on_the_card_later(run):
+    note = partial(write_record, command="c", seed=0, data="d", seconds=1.0)
     runs.publish(run, "mine", [])
     before = load("mine").model.state_dict()
     metric = {"value": 0.5, "se": 0.1, "n": 25}
-    write_record("part-whole/toy", {"accuracy": metric}, command="c", seed=0, data="d", seconds=1.0)
+    note("part-whole/toy", {"accuracy": metric})
     runs.publish("mine", "mine", ["part-whole/toy"])
     card = json.loads((registry.WEIGHTS / "mine.json").read_text())
     assert card["records"]["part-whole/toy"]["metrics"] == {"accuracy": metric}
     assert card["training"]["steps"] == 2
+    note("part-whole/toy", {"accuracy": {**metric, "value": 0.75}})
+    runs.publish("mine", "mine", [])  # the records on the card are read again
+    card = json.loads((registry.WEIGHTS / "mine.json").read_text())
+    assert card["records"]["part-whole/toy"]["metrics"]["accuracy"]["value"] == 0.75
     assert all(torch.equal(v, before[k]) for k, v in load("mine").model.state_dict().items())
 
 

@@ -1,0 +1,55 @@
+"""The page itself: what was gathered, in the template `page.html`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from capsule_zoo import __version__
+from capsule_zoo.inference.checkpoint import write_whole
+from capsule_zoo.report.gallery import Gallery, gather
+from capsule_zoo.report.tables import duration, in_words, rounded
+
+
+def write_page(path: str | Path, folder: str | Path) -> Path:
+    """Write the report on the records in a folder, whole or not at all.
+
+    Raises:
+        ValueError: there are no records in the folder, or a file that is none.
+    """
+    path = Path(path)
+    write_whole(path, render(gather(Path(folder).resolve())).encode())
+    return path
+
+
+def render(gallery: Gallery) -> str:
+    """The page as HTML."""
+    environment = Environment(
+        loader=PackageLoader("capsule_zoo.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "words": in_words,
+        "rounded": rounded,
+        "duration": duration,
+        "marked": marked,
+        "linked": linked,
+    }
+    return environment.get_template("page.html").render(zoo=gallery, version=__version__)
+
+
+def marked(text: str) -> Markup:
+    """Text in which what stands between backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def linked(text: str) -> Markup:
+    """References in which arXiv's numbers are links."""
+    link = r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>'
+    return Markup(re.sub(r"arXiv (\d{4}\.\d{5})", link, str(marked(text))))

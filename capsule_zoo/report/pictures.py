@@ -1,0 +1,48 @@
+"""Pictures small enough to lie inside a page: recompressed, and written out as data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+WIDTH = 1000  # pixels, at most
+QUALITY = 80
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that needs no file beside it.
+
+    Attributes:
+        uri: the image itself, as WebP.
+        width, height: in pixels, so that the page keeps room for it.
+        words: what it shows.
+    """
+
+    uri: str
+    width: int
+    height: int
+    words: str
+
+    @property
+    def is_wide(self) -> bool:
+        """Too wide to be read at the width of a phone."""
+        return self.width > 2 * self.height
+
+
+def picture(path: Path, words: str) -> Picture:
+    """A PNG file as a picture of moderate width."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if image.width > WIDTH:
+        size = WIDTH, round(image.height * WIDTH / image.width)
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "webp", quality=QUALITY, method=6)
+    code = base64.b64encode(buffer.getvalue()).decode()
+    return Picture(f"data:image/webp;base64,{code}", image.width, image.height, words)

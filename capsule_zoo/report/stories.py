@@ -1,0 +1,89 @@
+"""A model's story, read off the docstring of its module, so that there is one text of it.
+
+Every module of `capsule_zoo.models` opens in the same way: a line with the name and what it is
+about, the story, the generative process in pseudo-code, what else there is to say, the references.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from itertools import groupby
+
+
+@dataclass(frozen=True)
+class Block:
+    """A paragraph, or lines of code with their indentation."""
+
+    text: str
+    is_code: bool
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a model's module says of it.
+
+    Attributes:
+        title, subtitle: its name, and what it is about.
+        told: up to the first block of pseudo-code, which is the generative process or the energy.
+        more: what follows.
+        references: as one paragraph.
+    """
+
+    title: str
+    subtitle: str
+    told: tuple[Block, ...]
+    more: tuple[Block, ...]
+    references: str
+
+
+def read_story(docstring: str | None) -> Story:
+    """The parts of a module's docstring."""
+    first, _, rest = inspect.cleandoc(docstring or "").partition("\n")
+    title, _, subtitle = first.partition(": ")
+    body, _, references = rest.partition("\nReferences:\n")
+    blocks = tuple(_blocks(body.replace("\nStory. ", "\n", 1)))
+    codes = [i for i, block in enumerate(blocks) if block.is_code]
+    end = codes[0] + 1 if codes else len(blocks)
+    return Story(
+        title.rstrip("."),
+        subtitle[:1].upper() + subtitle[1:],
+        blocks[:end],
+        blocks[end:],
+        " ".join(references.split()),
+    )
+
+
+def first_line(docstring: str | None) -> str:
+    """What a function or class is, in the first line of its docstring."""
+    return inspect.cleandoc(docstring or "").partition("\n")[0]
+
+
+def remainder(docstring: str | None) -> list[str]:
+    """The paragraphs after the first line, without arguments and errors."""
+    _, _, rest = inspect.cleandoc(docstring or "").partition("\n")
+    text = re.split(r"^(?:Args|Returns|Raises):$", rest, flags=re.MULTILINE)[0]
+    return [block.text for block in _blocks(text) if not block.is_code]
+
+
+def _blocks(text: str) -> list[Block]:
+    """Paragraphs and pieces of code, which are indented; blank lines part paragraphs."""
+    found = []
+    lines = text.strip("\n").splitlines()
+    for is_code, group in groupby(_kinds(lines), key=lambda pair: pair[0]):
+        part = "\n".join(line for _, line in group)
+        if is_code:
+            found.append(Block(inspect.cleandoc(f"\n{part}").strip("\n"), True))
+        else:
+            found += [Block(" ".join(p.split()), False) for p in part.split("\n\n") if p.strip()]
+    return found
+
+
+def _kinds(lines: list[str]) -> list[tuple[bool, str]]:
+    """Each line with whether it is code; a blank one is what the line before it is."""
+    kinds, is_code = [], False
+    for line in lines:
+        is_code = line.startswith("    ") if line.strip() else is_code
+        kinds.append((is_code, line))
+    return kinds

@@ -1,0 +1,120 @@
+"""Trained weights: each has a card, loads by name, and still does what its card says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+
+import pytest
+import torch
+
+from capsule_zoo.cards import FIELDS, agrees, every, examine, headline
+from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.data.sources import MissingData
+from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
+
+NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))
+MEGABYTES = 60
+SUBSET = 1000  # images: a fifth off the headline is then more than five standard errors
+OFFLINE = ("digits", "toys3d")  # no file needed
+
+
+@functools.cache
+def data_for(name: str, size: tuple[int, int]) -> Dataset:
+    """The data set of a card; the test is skipped where its files are not at hand."""
+    if name not in OFFLINE and not os.environ.get("CAPSULE_ZOO_DATA"):
+        pytest.skip(f"CAPSULE_ZOO_DATA is not set, so there is no {name} to test with")
+    try:
+        return load_dataset(name, size=size)
+    except MissingData as missing:
+        pytest.skip(str(missing))
+
+
+def measured_again(name: str, number: int | None):
+    """An entry's headline on so many test images, or on all, and what its card says."""
+    entry, card = load(name), read_recipe(name)
+    split = data_for(card["data"], tuple(entry.model.image_shape[1:])).test
+    return headline(entry, split if number is None else every(split, number)), card["headline"]
+
+
+def test_every_file_of_weights_has_a_card_and_every_card_its_weights():
+    assert {path.stem for path in WEIGHTS.glob("*.safetensors")} == set(NAMES)
+
+
+def test_all_weights_together_are_light():
+    sizes = {path.name: path.stat().st_size / 1e6 for path in WEIGHTS.iterdir()}
+    assert sum(sizes.values()) < MEGABYTES, sizes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_says_where_its_weights_come_from(name):
+    card = json.loads((WEIGHTS / f"{name}.json").read_text())
+    assert [field for field in FIELDS if not card.get(field) and card.get(field) != 0] == []
+    training = card["training"]
+    assert training["command"].startswith("capsule-zoo ") and training["seconds"] > 0
+    assert "core" in training["machine"] and {"torch", "capsule-zoo"} <= training["versions"].keys()
+    metrics = [m for record in card["records"].values() for m in record["metrics"].values()]
+    assert all(m.keys() == {"value", "se", "n"} for m in metrics)
+    assert card["headline"]["n"] == card["split"]["test"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_load_by_name_and_are_finite(name):
+    entry, card = load(name), read_recipe(name)
+    assert entry.name == card["entry"] and entry.default_guide == card["guide"]
+    for module in (entry.model, entry.guide):
+        assert all(torch.isfinite(weights).all() for weights in module.state_dict().values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_headline_holds_on_a_few_images(name):
+    found, stated = measured_again(name, SUBSET)
+    assert found["n"] == min(SUBSET, stated["n"]) and agrees(found, stated), (found, stated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_headline_holds_on_all_images(name):
+    found, stated = measured_again(name, None)
+    assert found["n"] == stated["n"] and agrees(found, stated), (found, stated)
+
+
+def toy_split(shape: tuple[int, int, int], number: int = 8) -> Split:
+    images = torch.rand(number, *shape, generator=torch.Generator().manual_seed(1))
+    return Split(images, torch.arange(number) % 2, "toy/test")
+
+
+@pytest.mark.parametrize("name", ["part-whole", "vae", "capsule-rbm", "generative-capsnet", "cnn"])
+def test_a_headline_is_a_mean_over_images_with_its_standard_error(name):
+    entry = create(name, **small_sizes(name))
+    split = toy_split(entry.model.image_shape)
+    found = headline(entry, split)
+    assert found == headline(entry, split) and found["n"] == 8
+    limit = 1.0 if found["metric"] == "error_rate" else split.images[0].numel()
+    assert 0 <= found["value"] <= limit and 0 <= found["se"] < found["value"]
+    assert found["metric"] == ("error_rate" if name == "cnn" else "squared_error")
+
+
+def test_headlines_agree_within_so_many_standard_errors():
+    stated = {"metric": "squared_error", "value": 10.0, "se": 0.3, "n": 100}
+    for value, expected in ((12.4, True), (12.6, False), (7.6, True), (7.4, False)):
+        assert agrees({**stated, "value": value, "se": 0.4}, stated) is expected
+    assert not agrees({**stated, "metric": "error_rate"}, stated)
+
+
+def test_chosen_images_are_spread_evenly_and_as_many_as_asked():
+    split = toy_split((1, 2, 2), 1000)
+    assert len(every(split, 300)) == 300 and len(every(split, 2000)) == 1000
+    assert torch.equal(every(split, 4).images, split.images[::250])
+
+
+def test_weights_that_are_not_finite_are_refused():
+    entry = create("vae", **small_sizes("vae"))
+    split = toy_split(entry.model.image_shape)
+    data = Dataset("toy", split, split, split)
+    assert examine(entry, data)["split"] == {"train": 8, "validation": 8, "test": 8}
+    with torch.no_grad():
+        next(entry.guide.parameters()).view(-1)[0] = float("nan")
+    with pytest.raises(ValueError, match=r"guide weight .* is not finite"):
+        examine(entry, data)

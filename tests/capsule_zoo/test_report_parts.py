@@ -1,0 +1,154 @@
+"""What the report is made with: rounding, metrics as tables, stories of docstrings, pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sys
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from PIL import Image
+
+from capsule_zoo import models
+from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.report.pictures import WIDTH, picture
+from capsule_zoo.report.stories import Block, read_story, remainder
+from capsule_zoo.report.tables import as_grids, duration, in_words, rounded
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", "").replace("\N{MINUS SIGN}", "-"))
+
+
+@pytest.mark.parametrize(
+    ("value", "se", "shown"),
+    [
+        (363.0698, 2.7583, ("363.1", "2.8")),
+        (0.9572, 0.0020240, ("0.9572", "0.0020")),
+        (-86.345, 0.0996, ("\N{MINUS SIGN}86.34", "0.10")),
+        (1.0, 0.00998, ("1.000", "0.010")),
+        (12345.6, 261.0, ("12,350", "260")),
+        (8512.0, None, ("8,512", "")),
+        (6.564753, None, ("6.565", "")),
+        (0.0, None, ("0", "")),
+        (99.99996, None, ("100.0", "")),
+        (0.5, 0.0, ("0.5000", "")),
+    ],
+)
+def test_numbers_are_rounded_to_two_digits_of_their_error(value, se, shown):
+    assert rounded(value, se) == shown
+
+
+@settings(deadline=None)
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e5))
+def test_rounding_changes_a_number_by_less_than_a_twentieth_of_its_error(value, se):
+    shown, error = map(number, rounded(value, se))
+    assert abs(shown - value) <= 0.0501 * se + 1e-9 and abs(error - se) <= 0.0501 * se
+
+
+def test_names_in_words():
+    assert in_words("iwae_100_low_rank") == "IWAE-100 low rank"
+    assert in_words("log_likelihood_raise") == "log likelihood (reverse AIS)"
+    assert in_words("mapped_elbow") == "mapped elbow"
+
+
+def test_durations():
+    times = {75.0: "75 seconds", 233.0: "3.9 minutes", 1353.0: "23 minutes", 5400.0: "1.5 hours"}
+    assert {seconds: duration(seconds) for seconds in times} == times
+
+
+WORDS = st.sampled_from(["elbo", "iwae", "normal", "relaxed", "5"])
+QUANTITIES, VARIANTS = ("elbo", "iwae_100", "seconds_per_image"), ("normal", "free_form_normal")
+
+
+@pytest.mark.parametrize("pattern", ["{quantity}_{variant}", "{variant}_{quantity}"])
+def test_quantities_under_variants_are_a_grid(pattern):
+    names = [pattern.format(quantity=q, variant=v) for v in VARIANTS for q in QUANTITIES]
+    (grid,), rest = as_grids([*names, "steps"])
+    assert rest == ["steps"] and grid.fill == 1
+    sides = {grid.columns, grid.rows}
+    assert sides == {QUANTITIES, VARIANTS}
+    assert sorted(grid.names.values()) == sorted(names)
+
+
+def test_names_are_cut_where_the_grid_is_fullest():
+    quantities, data = ("probe", "probe_all", "squared_error"), ("fashion_mnist", "cifar10")
+    (grid,), rest = as_grids([f"{q}_{name}" for name in data for q in quantities])
+    assert (grid.columns, grid.rows, rest) == (quantities, data, [])
+
+
+def test_bounds_on_the_relaxed_model_stand_apart():
+    rows = ("normal", "delta", "normal_relaxed", "auto_relaxed")
+    names = [f"{q}_{row}" for row in rows for q in QUANTITIES] + ["map_delta"]
+    grids, rest = as_grids(names)
+    assert [grid.rows for grid in grids] == [rows[:2], rows[2:]] and rest == []
+    assert [grid.columns for grid in grids] == [(*QUANTITIES, "map"), QUANTITIES]
+
+
+def test_metrics_that_share_too_little_are_a_list():
+    names = ["probe", "probe_pose", "squared_error_upright", "model_parameters"]
+    assert as_grids(names) == ([], names)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.lists(WORDS, min_size=1, max_size=4).map("_".join), unique=True, max_size=15))
+def test_every_metric_is_shown_once(names):
+    grids, rest = as_grids(names)
+    gathered = [name for grid in grids for name in grid.names.values()]
+    assert sorted(gathered + rest) == sorted(names)
+    for grid in grids:
+        for (row, column), name in grid.names.items():
+            assert name == f"{column}_{row}"
+
+
+DOCSTRING = """Toys: small things.
+
+Story. A toy is drawn,
+and painted.
+
+    z ~ Normal(0, I)        # (B, 2)
+
+    image ~ Normal(f(z))
+
+It is `plain`.
+
+References:
+    Somebody 2020, "Toys"
+    (arXiv 2001.00001).
+"""
+
+
+def test_a_story_is_told_up_to_its_process():
+    story = read_story(DOCSTRING)
+    assert (story.title, story.subtitle) == ("Toys", "Small things.")
+    assert story.told == (
+        Block("A toy is drawn, and painted.", False),
+        Block("z ~ Normal(0, I)        # (B, 2)\n\nimage ~ Normal(f(z))", True),
+    )
+    assert story.more == (Block("It is `plain`.", False),)
+    assert story.references == 'Somebody 2020, "Toys" (arXiv 2001.00001).'
+    assert remainder("First.\n\nMore\nof it.\n\nRaises:\n    ValueError: no.\n") == ["More of it."]
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_model_has_a_story_with_its_process(name):
+    module = type(create(name, **small_sizes(name)).model).__module__
+    assert module.startswith(models.__name__)
+    story = read_story(sys.modules[module].__doc__)
+    assert story.title and story.subtitle and story.references
+    assert not story.told[0].is_code and len(story.told[0].text) > 80
+    assert story.told[-1].is_code and "~" in "".join(b.text for b in story.told + story.more)
+
+
+def test_a_picture_is_made_light_and_keeps_its_shape(tmp_path):
+    image = Image.linear_gradient("L").resize((2000, 500)).convert("RGBA")
+    image.putalpha(0)
+    image.save(tmp_path / "toy.png")
+    found = picture(tmp_path / "toy.png", "a toy")
+    head, _, code = found.uri.partition(",")
+    shown = Image.open(io.BytesIO(base64.b64decode(code)))
+    assert head == "data:image/webp;base64" and shown.format == "WEBP"
+    assert shown.size == (found.width, found.height) == (WIDTH, WIDTH // 4) and found.is_wide
+    assert min(low for low, _ in shown.convert("RGB").getextrema()) > 250  # transparent is white
