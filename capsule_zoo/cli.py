@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from capsule_zoo.explore.notebook import explore
 from capsule_zoo import selfcheck
+from capsule_zoo.explore.notebook import explore
 from capsule_zoo.report import report
 
 app = typer.Typer(
