@@ -1,11 +1,13 @@
 """Run folders: what `capsule-zoo train` writes, and what the other commands read and add to.
 
-config.json               how to make the entry and the run again
-model.safetensors         the trained weights, and guide.safetensors beside them
-history.csv               one row a step
-metrics.json              what training, evaluation and comparison found
-checkpoint.safetensors    for `--resume`
-*.png                     the entry's figures
+A folder holds
+
+    config.json               how to make the entry and the run again
+    model.safetensors         the trained weights, and guide.safetensors beside them
+    history.csv               one row a step
+    metrics.json              what training, evaluation and comparison found
+    checkpoint.safetensors    for `--resume`
+    *.png                     the entry's figures
 """
 
 from __future__ import annotations
