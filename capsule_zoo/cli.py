@@ -80,7 +80,7 @@ def list_entries(
     if not found:
         raise ValueError(f"no entry matches {pattern!r}; there are {list_models()}")
     for name, words in found.items():
-        print(f"{name:24}{words}")
+        print(f"{name:{max(map(len, found))}}  {words}")
     _print_json(as_json, found)
 
 
