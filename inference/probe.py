@@ -134,7 +134,7 @@ def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeli
     Args, Raises: as `linear_probe`.
     """
     _check_lengths("train", train, labels)
-    probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=500))
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=2000))
     return probe.fit(train, labels.numpy())
 
 
