@@ -20,6 +20,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.pretrain import pretrain
 from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
+from capsule_zoo.inference.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.train import fit
 from capsule_zoo.inference.transformations import (
     Requested,
@@ -42,6 +43,7 @@ __all__ = [
     "Requested",
     "ReweightedWakeSleep",
     "Run",
+    "ScoreFunctionELBO",
     "SemiAmortized",
     "Transformations",
     "WakeSleep",

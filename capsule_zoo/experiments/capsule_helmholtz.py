@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyro.infer import Trace_ELBO
-
 from capsule_zoo.data import Binarize, Dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import (
@@ -17,7 +15,14 @@ from capsule_zoo.experiments.energy import (
     standard_fashion,
 )
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import ReweightedWakeSleep, WakeSleep, compare, evaluate, summarize
+from capsule_zoo.inference import (
+    ReweightedWakeSleep,
+    ScoreFunctionELBO,
+    WakeSleep,
+    compare,
+    evaluate,
+    summarize,
+)
 from capsule_zoo.registry import Entry, create
 
 PARTICLES = 1000
@@ -48,7 +53,7 @@ def objectives(options: Options) -> Result:
     rows = {
         "wake_sleep": WakeSleep(),
         "reweighted": ReweightedWakeSleep(5),
-        "elbo": Trace_ELBO(),
+        "elbo": ScoreFunctionELBO(5),
     }
     pairs: dict[str, tuple] = {}
     for name, objective in rows.items():

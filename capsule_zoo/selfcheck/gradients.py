@@ -22,6 +22,7 @@ from capsule_zoo.guides import (
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import (
     ReweightedWakeSleep,
+    ScoreFunctionELBO,
     WakeSleep,
     loss_per_image,
 )
@@ -78,26 +79,33 @@ def helmholtz(
     return model, randomised(RecognitionMachine(model), scale), binary(1, 1, 3)
 
 
-@check("gradient_elbo_discrete", of=[Trace_ELBO], capsules=(1, 1))
+@check(
+    "gradient_elbo_score_function",
+    of=[ScoreFunctionELBO],
+    objective=ScoreFunctionELBO(2),
+    capsules=(1, 3),
+)
+@check("gradient_elbo_discrete", of=[Trace_ELBO], objective=Trace_ELBO(), capsules=(1, 1))
 @check(
     "gradient_elbo_across_plates",
     of=[Trace_ELBO],
+    objective=Trace_ELBO(),
     capsules=(1, 3),
     scale=1.0,
     copies=4 * COPIES,
     share=0.25,
     approximate=True,
 )
-def elbo_discrete(number: int, copies: int = COPIES, **sizes: Any) -> Outcome:
-    """Pyro's score function estimator, for binary latents.
+def elbo_discrete(number: int, objective: ELBO, copies: int = COPIES, **sizes: Any) -> Outcome:
+    """Score function estimators, for binary latents.
 
-    It takes the capsules of one plate for independent given what lies outside. In recognition what
-    lies outside is drawn from all of them, so that with two capsules or more it is biased.
+    Pyro's takes the capsules of one plate for independent given what lies outside. In recognition
+    what lies outside is drawn from all of them, so that with two capsules or more it is biased.
     """
     model, guide, images = helmholtz(**sizes)
     images = images[1:4]
     _, log_p, log_q = listed(model, guide, images)
-    found = estimates(Trace_ELBO(), model, guide, images, copies)
+    found = estimates(objective, model, guide, images, copies)
     return slopes_agree(found, negative_elbo(log_p, log_q), (model, guide), number)
 
 

@@ -152,7 +152,14 @@ BROKEN: dict[str, tuple[Patch, set[str]]] = {
         replace(gradients, "loss_per_image", lambda original, *a: 0.8 * original(*a)),
         {
             f"gradient_elbo_{kind}"
-            for kind in ("discrete", "normal", "analytic", "relaxed", "parents_summed")
+            for kind in [
+                "score_function",
+                "discrete",
+                "normal",
+                "analytic",
+                "relaxed",
+                "parents_summed",
+            ]
         },
     ),
 }

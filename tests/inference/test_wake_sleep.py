@@ -6,13 +6,14 @@ import pyro
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import SVI
 from pyro.poutine import Trace
 from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import (
     ReweightedWakeSleep,
+    ScoreFunctionELBO,
     WakeSleep,
     compare,
     evaluate,
@@ -182,7 +183,7 @@ def test_three_objectives_train_one_pair_and_stand_in_one_table():
     objectives = {
         "wake-sleep": WakeSleep(),
         "reweighted": ReweightedWakeSleep(3),
-        "elbo": Trace_ELBO(),
+        "elbo": ScoreFunctionELBO(3),
     }
     for name, objective in objectives.items():
         torch.manual_seed(0)
@@ -244,6 +245,8 @@ def test_draws_are_constants_even_where_they_could_be_reparametrised():
 def test_bad_options_are_refused_by_name():
     with pytest.raises(ValueError, match="num_particles must be at least 1"):
         ReweightedWakeSleep(0)
+    with pytest.raises(ValueError, match="num_particles must be at least 2"):
+        ScoreFunctionELBO(1)
     with pytest.raises(ValueError, match="sleep must be from 0 to 1, not -1"):
         ReweightedWakeSleep(sleep=-1)
     toy = Conjugate()
