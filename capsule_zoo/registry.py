@@ -131,12 +131,12 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def describe(name: str) -> str:
     """What a registered entry is, in the first line of its factory's docstring."""
-    return (_factory(name).__doc__ or "").strip().partition("\n")[0]
+    return (factory_of(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def small_sizes(name: str) -> dict:
     """Sizes for `create` at which a registered entry is made and run in a blink."""
-    _factory(name)
+    factory_of(name)
     return dict(_small[name])
 
 
@@ -150,7 +150,7 @@ def create(name: str, **sizes: object) -> Entry:
     Raises:
         ValueError: unknown name (with the nearest ones), or a size that the factory refuses.
     """
-    factory = _factory(name)
+    factory = factory_of(name)
     try:
         entry = factory(**sizes)
     except TypeError as error:
@@ -260,7 +260,8 @@ def _write_json(path: Path, content: dict) -> None:
     write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-def _factory(name: str) -> Callable[..., Entry]:
+def factory_of(name: str) -> Callable[..., Entry]:
+    """The function that a registered entry is made by; ValueError for an unknown name."""
     known = list_models()
     if name not in known:
         raise ValueError(unknown("entry", name, known))

@@ -63,7 +63,7 @@ def fill(text: str, root: str = "../") -> str:
 def entry(name: str) -> str:
     """A registered entry: how it is made, and what it consists of."""
     made = registry.create(name, **registry.small_sizes(name))
-    factory = registry._factory(name)
+    factory = registry.factory_of(name)
     return "\n".join(
         [
             f"### `{name}`",

@@ -30,6 +30,7 @@ from capsule_zoo.models.exponential_family import BernoulliUnits, GaussianUnits,
 
 Values = Mapping[str, Tensor]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+GAUSSIANS: dict[str, Any] = dict(visible_family="gaussian", hidden_family="gaussian")
 DRAWS = 31  # from the posterior for each draw from the prior
 
 

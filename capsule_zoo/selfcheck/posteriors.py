@@ -29,6 +29,7 @@ from capsule_zoo.models import (
 from capsule_zoo.models.matrix_capsules import SpreadLabels
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
+    GAUSSIANS,
     at,
     calibrated,
     chain_machine,
@@ -38,14 +39,12 @@ from capsule_zoo.selfcheck.machines import (
     randomised,
 )
 
-_GAUSSIANS: dict[str, Any] = dict(visible_family="gaussian", hidden_family="gaussian")
-
 
 @check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)
 @check("sbc_exact_switches", of=[ExactSwitches])
 @check("sbc_exact_switches_gaussian", of=[ExactSwitches], hidden_family="gaussian")
 @check("sbc_exact_switches_poisson", of=[ExactSwitches], hidden_family="poisson")
-@check("sbc_exact_switches_spike_slab", of=[ExactSwitches], **_GAUSSIANS)
+@check("sbc_exact_switches_spike_slab", of=[ExactSwitches], **GAUSSIANS)
 def exact_switches(number: int, **options: Any) -> Outcome:
     """The closed-form posterior of a capsule RBM, under draws of its enumerated joint law."""
     model = energy_machine(**options)

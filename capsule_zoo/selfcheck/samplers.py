@@ -21,6 +21,7 @@ from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWho
 from capsule_zoo.models.capsule_layer import CapsuleState
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
+    GAUSSIANS,
     chain_machine,
     energy_machine,
     exact_draws,
@@ -32,7 +33,6 @@ from capsule_zoo.selfcheck.posteriors import recognition_after
 
 SWEEPS = 8
 BETAS = (1.0, 0.6, 0.2)
-_GAUSSIANS: dict[str, Any] = dict(visible_family="gaussian", hidden_family="gaussian")
 
 
 def moments(*blocks: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def of_joint(values: dict, images: Tensor) -> Tensor:
 @check("geweke_gibbs_capsule_rbm", of=[CapsuleRBM])
 @check("geweke_gibbs_gaussian", of=[CapsuleRBM], hidden_family="gaussian")
 @check("geweke_gibbs_poisson", of=[CapsuleRBM], hidden_family="poisson")
-@check("geweke_gibbs_spike_slab", of=[CapsuleRBM], **_GAUSSIANS)
+@check("geweke_gibbs_spike_slab", of=[CapsuleRBM], **GAUSSIANS)
 def block_gibbs(number: int, **options: Any) -> Outcome:
     """x -> (z, h) -> x, for every family of units."""
     model = energy_machine(scale=0.6, **options)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import generative_capsnet
-
+def benchmark(load_benchmark, monkeypatch):
+    generative_capsnet = load_benchmark("generative_capsnet")
     monkeypatch.setattr(generative_capsnet, "BATCH", 2)
-    yield generative_capsnet
-    sys.modules.pop("generative_capsnet")
+    return generative_capsnet
 
 
 def test_both_splats_agree_and_all_contestants_run(benchmark):

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def harness(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import harness
-
-    return harness
+def harness(load_benchmark):
+    return load_benchmark("harness")
 
 
 def light_and_heavy():

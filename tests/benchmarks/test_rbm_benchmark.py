@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def rbm(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import rbm
-
-    yield rbm
-    sys.modules.pop("rbm")
+def rbm(load_benchmark):
+    return load_benchmark("rbm")
 
 
 def test_ours_has_the_textbooks_gradient_and_all_contestants_run(rbm):

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import recurrent_capsules
-
+def benchmark(load_benchmark, monkeypatch):
+    recurrent_capsules = load_benchmark("recurrent_capsules")
     monkeypatch.setattr(recurrent_capsules, "keep_memory", lambda: True)  # of the whole process
     monkeypatch.setattr(recurrent_capsules, "BATCH", 2)
     for _, sizes in recurrent_capsules.VARIANTS.values():
         monkeypatch.setitem(sizes, "steps", 3)
         monkeypatch.setitem(sizes, "units", 8)
-    yield recurrent_capsules
-    sys.modules.pop("recurrent_capsules")
+    return recurrent_capsules
 
 
 def test_draw_by_hand_is_the_zoos_and_all_contestants_run(benchmark):

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def routing(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import routing
-
+def routing(load_benchmark, monkeypatch):
+    routing = load_benchmark("routing")
     monkeypatch.setattr(routing, "keep_memory", lambda: True)  # of the whole process
     monkeypatch.setattr(routing, "BATCH", {"small": 1, "full": 1})
     tiny = dict(features=4, capsules=(2, 3, 2))
     monkeypatch.setattr(routing, "PRESETS", {"small": tiny, "full": tiny})
-    yield routing
-    sys.modules.pop("routing")
+    return routing
 
 
 def test_ours_is_the_textbook_to_the_last_digits_and_all_contestants_run(routing):

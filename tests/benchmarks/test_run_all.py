@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,8 @@ record = dict(rest, command="do it", data="noise", metrics=metrics)
 
 
 @pytest.fixture
-def run_all(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import run_all
-
-    yield run_all
-    sys.modules.pop("run_all")
+def run_all(load_benchmark):
+    return load_benchmark("run_all")
 
 
 def test_every_number_of_the_page_is_that_of_its_record():

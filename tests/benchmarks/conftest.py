@@ -1,0 +1,28 @@
+"""Benchmarks are scripts that stand beside each other, not a package: tests import them by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def load_benchmark(monkeypatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a script of `benchmarks/` by its name, anew for every test."""
+    loaded: list[str] = []
+
+    def load(name: str) -> ModuleType:
+        loaded.append(name)
+        return import_module(name)
+
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield load
+    for name in loaded:
+        sys.modules.pop(name, None)
