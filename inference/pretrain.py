@@ -51,12 +51,7 @@ def pretrain(
             "their random start"
         )
     objective = settings.pop("objective", ContrastiveDivergence(persistent=True))
-    defaults = dict(
-        optimizer=torch.optim.SGD,
-        lr=0.05,
-        schedule="linear",
-        batch_size=100,
-    )
+    defaults = dict(optimizer=torch.optim.SGD, lr=0.05, schedule="linear", batch_size=100)
     runs = []
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
@@ -82,9 +77,8 @@ def _rbm_like(
     if below is None:
         visible = type(machine.visible).__name__.removesuffix("Units").lower()
     _, channels, height, width = images.shape
-    rbm = CapsuleRBM(
-        (channels, height, width), *layer.hidden.bias.shape, visible_family=visible
-    ).to(machine.weight)
+    shape, sizes = (channels, height, width), layer.hidden.bias.shape
+    rbm = CapsuleRBM(shape, *sizes, visible_family=visible).to(machine.weight)
     rbm.switch_weight.requires_grad_(below is None)
     rbm.set_base_rates(images)
     return rbm

@@ -22,13 +22,15 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models.base import Model, check_at_least
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
@@ -61,10 +63,12 @@ class _Layout:
         return found
 
 
+@dataclass(frozen=True, eq=False)
 class TopPrior:
     """The fitted mixture; see the top of this file.
 
     Attributes:
+        layout: which numbers are whose.
         log_weight: (M,).
         logits: of the binary numbers, (M, T).
         mean: of the real numbers, (M, R).
@@ -72,22 +76,16 @@ class TopPrior:
         dtype: of draws. The mixture itself is in float64: some poses hardly vary.
     """
 
-    def __init__(
-        self,
-        layout: _Layout,
-        log_weight: Tensor,
-        logits: Tensor,
-        mean: Tensor,
-        scale_tril: Tensor,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        self.layout, self.log_weight, self.logits = layout, log_weight, logits
-        self.mean, self.scale_tril, self.dtype = mean, scale_tril, dtype
+    layout: _Layout
+    log_weight: Tensor
+    logits: Tensor
+    mean: Tensor
+    scale_tril: Tensor
+    dtype: torch.dtype = torch.float64
 
     def sample(self, number: int, seed: int = 0) -> dict[str, Tensor]:
         """Values (number, ...) by site."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             kind = torch.multinomial(self.log_weight.exp(), number, replacement=True)
             binary = torch.bernoulli(self.logits[kind].sigmoid())
             noise = torch.randn_like(self.mean[kind])
@@ -110,8 +108,8 @@ class TopPrior:
         white = torch.linalg.solve_triangular(self.scale_tril, real.T, upper=False).T
         centre = torch.linalg.solve_triangular(self.scale_tril, self.mean.T, upper=False).T
         distance = torch.cdist(white, centre).square()
-        size = real.shape[1] * torch.log(real.new_tensor(2 * torch.pi)) / 2
-        return -distance / 2 - self.scale_tril.diagonal().log().sum() - size
+        normaliser = real.shape[1] * math.log(2 * math.pi) / 2
+        return -distance / 2 - self.scale_tril.diagonal().log().sum() - normaliser
 
 
 def fit_top_prior(
@@ -154,7 +152,7 @@ def fit_top_prior(
     prior = _maximise(layout, binary, real, kind, total)
     mean, scale_tril = prior.mean * scale + shift, prior.scale_tril * scale[:, None]
     dtype = next(iter(values.values())).dtype
-    return TopPrior(layout, prior.log_weight, prior.logits, mean, scale_tril, dtype)
+    return replace(prior, mean=mean, scale_tril=scale_tril, dtype=dtype)
 
 
 def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:

@@ -233,8 +233,14 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
         ({"steps": 0}, "steps must be positive"),
         ({"steps": 1, "lr": -1.0}, "lr must be positive"),
         ({"steps": 1, "lr": {"model": 1.0}}, "needs the keys 'model' and 'guide'"),
-        ({"steps": 1, "schedule": "stairs"}, "schedule must be one of constant, cosine, linear"),
-        ({"steps": 1, "freeze": "both"}, "freeze must be None, 'model' or 'guide'"),
+        (
+            {"steps": 1, "schedule": "stairs"},
+            "schedule must be one of 'constant', 'cosine', 'linear'",
+        ),
+        (
+            {"steps": 1, "freeze": "both"},
+            "freeze must be one of None, 'model', 'guide', not 'both'",
+        ),
         ({"steps": 1, "patience": 0}, "patience must be at least 1"),
         ({"steps": 1, "validate_every": 0}, "validate_every must be at least 1"),
         ({"steps": 1, "clip": 0.0}, "clip must be positive"),
