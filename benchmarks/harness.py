@@ -12,13 +12,14 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from capsule_zoo.records import FOLDER, Metric, write_record
 
@@ -45,6 +46,21 @@ class Benchmark:
     ours: str
     peers: tuple[str, ...]
     data: str
+
+
+def check_same_gradients(
+    losses: Iterable[Callable[[], Tensor]], parameters: list[Tensor], rtol: float, atol: float
+) -> None:
+    """Raise AssertionError unless losses and their gradients agree, under the same draws."""
+    found = []
+    for loss in losses:
+        torch.manual_seed(1)
+        value = loss()
+        found.append((value, *torch.autograd.grad(value, parameters)))
+    first, *others = found
+    for other in others:
+        for one, another in zip(first, other, strict=True):
+            torch.testing.assert_close(one, another, rtol=rtol, atol=atol)
 
 
 def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[str, np.ndarray]:

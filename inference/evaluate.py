@@ -234,10 +234,10 @@ def _passes(
     at_once = 1 if is_per_image(guide) else max(1, rows // size)
     for begin in range(0, len(images), size):
         part = images[begin : begin + size]
-        marks = None if labels is None else labels[begin : begin + size]
+        part_labels = None if labels is None else labels[begin : begin + size]
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)
-            yield (first, count), *repeated(part, marks, count)
+            yield (first, count), *repeated(part, part_labels, count)
 
 
 def _discrete(module: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.train import fit
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, GenerativeLayer
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.exponential_family import BernoulliUnits
+from capsule_zoo.models.exponential_family import FAMILIES, BernoulliUnits
 
 
 def pretrain(
@@ -75,7 +75,7 @@ def _rbm_like(
     """A fresh RBM between one layer and what is below it."""
     visible = "bernoulli"
     if below is None:
-        visible = type(machine.visible).__name__.removesuffix("Units").lower()
+        visible = next(n for n, kind in FAMILIES.items() if type(machine.visible) is kind)
     _, channels, height, width = images.shape
     shape, sizes = (channels, height, width), layer.hidden.bias.shape
     rbm = CapsuleRBM(shape, *sizes, visible_family=visible).to(machine.weight)

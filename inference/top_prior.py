@@ -134,7 +134,10 @@ def fit_top_prior(
     check_at_least(1, components=components, steps=steps)
     number = len(next(iter(values.values())))
     if number < components:
-        raise ValueError(f"values hold {number} draws, fewer than components={components}")
+        raise ValueError(
+            f"values hold {number} draws, fewer than components={components}; give more draws, or "
+            "fewer components"
+        )
     sites = {site.name: site for site in model.with_discrete_presences().sites}
     if strangers := sorted(set(values) - set(sites)):
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
@@ -144,12 +147,12 @@ def fit_top_prior(
     shift, scale = real.mean(0), real.std(0)
     scale = scale.clamp_min(_NARROWEST * scale.max().item()) if scale.numel() else scale
     real = (real - shift) / scale
-    kind = _nearest_start(torch.cat([binary, real], dim=1), components, seed)
+    responsibility = _nearest_start(torch.cat([binary, real], dim=1), components, seed)
     total = real.T @ real
     for _ in range(steps):
-        prior = _maximise(layout, binary, real, kind, total)
-        kind = prior.log_joint(binary, real).softmax(1)
-    prior = _maximise(layout, binary, real, kind, total)
+        prior = _maximise(layout, binary, real, responsibility, total)
+        responsibility = prior.log_joint(binary, real).softmax(1)
+    prior = _maximise(layout, binary, real, responsibility, total)
     mean, scale_tril = prior.mean * scale + shift, prior.scale_tril * scale[:, None]
     dtype = next(iter(values.values())).dtype
     return replace(prior, mean=mean, scale_tril=scale_tril, dtype=dtype)
@@ -163,15 +166,15 @@ def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
 
 
 def _maximise(
-    layout: _Layout, binary: Tensor, real: Tensor, kind: Tensor, total: Tensor
+    layout: _Layout, binary: Tensor, real: Tensor, responsibility: Tensor, total: Tensor
 ) -> TopPrior:
-    """The likeliest mixture given the probability of every kind for each image, (N, M).
+    """The likeliest mixture given the responsibility of every kind for each image, (N, M).
 
     `total` is the scatter of all real numbers, (R, R): that within kinds is total less between.
     """
-    count = kind.sum(0) + 1e-9
-    mean = kind.T @ real / count[:, None]
-    probability = (kind.T @ binary + _COUNT) / (count[:, None] + 2 * _COUNT)
+    count = responsibility.sum(0) + 1e-9
+    mean = responsibility.T @ real / count[:, None]
+    probability = (responsibility.T @ binary + _COUNT) / (count[:, None] + 2 * _COUNT)
     scatter = total - mean.T @ (count[:, None] * mean)
     covariance = scatter / len(real) + _RIDGE * torch.eye(real.shape[1]).to(real)
     weight = (count / count.sum()).log()

@@ -71,6 +71,7 @@ def fit(
             and set on the groups of any other.
         schedule: "constant", "cosine" or "linear"; the latter two end at zero.
         epochs, steps, minutes: at least one; the first limit that is reached ends the run.
+        batch_size: images of a step, those of all processes together.
         seed: governs the order of the data and every draw of the run.
         transform: applied to each batch, see `capsule_zoo.data.Batches`.
         freeze: "model" or "guide" keeps its parameters as they are.
