@@ -23,7 +23,8 @@ from torch import Tensor
 
 from capsule_zoo.records import FOLDER, Metric, write_record
 
-Contestants = dict[str, Callable[[], object]]
+Contestant = Callable[[], object]
+Contestants = dict[str, Contestant]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[
     return {name: np.array(values) for name, values in seconds.items()}
 
 
-def stopwatch(call: Callable[[], object]) -> float:
+def stopwatch(call: Contestant) -> float:
     """Seconds that a call takes, or those that it returns."""
     began = time.perf_counter()
     own = call()

@@ -46,7 +46,7 @@ class Refinement:
         path: mean over images of the objective before each step and after the last, each under
             noise of its own, (steps + 1,), in nats per image.
         start, end: each image's objective before and after, (B,), under the same noise, to which
-            nothing was fitted; `end >= start`.
+            nothing was fitted; `end >= start`, for it is the best of all that was judged so.
     """
 
     guide: FreeForm

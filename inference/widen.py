@@ -45,7 +45,9 @@ class Widened(Guide):
         ValueError: the guide has no Delta over a continuous site.
     """
 
-    def __init__(self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05):
+    def __init__(
+        self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
+    ) -> None:
         check_positive(scale=scale)
         super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
