@@ -12,17 +12,19 @@ import multiprocessing
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from capsule_zoo.records import FOLDER, Metric, write_record
 
-Contestants = dict[str, Callable[[], object]]
+Contestant = Callable[[], object]
+Contestants = dict[str, Contestant]
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,21 @@ class Benchmark:
     data: str
 
 
+def check_same_gradients(
+    losses: Iterable[Callable[[], Tensor]], parameters: list[Tensor], rtol: float, atol: float
+) -> None:
+    """Raise AssertionError unless losses and their gradients agree, under the same draws."""
+    found = []
+    for loss in losses:
+        torch.manual_seed(1)
+        value = loss()
+        found.append((value, *torch.autograd.grad(value, parameters)))
+    first, *others = found
+    for other in others:
+        for one, another in zip(first, other, strict=True):
+            torch.testing.assert_close(one, another, rtol=rtol, atol=atol)
+
+
 def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[str, np.ndarray]:
     """Seconds of each contestant in each round, by name; the order turns from round to round."""
     names = list(contestants)
@@ -60,7 +77,7 @@ def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[
     return {name: np.array(values) for name, values in seconds.items()}
 
 
-def stopwatch(call: Callable[[], object]) -> float:
+def stopwatch(call: Contestant) -> float:
     """Seconds that a call takes, or those that it returns."""
     began = time.perf_counter()
     own = call()

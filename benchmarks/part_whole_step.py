@@ -18,7 +18,7 @@ from collections.abc import Callable
 import pyro
 import torch
 import torch.nn.functional as F
-from harness import Benchmark, Contestants, main
+from harness import Benchmark, Contestants, check_same_gradients, main
 from pyro.infer import Trace_ELBO
 from render import obvious
 from torch import Tensor
@@ -183,14 +183,7 @@ def check() -> None:
     """In float64, where the two may differ in the last digits only."""
     by_hand, images = prepare(torch.float64)
     parameters = [*by_hand.model.parameters(), *by_hand.guide.parameters()]
-    found = []
-    for loss in losses(by_hand, images).values():
-        torch.manual_seed(1)
-        value = loss()
-        found.append((value, torch.autograd.grad(value, parameters)))
-    for theirs in found[1:]:
-        for a, b in zip(found[0], theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+    check_same_gradients(losses(by_hand, images).values(), parameters, rtol=1e-7, atol=1e-7)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 import numpy as np
 import pyro
 import torch
-from harness import Benchmark, Contestants, main
+from harness import Benchmark, Contestant, Contestants, main
 from sklearn.neural_network import BernoulliRBM
 from torch import Tensor
 
@@ -32,7 +32,7 @@ def data() -> Tensor:
     return (torch.rand(BATCH, 1, 28, 28, generator=generator) < 0.2).float()
 
 
-def zoo(model: CapsuleRBM):
+def zoo(model: CapsuleRBM) -> Contestant:
     images = data()
     module = ContrastiveDivergence(persistent=True, chains=BATCH)(model, ExactSwitches(model))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -45,7 +45,7 @@ def zoo(model: CapsuleRBM):
     return update
 
 
-def scikit_learn():
+def scikit_learn() -> Contestant:
     images = data().flatten(1).numpy()
     rbm = BernoulliRBM(HIDDEN, learning_rate=RATE, batch_size=BATCH, random_state=0)
     rbm.partial_fit(images)
@@ -53,7 +53,7 @@ def scikit_learn():
     return lambda: rbm._fit(images, generator)  # what partial_fit calls, without its checks
 
 
-def rbms():
+def rbms() -> Contestant:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it compiles by torch.jit, which torch deprecates
         from rbms.bernoulli_bernoulli.classes import BBRBM
@@ -74,7 +74,7 @@ def rbms():
     return update
 
 
-def learnergy():
+def learnergy() -> Contestant:
     from learnergy.models.bernoulli import RBM as Peer
 
     images = data().flatten(1)
@@ -90,7 +90,7 @@ def learnergy():
     return update
 
 
-def floor():
+def floor() -> Contestant:
     images, weight = data().flatten(1), torch.rand(VISIBLE, HIDDEN)
 
     def products() -> None:

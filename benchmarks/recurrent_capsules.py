@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pyro
 import torch
 import torch.nn.functional as F
-from harness import Benchmark, Contestants, main
+from harness import Benchmark, Contestants, check_same_gradients, main
 from torch import Tensor
 
 from capsule_zoo.inference import loss_per_image
@@ -112,13 +112,8 @@ def check() -> None:
     """DRAW by hand has the loss and the gradients of the zoo's, in float64."""
     entry, images = prepare("draw", torch.float64)
     parameters = [*entry.model.parameters(), *entry.guide.parameters()]
-    found = []
-    for loss in (zoo_loss(entry, images), lambda: PlainDraw(entry)(images)):
-        torch.manual_seed(1)
-        value = loss()
-        found.append((value, *torch.autograd.grad(value, parameters)))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    losses = zoo_loss(entry, images), lambda: PlainDraw(entry)(images)
+    check_same_gradients(losses, parameters, rtol=1e-7, atol=1e-7)
 
 
 if __name__ == "__main__":

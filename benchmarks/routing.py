@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pyro
 import torch
-from harness import Benchmark, Contestants, main
+from harness import Benchmark, Contestants, check_same_gradients, main
 from torch import Tensor
 
 from capsule_zoo.guides import EMRouting
@@ -129,12 +130,9 @@ def make() -> Contestants:
 def check() -> None:
     """Losses and gradients in float64, where the two may differ in the last digits only."""
     model = network(features=8, capsules=(3, 4, 4)).double()
-    batch, found = images(2, torch.float64), []
-    for scores in (model.scores, Textbook(model)):
-        loss = loss_of(model, scores, batch)
-        found.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+    batch = images(2, torch.float64)
+    losses = [partial(loss_of, model, scores, batch) for scores in (model.scores, Textbook(model))]
+    check_same_gradients(losses, list(model.parameters()), rtol=1e-6, atol=1e-9)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def compare(
       capsule-zoo compare runs/part-whole-digits-0 --guides delta,normal --tune-steps 500
     """
     from capsule_zoo import runs
-    from capsule_zoo.inference.checkpoint import write_whole
+    from capsule_zoo.data.files import write_whole
     from capsule_zoo.records import save_figure
 
     entry, dataset, folder = runs.open_run(run, data, data_root)

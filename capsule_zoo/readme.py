@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from capsule_zoo.inference.checkpoint import write_whole
+from capsule_zoo.data.files import write_whole
 from capsule_zoo.records import FOLDER, read_record
 
 _BLOCK = re.compile(

@@ -152,7 +152,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all, and close it."""
     import matplotlib.pyplot as plt
 
-    from capsule_zoo.inference.checkpoint import write_whole
+    from capsule_zoo.data.files import write_whole
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
@@ -162,7 +162,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 def write_json(path: str | Path, content: dict) -> None:
     """Write JSON, whole or not at all. Raises ValueError for a number that is not finite."""
-    from capsule_zoo.inference.checkpoint import write_whole
+    from capsule_zoo.data.files import write_whole
 
     write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 

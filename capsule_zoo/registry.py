@@ -25,14 +25,10 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
+from capsule_zoo.data.files import write_whole
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check
-from capsule_zoo.inference.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    save_checkpoint,
-    write_whole,
-)
+from capsule_zoo.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from capsule_zoo.models.base import Model
 
 if TYPE_CHECKING:

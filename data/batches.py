@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from capsule_zoo.data.splits import Split
+
 Transform = Callable[..., Tensor]
-
-
-class LabelledImages(Protocol):
-    """N images (N, C, H, W) and N labels (N,): a `Split`, for one."""
-
-    @property
-    def images(self) -> Tensor: ...
-    @property
-    def labels(self) -> Tensor: ...
-    def __len__(self) -> int: ...
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
@@ -40,7 +33,7 @@ class Batches:
     the random numbers are the same on all of them.
 
     Args:
-        split: images and labels; anything that has these and a length.
+        split: images and labels.
         batch_size: images per batch; the last batch of an epoch holds what is left.
         seed: not negative.
         transform: called as `transform(images, generator=generator)` on every batch.
@@ -51,7 +44,7 @@ class Batches:
 
     def __init__(
         self,
-        split: LabelledImages,
+        split: Split,
         batch_size: int,
         seed: int = 0,
         transform: Transform | None = None,

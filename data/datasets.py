@@ -24,7 +24,7 @@ from capsule_zoo.data.sources import (
 from capsule_zoo.data.splits import Dataset, Split
 from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp
-from capsule_zoo.data.viewpoints import SmallNORB, viewpoint_source
+from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
 
 
 def load_dataset(
@@ -91,23 +91,21 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
     return _with_images(mnist, train, test, size)
 
 
-def small_norb(root: Path | None, size: Size | None = None) -> Source:
-    """smallNORB's left images."""
-    data = SmallNORB(root)
-    return viewpoint_source(data.train, data.test, size)
-
-
-def toys3d(root: Path | None, size: Size | None = None) -> Source:
-    """Rendered toys under the factors of smallNORB; see `capsule_zoo.data.toys3d`."""
-    data = Toys3D()
-    return viewpoint_source(data.train, data.test, size)
-
-
 def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
     """MNIST whose test images are rotated by up to 180 degrees, uniformly, with a fixed seed."""
     mnist = torchvision_images("MNIST", root)
     test = Rotate(180)(mnist.test[0], generator=seeded_generator(3))
     return _with_images(mnist, mnist.train[0], test, size)
+
+
+def _of_views(data: SmallNORB | Toys3D, size: Size | None) -> Source:
+    train, test = (views.split(size) for views in (data.train, data.test))
+    return Source(
+        (train.images, train.labels),
+        (test.images, test.labels),
+        CATEGORIES,
+        validation=len(train) // 10,
+    )
 
 
 def _with_images(source: Source, train: Tensor, test: Tensor, size: Size | None) -> Source:
@@ -145,8 +143,8 @@ _READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
     "cifar10": lambda root, size: torchvision_images("CIFAR10", root, size),
     "affnist": affnist,
     "rotated-mnist": rotated_mnist,
-    "smallnorb": small_norb,
-    "toys3d": toys3d,
+    "smallnorb": lambda root, size: _of_views(SmallNORB(root), size),
+    "toys3d": lambda root, size: _of_views(Toys3D(), size),
 }
 
 

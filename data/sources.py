@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.files import user_cache
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -76,13 +75,14 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
             train = read(folder, train=True, download=download)
             test = read(folder, train=False, download=download)
     except (OSError, RuntimeError, ValueError, EOFError, AssertionError) as error:
-        if root:
-            remedy = f"put torchvision's {name} there, or leave root and CAPSULE_ZOO_DATA unset "
-            remedy += "to download it to the user's cache"
-        else:
-            remedy = "it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
-            remedy += f"folder that holds torchvision's {name}, or use the data set 'digits', "
-            remedy += "which needs no download"
+        remedy = (
+            f"put torchvision's {name} there, or leave root and CAPSULE_ZOO_DATA unset to download "
+            "it to the user's cache"
+            if root
+            else "it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
+            f"folder that holds torchvision's {name}, or use the data set 'digits', which needs no "
+            "download"
+        )
         raise MissingData(f"no readable {name} in {folder} ({error}); {remedy}") from error
     tensors = [
         (resized(_channels_first(part.data), size), torch.as_tensor(part.targets))
@@ -147,31 +147,6 @@ def data_folder(root: str | Path | None) -> Path | None:
         origin = "root" if root else "CAPSULE_ZOO_DATA"
         raise MissingData(f"{origin} must be a folder of data sets; there is no folder {path}")
     return path
-
-
-def user_cache() -> Path:
-    """The folder for files that are downloaded or made once."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "capsule-zoo"
-
-
-def fetch(url: str, file: Path) -> None:
-    """Download a file, whole or not at all.
-
-    Raises:
-        OSError: it cannot be reached or written, or what came is not as long as was announced.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    try:
-        with urlopen(url, timeout=60) as reply, partial.open("wb") as stream:
-            shutil.copyfileobj(reply, stream)
-            announced = reply.headers["Content-Length"]
-        if announced is not None and int(announced) != (came := partial.stat().st_size):
-            raise OSError(f"{came:,} bytes of {int(announced):,} came from {url}")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.pixels import Binarize
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,9 +56,8 @@ class Split:
 
     def binarized(self, seed: int = 0) -> Split:
         """Each pixel drawn once from Bernoulli(pixel): the same seed gives the same images."""
-        uniform = torch.rand(self.images.shape, generator=seeded_generator(seed))
-        binary = uniform.to(self.images.device) < self.images
-        return Split(binary.to(self.images.dtype), self.labels, f"{self.name} binarized({seed})")
+        binary = Binarize()(self.images, generator=seeded_generator(seed))
+        return Split(binary, self.labels, f"{self.name} binarized({seed})")
 
     def to(self, device: torch.device | str) -> Split:
         """The same split on another device."""

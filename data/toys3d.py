@@ -12,7 +12,6 @@ view is cast by parallel rays against the solids, exactly, and shaded by one lam
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from capsule_zoo.data.batches import seeded_generator
-from capsule_zoo.data.sources import user_cache
+from capsule_zoo.data.files import user_cache, written_whole
 from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
 
 INSTANCES = 10
@@ -204,7 +204,7 @@ def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tens
         distance, slope = _HITS[solid.kind](start, ray @ turn / half, solid.taper)
         hit = distance < nearest
         nearest = torch.where(hit, distance, nearest)
-        slope = torch.nn.functional.normalize(slope / half @ turn.T, dim=-1)
+        slope = F.normalize(slope / half @ turn.T, dim=-1)
         normal = torch.where(hit[..., None], slope, normal)
         shade = torch.where(hit, solid.shade, shade)
     return nearest, normal, shade
@@ -225,7 +225,7 @@ def _hit_box(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
     entry, axis = ((-ray.sign() - start) / ray).max(-1)
     leave = ((ray.sign() - start) / ray).amin(-1)
     distance = torch.where((entry < leave) & (entry > 0), entry, _FAR)
-    face = torch.nn.functional.one_hot(axis, 3) * -ray.sign()
+    face = F.one_hot(axis, 3) * -ray.sign()
     return distance, face
 
 
@@ -270,7 +270,7 @@ def _lamps() -> tuple[Tensor, Tensor, Tensor]:
         (1.5, 0.3, 0.6),
         (0, 0.2, 1),
     ]
-    lamps = torch.nn.functional.normalize(torch.tensor(directions), dim=-1)
+    lamps = F.normalize(torch.tensor(directions), dim=-1)
     return (
         lamps,
         torch.tensor([0.9, 0.75, 0.8, 0.85, 0.7, 0.6]),
@@ -301,7 +301,7 @@ def render(
     grey = shade[..., None] * light  # (views, fine, fine, 6)
     backdrop = _BACKGROUND * (0.7 + 0.3 * strength / 0.9)
     grey = torch.where((distance < _FAR)[..., None], grey, backdrop).clamp(0, 1)
-    return torch.nn.functional.avg_pool2d(grey.movedim(3, 1), samples)
+    return F.avg_pool2d(grey.movedim(3, 1), samples)
 
 
 class Toys3D:
@@ -339,11 +339,9 @@ class Toys3D:
 
     def _cached(self, file: Path) -> Tensor:
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            whole = file.with_suffix(f".{os.getpid()}.tmp")
-            with whole.open("wb") as stream:
-                np.save(stream, self._rendered().numpy())
-            whole.replace(file)
+            images = self._rendered().numpy()
+            with written_whole(file) as stream:
+                np.save(stream, images)
         return torch.from_numpy(np.load(file))
 
     def _rendered(self) -> Tensor:

@@ -107,9 +107,11 @@ def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
     return torch.stack([low, high], -1).flatten(1)
 
 
-def uniform(low: Tensor | float, high: Tensor | float, count: int, g: torch.Generator) -> Tensor:
-    """`count` draws between `low` and `high`, drawn on the CPU."""
-    return low + (high - low) * torch.rand(count, generator=g)
+def uniform(
+    low: Tensor | float, high: Tensor | float, count: int, generator: torch.Generator
+) -> Tensor:
+    """`count` draws between `low` and `high`, on the CPU."""
+    return low + (high - low) * torch.rand(count, generator=generator)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.sources import MissingData, Size, Source, fetch, resized, user_cache
+from capsule_zoo.data.files import fetch, user_cache
+from capsule_zoo.data.sources import MissingData, Size, resized
 from capsule_zoo.data.splits import Split
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")
-AZIMUTHS, ELEVATIONS, LIGHTINGS = 18, 9, 6  # every 20 degrees; 30 to 70 degrees; any
+AZIMUTHS, ELEVATIONS = 18, 9  # every 20 degrees; 30 to 70 degrees
 FACTORS = ("instance", "elevation", "azimuth", "lighting")
 
 
@@ -63,7 +64,8 @@ class Views:
         chosen = torch.ones(len(self), dtype=torch.bool)
         for factor, values in factors.items():
             if factor not in ("labels", *FACTORS):
-                raise ValueError(f"unknown factor {factor!r}; there are labels, {FACTORS}")
+                known = ", ".join(("labels", *FACTORS))
+                raise ValueError(f"unknown factor {factor!r}; give some of {known}")
             chosen &= torch.isin(getattr(self, factor), torch.tensor(list(values)))
         if not chosen.any():
             raise ValueError(f"no view of {self.name!r} has {factors}")
@@ -169,10 +171,3 @@ def read_matrix(raw: bytes) -> Tensor:
     if len(raw) != expected:
         raise ValueError(f"{len(raw)} bytes, where a matrix of {sizes} has {expected}")
     return torch.from_numpy(np.frombuffer(raw, dtype, offset=start).reshape(sizes).copy())
-
-
-def viewpoint_source(train: Views, test: Views, size: Size | None) -> Source:
-    """Both splits as `load_dataset` takes them."""
-    parts = [views.split(size) for views in (train, test)]
-    (first, second) = ((part.images, part.labels) for part in parts)
-    return Source(first, second, CATEGORIES, validation=len(train) // 10)

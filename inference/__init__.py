@@ -17,6 +17,7 @@ from capsule_zoo.inference.evaluate import evaluate, summarize
 from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.non_finite import NonFiniteLoss
 from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.pretrain import pretrain
 from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
@@ -27,7 +28,6 @@ from capsule_zoo.inference.transformations import (
     Transformations,
     infer_transformation,
 )
-from capsule_zoo.inference.trouble import NonFiniteLoss
 from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.widen import Widened, widen
 

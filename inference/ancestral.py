@@ -10,8 +10,7 @@ Everything is on the discrete model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide, in_eval_mode
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models.base import Model
 
 Sites = Mapping[str, Tensor]
@@ -35,7 +35,7 @@ def infer(
     """One draw of the guide at some of its sites (all that it covers), (N, ...) each."""
     guide = guide.with_discrete_presences()
     drawn: dict[str, list[Tensor]] = {name: [] for name in sites or guide.covers}
-    with _drawing(seed), in_eval_mode(guide):
+    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
         for batch in images.split(batch_size):
             trace = poutine.trace(guide).get_trace(batch)
             for name, values in drawn.items():
@@ -74,11 +74,7 @@ def image_log_likelihood(
         images: (N, C, H, W).
         given: values (N, ...) by site.
     """
-
-    def read(trace: Trace) -> Tensor:
-        return _log_prob(trace, ["image"])
-
-    return _run(model, read, len(images), given, seed, batch_size, images)
+    return _run(model, _log_prob(["image"]), len(images), given, seed, batch_size, images)
 
 
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
@@ -87,18 +83,19 @@ def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
     Args:
         given: values (N, ...) of sites that depend on no site but on each other.
     """
+    number = len(next(iter(given.values())))
+    return _run(model, _log_prob(list(given)), number, given, 0, batch_size)
+
+
+def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
+    """Reads the sum of these sites' log densities, (B,); the plate of the images is outermost."""
 
     def read(trace: Trace) -> Tensor:
-        return _log_prob(trace, list(given))
+        trace.compute_log_prob(site_filter=lambda name, site: name in sites)
+        terms = [trace.nodes[name]["log_prob"] for name in sites]
+        return torch.stack([term.reshape(len(term), -1).sum(1) for term in terms]).sum(0)
 
-    return _run(model, read, len(next(iter(given.values()))), given, 0, batch_size)
-
-
-def _log_prob(trace: Trace, sites: list[str]) -> Tensor:
-    """Sum of the sites' log densities, (B,); the plate of the images is the outermost."""
-    trace.compute_log_prob(site_filter=lambda name, site: name in sites)
-    terms = [trace.nodes[name]["log_prob"] for name in sites]
-    return torch.stack([term.reshape(len(term), -1).sum(1) for term in terms]).sum(0)
+    return read
 
 
 def _run(
@@ -112,7 +109,7 @@ def _run(
 ) -> Tensor:
     """What `read` finds in traces of the discrete model, batch by batch, with these sites given."""
     model, found = model.with_discrete_presences(), []
-    with _drawing(seed), in_eval_mode(model):
+    with torch.no_grad(), seeded(seed), in_eval_mode(model):
         for begin in range(0, number, batch_size):
             end = min(begin + batch_size, number)
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
@@ -121,11 +118,3 @@ def _run(
             )
             found.append(read(poutine.trace(conditioned).get_trace(**arguments)))
     return torch.cat(found)
-
-
-@contextmanager
-def _drawing(seed: int) -> Iterator[None]:
-    """No gradients and a seeded stream of draws, put back afterwards."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

@@ -88,13 +88,13 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
 def same_means(first: Tensor, second: Tensor) -> Outcome:
     """Welch's test that two samples (N, D) and (M, D) of independent rows have the same means.
 
-    Geweke's test: the one sample is from the joint law itself, a row of the other is the mean
-    along a chain that started at the joint law.
+    Its degrees of freedom are those of the smaller sample, which errs on the safe side. Geweke's
+    test: the one sample is from the joint law itself, a row of the other is the mean along a chain
+    that started at the joint law.
     """
+    mean = first.mean(0)
     variance = first.var(0) / len(first) + second.var(0) / len(second)
-    return _by_t(
-        first.mean(0) - second.mean(0), variance, first.mean(0), min(map(len, (first, second)))
-    )
+    return _by_t(mean - second.mean(0), variance, mean, min(len(first), len(second)))
 
 
 def unbiased(estimates: Tensor, exact: Tensor) -> Outcome:

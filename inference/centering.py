@@ -88,11 +88,8 @@ def _direction(
             "visible.bias": visible.view_as(model.visible.bias),
             "hidden.bias": hidden,
         }
-    g_couple, g_switch, rate = (
-        gradient["switch_weight"],
-        gradient["switch_bias"],
-        model.hidden.mean(),
-    )
+    g_couple, g_switch = gradient["switch_weight"], gradient["switch_bias"]
+    rate = model.hidden.mean()
     # J': the gradient by W, Omega~, b~ (those by a~ and c~ are those by a and c)
     hidden = g_hidden + rate * g_switch[:, None] - lam * g_switch[:, None]
     weight = torch.addcmul(g_weight, mu[:, None, None], hidden, value=-1)  # no product on the side

@@ -6,12 +6,10 @@ guide once and refuses the pair with everything that is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Delta
@@ -19,8 +17,9 @@ from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor, nn
+from torch import Tensor
 
+from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.objective import call_arguments, enumerated_sites
 
 
@@ -174,41 +173,6 @@ def is_delta(fn: Any) -> bool:
 def is_discrete(fn: Any) -> bool:
     """Whether a site's values are countable."""
     return bool(getattr(base_distribution(fn).support, "is_discrete", False))
-
-
-@contextmanager
-def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
-    """An empty parameter store, so that no module picks up another one's values.
-
-    Pyro keys its global store by name and lets it override a module's own parameters; AutoGuides
-    of one class all share their names. The store also sets `requires_grad` on whatever enters it:
-    the function that is yielded freezes again what was frozen before, as does the end.
-    """
-    modules = [program for program in programs if isinstance(program, nn.Module)]
-    frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
-
-    def refreeze() -> None:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-
-    with pyro.get_param_store().scope():
-        try:
-            yield refreeze
-        finally:
-            refreeze()
-
-
-@contextmanager
-def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Within it parameters take no gradient, which also spares their backward pass."""
-    held = [p for module in modules for p in module.parameters() if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
 
 
 def _shape(site: dict) -> tuple[int, ...]:

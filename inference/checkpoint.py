@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
+
+from capsule_zoo.data.files import write_whole
 
 FORMAT = "capsule-zoo checkpoint 1"
 _TENSOR = "__tensor__"
@@ -66,29 +67,6 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
             f"{path} cannot be read as a safetensors checkpoint ({error}); it is truncated or of "
             "another kind. Pickled files (torch.save) are never opened, for they can run code"
         ) from error
-
-
-def write_whole(path: str | os.PathLike, content: bytes) -> None:
-    """Write a file so that `path` holds either all of `content` or what it held before.
-
-    Raises:
-        OSError: it could not be written.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)  # temporary files are private; what replaces a file need not be
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def check_same_module(role: str, module: nn.Module, saved_class: str, saved: dict) -> None:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,12 +19,18 @@ from capsule_zoo.models.base import check_at_least
 from capsule_zoo.models.classifier import Classifier
 
 
-class ErrorRate(NamedTuple):
-    """A share of wrong answers, its binomial standard error, and how many were asked."""
+class Share(NamedTuple):
+    """A share of answers, right or wrong, its binomial standard error, and how many were asked."""
 
     value: float
     se: float
     n: int
+
+    @classmethod
+    def of(cls, answers: Tensor) -> Self:
+        """Of those that are True, (N,)."""
+        value, count = answers.double().mean().item(), len(answers)
+        return cls(value, (value * (1 - value) / count) ** 0.5, count)
 
 
 @torch.no_grad()
@@ -34,11 +40,9 @@ def predictions(model: Classifier, images: Tensor, batch_size: int = 100) -> Ten
         return torch.cat([model.predict(batch) for batch in images.split(batch_size)])
 
 
-def error_rate(model: Classifier, split: Split) -> ErrorRate:
+def error_rate(model: Classifier, split: Split) -> Share:
     """How often the likeliest label is not the right one."""
-    wrong = predictions(model, split.images) != split.labels
-    value, count = wrong.double().mean().item(), len(split)
-    return ErrorRate(value, (value * (1 - value) / count) ** 0.5, count)
+    return Share.of(predictions(model, split.images) != split.labels)
 
 
 def fgsm(model: Classifier, split: Split, epsilon: float, batch_size: int = 100) -> Split:

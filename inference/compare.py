@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_NUMBERS = (
+_COLUMNS = (
     "elbo",
     "elbo_se",
     "iwae",
@@ -91,7 +91,7 @@ def compare(
             reference = elbo if reference is None else reference
             row["elbo_difference"] = float((elbo - reference).mean())
             row["elbo_difference_se"] = standard_error(elbo - reference)
-        rows[name] = {column: row.get(column, np.nan) for column in _NUMBERS}
+        rows[name] = {column: row.get(column, np.nan) for column in _COLUMNS}
     table = Comparison.from_dict(rows, orient="index")
     table.attrs = {"num_particles": num_particles, "seed": seed, "num_images": len(elbo)}
     return table.astype({"is_bound": bool})

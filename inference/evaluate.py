@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,15 +22,11 @@ from torch import Tensor, nn
 import capsule_zoo
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.inference.check import (
-    check_pair,
-    is_delta,
-    is_discrete,
-    isolated_parameters,
-    latent_sites,
-)
+from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.inference_data import inference_data, pareto_shape
+from capsule_zoo.inference.isolation import isolated_parameters, seeded
 from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.objective import repeated
 from capsule_zoo.models.base import check_at_least, check_images_of
 
 if TYPE_CHECKING:
@@ -84,7 +79,8 @@ def evaluate(
     if discrete:
         model, guide = _discrete(model), _discrete(guide)
     images, labels = _as_wanted(model, guide, images, labels)
-    with _evaluating(model, guide, seed):
+    store, mode = isolated_parameters(model, guide), in_eval_mode(model, guide)
+    with store, mode, seeded(seed), torch.no_grad():
         few = slice(None) if is_per_image(guide) else slice(2)
         check_pair(model, guide, images[few], None if labels is None else labels[few])
         began = time.perf_counter()
@@ -199,8 +195,8 @@ class _Collected:
         drawn = {("posterior", n): site["value"] for n, site in latent_sites(guide_trace).items()}
         if latent_sites(model_trace).keys() <= guide_trace.nodes.keys():
             image = model_trace.nodes["image"]
-            with torch.random.fork_rng():  # a stream of its own: weights do not depend on `draws`
-                torch.manual_seed(torch.initial_seed() + 1 + self._passes)
+            # a stream of its own: weights do not depend on `draws`
+            with seeded(torch.initial_seed() + 1 + self._passes):
                 redrawn = image["fn"].sample().reshape(image["value"].shape)
             drawn["posterior_predictive", "pixels"] = redrawn
         for key, value in drawn.items():
@@ -238,11 +234,10 @@ def _passes(
     at_once = 1 if is_per_image(guide) else max(1, rows // size)
     for begin in range(0, len(images), size):
         part = images[begin : begin + size]
-        marks = None if labels is None else labels[begin : begin + size]
+        part_labels = None if labels is None else labels[begin : begin + size]
         for first in range(0, particles, at_once):
             count = min(at_once, particles - first)
-            repeated = part.repeat(count, 1, 1, 1)
-            yield (first, count), repeated, None if marks is None else marks.repeat(count)
+            yield (first, count), *repeated(part, part_labels, count)
 
 
 def _discrete(module: nn.Module) -> nn.Module:
@@ -257,12 +252,3 @@ def _as_wanted(
     parameter = next((p for module in (model, guide) for p in module.parameters()), images)
     images = images.to(parameter.device, parameter.dtype)
     return images, None if labels is None else labels.to(parameter.device)
-
-
-@contextmanager
-def _evaluating(model: nn.Module, guide: nn.Module, seed: int) -> Iterator[None]:
-    """No gradients, eval mode, a seeded stream of draws; everything is put back afterwards."""
-    store, stream = isolated_parameters(model, guide), torch.random.fork_rng()
-    with store, stream, torch.no_grad(), in_eval_mode(model, guide):
-        torch.manual_seed(seed)
-        yield

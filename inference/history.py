@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from capsule_zoo.inference.checkpoint import write_whole
+from capsule_zoo.data.files import write_whole
 
 COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
 

@@ -24,10 +24,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.check import isolated_parameters
 from capsule_zoo.inference.enumeration import exact_log_partition
+from capsule_zoo.inference.isolation import isolated_parameters, seeded
 from capsule_zoo.inference.tempering import TemperedRBM
-from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.base import check_at_least, check_one_of
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.exponential_family import base_rates
 
@@ -79,8 +79,7 @@ def log_partition(
             machine with more than 2^25 states on each side, a machine without a partition
             function.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, not {method!r}")
+    check_one_of("method", method, METHODS)
     check_at_least(1, chains=chains, temperatures=temperatures)
     if model.coupling_norm() >= 1:
         raise ValueError(
@@ -90,8 +89,7 @@ def log_partition(
     if images is not None:
         images = images.to(model.weight)
         model.check_images(images)
-    with isolated_parameters(model), torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(seed)
+    with isolated_parameters(model), seeded(seed), torch.no_grad():
         if method == "exact":
             return LogPartition(exact_log_partition(model).item(), 0.0, "exact")
         betas = annealing_schedule(temperatures).tolist()

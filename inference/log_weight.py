@@ -16,7 +16,7 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from capsule_zoo.inference.objective import call_arguments, enumerated_sites
+from capsule_zoo.inference.objective import call_arguments, enumerated_sites, plate_nesting
 
 IMAGES_PLATE = "images"
 
@@ -43,11 +43,10 @@ def log_weights(
     plain = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
     scored = plain
     if enumerated_sites(plain) - guide_trace.nodes.keys():
-        first = -1 - max(_nesting(plain), _nesting(guide_trace))
+        first = -1 - max(plate_nesting(plain), plate_nesting(guide_trace))
         enumerated = poutine.replay(EnumMessenger(first)(model), trace=guide_trace)
         scored = poutine.trace(enumerated).get_trace(*arguments)
-    model_terms = log_density(scored, images)
-    log_weight = model_terms - log_density(guide_trace, images)
+    log_weight = log_density(scored, images) - log_density(guide_trace, images)
     return log_weight, prune_subsample_sites(plain), prune_subsample_sites(guide_trace)
 
 
@@ -101,9 +100,3 @@ def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:
     symbols = term._pyro_dims  # type: ignore[attr-defined]  # left there by packing
     others = [dim for dim, symbol in enumerate(symbols) if symbol != kept]
     return term.sum(others) if others else term
-
-
-def _nesting(trace: Trace) -> int:
-    """Number of dims that the plates of a trace take up."""
-    frames = [f for site in trace.nodes.values() for f in site.get("cond_indep_stack", ())]
-    return max((-frame.dim for frame in frames if frame.vectorized), default=0)

@@ -148,6 +148,11 @@ def call_arguments(images: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
     return (images,) if labels is None else (images, labels)
 
 
+def repeated(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
+    """A batch `count` times over, one copy behind the other, (count B, C, H, W) and (count B,)."""
+    return images.repeat(count, 1, 1, 1), None if labels is None else labels.repeat(count)
+
+
 def default_objective(
     model: Callable, images: Tensor, labels: Tensor | None = None
 ) -> TraceEnum_ELBO | Trace_ELBO:
@@ -156,10 +161,13 @@ def default_objective(
         trace = poutine.trace(model).get_trace(*call_arguments(images, labels))
     if not enumerated_sites(trace):
         return Trace_ELBO()
+    return TraceEnum_ELBO(max_plate_nesting=plate_nesting(trace))
+
+
+def plate_nesting(trace: Trace) -> int:
+    """Number of dims that the plates of a trace take up."""
     frames = [f for site in trace.nodes.values() for f in site.get("cond_indep_stack", ())]
-    return TraceEnum_ELBO(
-        max_plate_nesting=max((-f.dim for f in frames if f.vectorized), default=0)
-    )
+    return max((-frame.dim for frame in frames if frame.vectorized), default=0)
 
 
 def enumerated_sites(trace: Trace) -> set[str]:

@@ -25,7 +25,7 @@ from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.train import fit
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, GenerativeLayer
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.exponential_family import BernoulliUnits
+from capsule_zoo.models.exponential_family import FAMILIES, BernoulliUnits
 
 
 def pretrain(
@@ -51,12 +51,7 @@ def pretrain(
             "their random start"
         )
     objective = settings.pop("objective", ContrastiveDivergence(persistent=True))
-    defaults = dict(
-        optimizer=torch.optim.SGD,
-        lr=0.05,
-        schedule="linear",
-        batch_size=100,
-    )
+    defaults = dict(optimizer=torch.optim.SGD, lr=0.05, schedule="linear", batch_size=100)
     runs = []
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
@@ -80,11 +75,10 @@ def _rbm_like(
     """A fresh RBM between one layer and what is below it."""
     visible = "bernoulli"
     if below is None:
-        visible = type(machine.visible).__name__.removesuffix("Units").lower()
+        visible = next(n for n, kind in FAMILIES.items() if type(machine.visible) is kind)
     _, channels, height, width = images.shape
-    rbm = CapsuleRBM(
-        (channels, height, width), *layer.hidden.bias.shape, visible_family=visible
-    ).to(machine.weight)
+    shape, sizes = (channels, height, width), layer.hidden.bias.shape
+    rbm = CapsuleRBM(shape, *sizes, visible_family=visible).to(machine.weight)
     rbm.switch_weight.requires_grad_(below is None)
     rbm.set_base_rates(images)
     return rbm

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import TorchDistribution
@@ -21,15 +20,13 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.inference.classification import Share
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models.base import check_images_of
 
 
-class Accuracy(NamedTuple):
-    """A share of correct answers, its binomial standard error, and how many were asked."""
-
-    value: float
-    se: float
-    n: int
+class Accuracy(Share):
+    """A share of right answers."""
 
 
 class Information(NamedTuple):
@@ -60,8 +57,7 @@ def latents(
     """
     check_images_of(guide, images)
     rows = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_eval_mode(guide):
-        pyro.set_rng_seed(seed)
+    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
         for batch in images.split(batch_size):
             trace = poutine.trace(guide).get_trace(batch)
             missing = [name for name in sites if name not in trace.nodes]
@@ -117,9 +113,8 @@ def probe_scores(
     answers = test_labels.numpy()
     log_probability = probe.predict_log_proba(test)
     known = probe.classes_
-    right = known[log_probability.argmax(1)] == answers
-    value, count = float(right.mean()), len(test)
-    accuracy = Accuracy(value, (value * (1 - value) / count) ** 0.5, count)
+    accuracy = Accuracy.of(torch.from_numpy(known[log_probability.argmax(1)] == answers))
+    count = len(test)
     _, kinds, frequency = np.unique(answers, return_inverse=True, return_counts=True)
     place = np.searchsorted(known, answers).clip(max=len(known) - 1)
     told = np.where(known[place] == answers, log_probability[np.arange(count), place], -np.inf)
@@ -140,4 +135,6 @@ def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeli
 
 def _check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
     if len(features) != len(answers):
-        raise ValueError(f"{name} has {len(features)} rows but {len(answers)} labels")
+        raise ValueError(
+            f"{name} has {len(features)} rows but {len(answers)} labels; give one for each row"
+        )

@@ -27,10 +27,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from capsule_zoo.data import transforms
 from capsule_zoo.guides import FreeForm, Guide
-from capsule_zoo.inference.check import frozen, isolated_parameters
+from capsule_zoo.inference.isolation import frozen, isolated_parameters, seeded
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
-from capsule_zoo.models.base import check_at_least, check_positive
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
 _PRESENCES = 3  # how much larger the rate of presence logits is than that of poses
@@ -46,7 +46,7 @@ class Refinement:
         path: mean over images of the objective before each step and after the last, each under
             noise of its own, (steps + 1,), in nats per image.
         start, end: each image's objective before and after, (B,), under the same noise, to which
-            nothing was fitted; `end >= start`.
+            nothing was fitted; `end >= start`, for it is the best of all that was judged so.
     """
 
     guide: FreeForm
@@ -89,15 +89,13 @@ def refine(
     Raises:
         ValueError: an unknown method, a number out of range, or images the model does not take.
     """
-    if method not in ("scheduled", "adam"):
-        raise ValueError(f"method must be 'scheduled' or 'adam', not {method!r}")
+    check_one_of("method", method, ("scheduled", "adam"))
     check_at_least(0, steps=steps)
     check_at_least(1, starts=starts)
     scheduled = method == "scheduled"
     rate = (0.03 if scheduled else 0.003) if lr is None else lr
     check_positive(lr=rate)
-    with isolated_parameters(model), frozen(model), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with isolated_parameters(model), frozen(model), seeded(seed):
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, pose)
         best = _Best(free, judge(free))
@@ -192,9 +190,8 @@ class _Judge:
     def __call__(self, free: FreeForm) -> Tensor:
         """(B,), in nats."""
         total = self.images.new_zeros(len(self.images))
-        with torch.random.fork_rng(devices=[]):
-            for seed in self.seeds:
-                torch.manual_seed(seed)
+        for seed in self.seeds:
+            with seeded(seed):
                 total += log_weights(self.model, free, self.images)[0]
         return total / len(self.seeds)
 

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models.base import check_at_least
 
 
-class Seen(NamedTuple):
+class Reading(NamedTuple):
     """What a classifier makes of N images.
 
     Attributes:
@@ -45,7 +46,7 @@ class Seen(NamedTuple):
     classes: np.ndarray
 
 
-class Classifier(nn.Module):
+class FeatureClassifier(nn.Module):
     """A small convolutional network whose last hidden layer serves as features.
 
     Args:
@@ -78,23 +79,22 @@ class Classifier(nn.Module):
         return self.classes(self.maps(images - 0.5))
 
     @torch.no_grad()
-    def read(self, images: Tensor, batch_size: int = 1000) -> Seen:
+    def read(self, images: Tensor, batch_size: int = 1000) -> Reading:
         """Features and beliefs about images (N, C, H, W)."""
         with in_eval_mode(self):
             features = torch.cat([self.maps(x - 0.5) for x in images.split(batch_size)])
             belief, classes = self.classes(features).softmax(-1).max(-1)
-        return Seen(features.double().numpy(), belief.double().numpy(), classes.numpy())
+        return Reading(features.double().numpy(), belief.double().numpy(), classes.numpy())
 
 
 def train_classifier(
     split: Split, num_classes: int = 10, epochs: int = 3, batch_size: int = 128, seed: int = 0
-) -> Classifier:
+) -> FeatureClassifier:
     """A classifier fitted to labelled images by Adam, its rate falling to zero."""
     check_at_least(1, epochs=epochs)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         channels, height, width = split.images.shape[1:]
-        classifier = Classifier((channels, height, width), num_classes).train()
+        classifier = FeatureClassifier((channels, height, width), num_classes).train()
         batches = Batches(split, batch_size, seed)
         optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
         total = epochs * len(batches)

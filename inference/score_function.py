@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from capsule_zoo.inference.objective import Objective
+from capsule_zoo.inference.objective import Objective, repeated
 from capsule_zoo.inference.wake_sleep import wake
 from capsule_zoo.models.base import check_at_least
 
@@ -47,8 +47,7 @@ class ScoreFunctionELBO(Objective):
     ) -> Tensor:
         """Minus the ELBO, a mean over K draws for each image, in nats per image."""
         count = self.num_particles
-        marks = None if labels is None else labels.repeat(count)
-        _, log_p, log_q = wake(model, guide, images.repeat(count, 1, 1, 1), marks)
+        _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, -1)
         others = (log_weight.sum(0) - log_weight) / (count - 1)
         credit = (log_weight - others).flatten()

@@ -22,13 +22,15 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models.base import Model, check_at_least
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
@@ -61,10 +63,12 @@ class _Layout:
         return found
 
 
+@dataclass(frozen=True, eq=False)
 class TopPrior:
     """The fitted mixture; see the top of this file.
 
     Attributes:
+        layout: which numbers are whose.
         log_weight: (M,).
         logits: of the binary numbers, (M, T).
         mean: of the real numbers, (M, R).
@@ -72,22 +76,16 @@ class TopPrior:
         dtype: of draws. The mixture itself is in float64: some poses hardly vary.
     """
 
-    def __init__(
-        self,
-        layout: _Layout,
-        log_weight: Tensor,
-        logits: Tensor,
-        mean: Tensor,
-        scale_tril: Tensor,
-        dtype: torch.dtype = torch.float64,
-    ) -> None:
-        self.layout, self.log_weight, self.logits = layout, log_weight, logits
-        self.mean, self.scale_tril, self.dtype = mean, scale_tril, dtype
+    layout: _Layout
+    log_weight: Tensor
+    logits: Tensor
+    mean: Tensor
+    scale_tril: Tensor
+    dtype: torch.dtype = torch.float64
 
     def sample(self, number: int, seed: int = 0) -> dict[str, Tensor]:
         """Values (number, ...) by site."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             kind = torch.multinomial(self.log_weight.exp(), number, replacement=True)
             binary = torch.bernoulli(self.logits[kind].sigmoid())
             noise = torch.randn_like(self.mean[kind])
@@ -110,8 +108,8 @@ class TopPrior:
         white = torch.linalg.solve_triangular(self.scale_tril, real.T, upper=False).T
         centre = torch.linalg.solve_triangular(self.scale_tril, self.mean.T, upper=False).T
         distance = torch.cdist(white, centre).square()
-        size = real.shape[1] * torch.log(real.new_tensor(2 * torch.pi)) / 2
-        return -distance / 2 - self.scale_tril.diagonal().log().sum() - size
+        normaliser = real.shape[1] * math.log(2 * math.pi) / 2
+        return -distance / 2 - self.scale_tril.diagonal().log().sum() - normaliser
 
 
 def fit_top_prior(
@@ -136,7 +134,10 @@ def fit_top_prior(
     check_at_least(1, components=components, steps=steps)
     number = len(next(iter(values.values())))
     if number < components:
-        raise ValueError(f"values hold {number} draws, fewer than components={components}")
+        raise ValueError(
+            f"values hold {number} draws, fewer than components={components}; give more draws, or "
+            "fewer components"
+        )
     sites = {site.name: site for site in model.with_discrete_presences().sites}
     if strangers := sorted(set(values) - set(sites)):
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
@@ -146,15 +147,15 @@ def fit_top_prior(
     shift, scale = real.mean(0), real.std(0)
     scale = scale.clamp_min(_NARROWEST * scale.max().item()) if scale.numel() else scale
     real = (real - shift) / scale
-    kind = _nearest_start(torch.cat([binary, real], dim=1), components, seed)
+    responsibility = _nearest_start(torch.cat([binary, real], dim=1), components, seed)
     total = real.T @ real
     for _ in range(steps):
-        prior = _maximise(layout, binary, real, kind, total)
-        kind = prior.log_joint(binary, real).softmax(1)
-    prior = _maximise(layout, binary, real, kind, total)
+        prior = _maximise(layout, binary, real, responsibility, total)
+        responsibility = prior.log_joint(binary, real).softmax(1)
+    prior = _maximise(layout, binary, real, responsibility, total)
     mean, scale_tril = prior.mean * scale + shift, prior.scale_tril * scale[:, None]
     dtype = next(iter(values.values())).dtype
-    return TopPrior(layout, prior.log_weight, prior.logits, mean, scale_tril, dtype)
+    return replace(prior, mean=mean, scale_tril=scale_tril, dtype=dtype)
 
 
 def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
@@ -165,15 +166,15 @@ def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
 
 
 def _maximise(
-    layout: _Layout, binary: Tensor, real: Tensor, kind: Tensor, total: Tensor
+    layout: _Layout, binary: Tensor, real: Tensor, responsibility: Tensor, total: Tensor
 ) -> TopPrior:
-    """The likeliest mixture given the probability of every kind for each image, (N, M).
+    """The likeliest mixture given the responsibility of every kind for each image, (N, M).
 
     `total` is the scatter of all real numbers, (R, R): that within kinds is total less between.
     """
-    count = kind.sum(0) + 1e-9
-    mean = kind.T @ real / count[:, None]
-    probability = (kind.T @ binary + _COUNT) / (count[:, None] + 2 * _COUNT)
+    count = responsibility.sum(0) + 1e-9
+    mean = responsibility.T @ real / count[:, None]
+    probability = (responsibility.T @ binary + _COUNT) / (count[:, None] + 2 * _COUNT)
     scatter = total - mean.T @ (count[:, None] * mean)
     covariance = scatter / len(real) + _RIDGE * torch.eye(real.shape[1]).to(real)
     weight = (count / count.sum()).log()

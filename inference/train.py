@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 
@@ -15,13 +14,18 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Dataset, Split
-from capsule_zoo.inference.check import frozen, isolated_parameters
 from capsule_zoo.inference.history import Run
+from capsule_zoo.inference.isolation import frozen, isolated_parameters
 from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.trainer import OptimizerFactory, Trainer
 from capsule_zoo.inference.workers import join_workers
-from capsule_zoo.models.base import check_images_of
+from capsule_zoo.models.base import (
+    check_at_least,
+    check_images_of,
+    check_one_of,
+    check_positive,
+)
 
 HELD_OUT_IMAGES = 1000
 
@@ -67,6 +71,7 @@ def fit(
             and set on the groups of any other.
         schedule: "constant", "cosine" or "linear"; the latter two end at zero.
         epochs, steps, minutes: at least one; the first limit that is reached ends the run.
+        batch_size: images of a step, those of all processes together.
         seed: governs the order of the data and every draw of the run.
         transform: applied to each batch, see `capsule_zoo.data.Batches`.
         freeze: "model" or "guide" keeps its parameters as they are.
@@ -148,17 +153,13 @@ def _check_arguments(
                 f"{role} must be a torch.nn.Module, not {type(module).__name__}; "
                 "write functions with pyro.param as a PyroModule"
             )
-    for name, rate in lr.items() if isinstance(lr, dict) else [("lr", lr)]:
-        if not 0 < rate < math.inf:
-            raise ValueError(f"lr must be positive and finite, not {rate!r} ({name})")
     if isinstance(lr, dict) and set(lr) != {"model", "guide"}:
         raise ValueError(f"lr as a dict needs the keys 'model' and 'guide', not {sorted(lr)}")
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
-    if freeze not in (None, "model", "guide"):
-        raise ValueError(f"freeze must be None, 'model' or 'guide', not {freeze!r}")
-    for name, value in (("validate_every", validate_every), ("patience", patience)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1 or None, not {value!r}")
+    rates = {f"lr[{k!r}]": v for k, v in lr.items()} if isinstance(lr, dict) else {"lr": lr}
+    check_positive(**rates)
+    check_one_of("schedule", schedule, tuple(SCHEDULES))
+    check_one_of("freeze", freeze, (None, "model", "guide"))
+    counts = {"validate_every": validate_every, "patience": patience}
+    check_at_least(1, **{name: value for name, value in counts.items() if value is not None})
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive or None, not {clip!r}")

@@ -29,10 +29,11 @@ from capsule_zoo.inference.checkpoint import (
     set_random_state,
     to_cpu,
 )
+from capsule_zoo.inference.isolation import seeded
+from capsule_zoo.inference.non_finite import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.objective import default_objective, loss_per_image
 from capsule_zoo.inference.progress import Progress
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
-from capsule_zoo.inference.trouble import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.workers import Workers
 
 OptimizerFactory = Callable[[list], torch.optim.Optimizer]
@@ -55,10 +56,10 @@ class Trainer:
         self.modules = dict(zip(("model", "guide"), self.pair, strict=True))
         self.batches, self.validation = batches, validation
         self.workers, self.labels = workers, labels
-        self.dtype = next((p.dtype for p in self._all_parameters()), None)
-        example = self._ready(batches.split.images[:2], batches.split.labels[:2])
-        if batches.batch_size >= len(batches.split):
-            example = self._ready(batches.split.images, batches.split.labels)
+        self.dtype = next((p.dtype for module in self.pair for p in module.parameters()), None)
+        whole = batches.batch_size >= len(batches.split)  # parameters may belong to its images
+        few = batches.split if whole else batches.split[:2]
+        example = self._ready(few.images, few.labels)
         refuse_misfit(model, guide, *example)
         self.objective = objective or default_objective(model, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
@@ -179,8 +180,7 @@ class Trainer:
         if self.validation is None:
             return math.nan
         total = 0.0
-        with _evaluating(self.objective, *self.pair), torch.random.fork_rng():
-            torch.manual_seed(self.seed)
+        with _evaluating(self.objective, *self.pair), seeded(self.seed):
             size = self.batches.batch_size
             for begin in range(0, len(self.validation), size):
                 part = self.validation[begin : begin + size]
@@ -210,9 +210,6 @@ class Trainer:
         device = self.workers.device
         images = images.to(device, self.dtype or images.dtype)
         return images, labels.to(device) if self.labels else None
-
-    def _all_parameters(self) -> Iterator[nn.Parameter]:
-        return itertools.chain(*(m.parameters() for m in self.modules.values()))
 
     def _save(self) -> None:
         generators = {k: self.workers.gather(v) for k, v in self.random.items()}

@@ -26,7 +26,7 @@ from torch import Tensor
 from capsule_zoo.data import Requests
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.inference.check import frozen, isolated_parameters
+from capsule_zoo.inference.isolation import frozen, isolated_parameters, seeded
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import NamedModule, check_at_least, check_positive
 from capsule_zoo.models.conditional_autoencoder import OnRequest
@@ -130,7 +130,7 @@ def infer_transformation(
         isolated_parameters(model, guide),
         frozen(model, guide),
         in_eval_mode(model, guide),
-        torch.random.fork_rng(devices=[]),
+        seeded(seed),
     ):
         tried = torch.stack([evidence.judged(p.expand(len(images), -1), seed) for p in grid], -1)
         first = tried.topk(min(starts, len(grid)), -1).indices  # (B, starts)

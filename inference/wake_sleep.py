@@ -32,7 +32,12 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.inference.log_weight import log_density
-from capsule_zoo.inference.objective import Objective, call_arguments, with_gradient
+from capsule_zoo.inference.objective import (
+    Objective,
+    call_arguments,
+    repeated,
+    with_gradient,
+)
 from capsule_zoo.models.base import check_at_least
 
 
@@ -92,9 +97,7 @@ class ReweightedWakeSleep(Objective):
     ) -> Tensor:
         """Minus the IWAE of K particles, in nats per image, with the gradients above."""
         count, size = self.num_particles, len(images)
-        repeated = images.repeat(count, 1, 1, 1)
-        marks = None if labels is None else labels.repeat(count)
-        _, log_p, log_q = wake(model, guide, repeated, marks)
+        _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, size)
         share = log_weight.softmax(0).flatten() / size
         value = -(log_weight.logsumexp(0) - math.log(count)).mean()

@@ -21,8 +21,9 @@ from torch.distributions import biject_to
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.check import check_pair, frozen, is_delta, isolated_parameters
+from capsule_zoo.inference.check import check_pair, is_delta
 from capsule_zoo.inference.evaluate import is_per_image, point_sites
+from capsule_zoo.inference.isolation import frozen, isolated_parameters
 from capsule_zoo.inference.objective import call_arguments
 from capsule_zoo.inference.train import fit
 from capsule_zoo.models.base import check_images_of, check_positive
@@ -44,7 +45,9 @@ class Widened(Guide):
         ValueError: the guide has no Delta over a continuous site.
     """
 
-    def __init__(self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05):
+    def __init__(
+        self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
+    ) -> None:
         check_positive(scale=scale)
         super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store

@@ -20,7 +20,7 @@ def clean_start() -> None:
     pyro.set_rng_seed(0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mnist_root() -> Path:
     """The folder that holds torchvision's MNIST; the test is skipped where there is none."""
     root = os.environ.get("CAPSULE_ZOO_DATA")

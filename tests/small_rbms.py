@@ -39,6 +39,12 @@ def small(visible_family="bernoulli", hidden_family="bernoulli", kind=CapsuleRBM
     return randomized(CapsuleRBM(visible, 2, units, **families))
 
 
+def binary_images(number=12):
+    """Binary images of 2x2 pixels, the same ones on every call."""
+    torch.manual_seed(4)
+    return torch.randint(2, (number, 1, 2, 2)).double()
+
+
 def support(family):
     """Every value of a unit, and the log of the measure that each stands for."""
     if family == "bernoulli":

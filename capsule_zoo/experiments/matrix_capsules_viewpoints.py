@@ -28,7 +28,7 @@ from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole import mean_and_error
 from capsule_zoo.experiments.training import side_by_side, train
-from capsule_zoo.inference.classification import ErrorRate, error_rate, fgsm
+from capsule_zoo.inference.classification import Share, error_rate, fgsm
 from capsule_zoo.registry import Entry, create
 
 SIZE = 32  # pixels
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
     """
 
     path: list[Point]
-    attacked: dict[float, ErrorRate]
+    attacked: dict[float, Share]
 
 
 def views(source: str, options: Options) -> tuple[Views, Views]:
@@ -120,7 +120,7 @@ def train_and_measure(job: Job) -> Outcome:
     return Outcome(path, attack(entry, asked[0][:ATTACKED]))
 
 
-def attack(entry: Entry, split: Split) -> dict[float, ErrorRate]:
+def attack(entry: Entry, split: Split) -> dict[float, Share]:
     """Error rates under FGSM of each size."""
     return {size: error_rate(entry.model, fgsm(entry.model, split, size)) for size in EPSILONS}
 

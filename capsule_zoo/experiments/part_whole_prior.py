@@ -33,7 +33,12 @@ from capsule_zoo.inference.ancestral import (
     log_prior,
     mean_images,
 )
-from capsule_zoo.inference.sample_quality import Classifier, Seen, frechet, train_classifier
+from capsule_zoo.inference.sample_quality import (
+    FeatureClassifier,
+    Reading,
+    frechet,
+    train_classifier,
+)
 from capsule_zoo.inference.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.registry import Entry, create
@@ -186,13 +191,13 @@ def nats(
     return {f"{metric}_{name}": value for metric, value in found.items()}
 
 
-def accuracy(classifier: Classifier, data: Dataset) -> tuple[float, float, int]:
+def accuracy(classifier: FeatureClassifier, data: Dataset) -> tuple[float, float, int]:
     """On the test images."""
     right = classifier.read(data.test.images).classes == data.test.labels.numpy()
     return mean_and_error(torch.from_numpy(right).double())
 
 
-def looks(seen: Seen, real: Seen) -> Metrics:
+def looks(seen: Reading, real: Reading) -> Metrics:
     """Frechet distance to real images, confidence, and how many classes are in use.
 
     The latter is the exponential of the classes' entropy: as many as there are where all are

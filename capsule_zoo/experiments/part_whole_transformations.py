@@ -65,8 +65,8 @@ class ObjectProbe:
         self.classifier = fit_probe(self._features(train.images), train.labels)
 
     def __call__(self, images: Tensor, labels: Tensor) -> Accuracy:
-        value = float(self.classifier.score(self._features(images), labels.numpy()))
-        return Accuracy(value, (value * (1 - value) / len(labels)) ** 0.5, len(labels))
+        answers = torch.from_numpy(self.classifier.predict(self._features(images)))
+        return Accuracy.of(answers == labels)
 
     def _features(self, images: Tensor) -> np.ndarray:
         turns = self.guide.options["turns"]

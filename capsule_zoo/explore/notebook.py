@@ -39,8 +39,8 @@ def explore(
       capsule-zoo explore part-whole-mnist
       capsule-zoo explore runs/part-whole-digits-0 --no-open
     """
+    from capsule_zoo.data.files import write_whole
     from capsule_zoo.explore.sources import open_source
-    from capsule_zoo.inference.checkpoint import write_whole
 
     path = out or Path(f"explore-{Path(source).resolve().name}.ipynb")
     open_source(source, data, data_root)  # whatever can be mended is told before a browser opens

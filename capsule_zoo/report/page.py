@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from capsule_zoo import __version__
-from capsule_zoo.inference.checkpoint import write_whole
+from capsule_zoo.data.files import write_whole
 from capsule_zoo.report.gallery import Gallery, gather
 from capsule_zoo.report.tables import duration, in_words, rounded
 

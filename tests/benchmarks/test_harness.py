@@ -45,8 +45,8 @@ def test_peak_memory_is_that_of_the_contestant(harness):
 
 
 @pytest.mark.parametrize("name", ["render", "part_whole_step"])
-def test_contestants_of_the_benchmarks_compute_the_same(harness, monkeypatch, name):
-    module = pytest.importorskip(name)
+def test_contestants_of_the_benchmarks_compute_the_same(load_benchmark, monkeypatch, name):
+    module = load_benchmark(name)
     for constant in ("IMAGES", "BATCH"):
         if hasattr(module, constant):
             monkeypatch.setattr(module, constant, 3)

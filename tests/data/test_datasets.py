@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,6 @@ from PIL import Image
 from capsule_zoo.data import MissingData, dataset_names, load_dataset
 from capsule_zoo.data.datasets import affnist, rotated_mnist
 from capsule_zoo.data.sources import torchvision_images
-
-DATA = Path(os.environ.get("CAPSULE_ZOO_DATA", "nowhere"))
-needs_mnist = pytest.mark.skipif(
-    not (DATA / "MNIST").is_dir(), reason="MNIST is not here: set CAPSULE_ZOO_DATA to its folder"
-)
 
 
 def rows(images: torch.Tensor) -> set[bytes]:
@@ -152,13 +146,12 @@ def test_cifar_is_read_as_rgb(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def mnist():
-    return torchvision_images("MNIST", DATA)
+def mnist(mnist_root):
+    return torchvision_images("MNIST", mnist_root)
 
 
-@needs_mnist
-def test_mnist_has_its_known_mean_and_order():
-    data = load_dataset("mnist", root=DATA)
+def test_mnist_has_its_known_mean_and_order(mnist_root):
+    data = load_dataset("mnist", root=mnist_root)
     assert (len(data.train), len(data.validation), len(data.test)) == (55000, 5000, 10000)
     assert data.image_shape == (1, 28, 28) and data.class_names == tuple("0123456789")
     total = data.train.images.double().sum() + data.validation.images.double().sum()
@@ -166,9 +159,8 @@ def test_mnist_has_its_known_mean_and_order():
     assert data.test.labels[:8].tolist() == [7, 2, 1, 0, 4, 1, 4, 9]
 
 
-@needs_mnist
-def test_rotated_mnist_turns_the_test_images_only(mnist):
-    rotated = rotated_mnist(DATA)
+def test_rotated_mnist_turns_the_test_images_only(mnist, mnist_root):
+    rotated = rotated_mnist(mnist_root)
     assert torch.equal(rotated.train[0], mnist.train[0])
     assert torch.equal(rotated.test[1], mnist.test[1])
     assert rotated.test[0].shape == mnist.test[0].shape
@@ -179,9 +171,8 @@ def test_rotated_mnist_turns_the_test_images_only(mnist):
     assert (upright - upright.rot90()).abs().max() > 0.2
 
 
-@needs_mnist
-def test_affnist_loses_no_ink_and_fills_the_frame(mnist):
-    made = affnist(DATA)
+def test_affnist_loses_no_ink_and_fills_the_frame(mnist, mnist_root):
+    made = affnist(mnist_root)
     assert made.train[0].shape == (60000, 1, 40, 40) and made.test[0].shape == (10000, 1, 40, 40)
     # shifts keep every pixel of the training images
     sums = made.train[0].double().sum((1, 2, 3)), mnist.train[0].double().sum((1, 2, 3))

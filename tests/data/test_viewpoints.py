@@ -1,7 +1,6 @@
 """smallNORB's files, written here in their format, and toys whose pictures follow from geometry."""
 
 import gzip
-import io
 import math
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from capsule_zoo.data import MissingData
-from capsule_zoo.data.sources import fetch
 from capsule_zoo.data.toys3d import Solid, Toys3D, cast, make_toy, render
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB, read_matrix
 
@@ -105,16 +103,6 @@ def test_without_a_network_it_is_said_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(MissingData, match=r"training-dat.*set root= or CAPSULE_ZOO_DATA.*toys3d"):
         SmallNORB()
     assert not list((tmp_path / "capsule-zoo" / "smallnorb").iterdir())
-
-
-def test_a_file_that_came_in_part_is_not_kept(tmp_path, monkeypatch):
-    class Reply(io.BytesIO):
-        headers = {"Content-Length": "10"}
-
-    monkeypatch.setattr("capsule_zoo.data.sources.urlopen", lambda *_, **__: Reply(b"short"))
-    with pytest.raises(OSError, match="5 bytes of 10 came"):
-        fetch("http://example.org/file", tmp_path / "file")
-    assert not list(tmp_path.iterdir())
 
 
 SOLIDS = [

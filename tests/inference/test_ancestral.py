@@ -5,7 +5,7 @@ import torch
 
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference.ancestral import image_log_likelihood, infer, log_prior, mean_images
-from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 
 
 def pair(**options):
@@ -28,13 +28,18 @@ def test_given_parts_are_rendered_and_scored_as_the_model_says():
 
 
 def test_parts_that_are_not_given_are_drawn_from_their_objects():
-    """With one part that stays at one object's vote, its redrawn pose spreads around that vote."""
-    model, guide, images = pair()
-    parsed = infer(guide, images)
-    objects = {name: parsed[name] for name in ("object_presence", "object_pose")}
-    first, again = (mean_images(model, 7, objects, seed=s) for s in (1, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, mean_images(model, 7, objects, seed=2))
+    """Where one object is on, and its votes have no spread, they are its parts' poses."""
+    model, guide, images = pair(epsilon=1e-9, sigma_min=1e-6)
+    torch.nn.init.constant_(model.selections[0].raw_scale, -30.0)
+    pose = infer(guide, images)["object_pose"]
+    objects = {"object_presence": torch.tensor([1.0, 0.0]).expand(7, 2), "object_pose": pose}
+    transform = poses.identity_like(pose) + model.selections[0].transform[:, 0]
+    votes = poses.compose(pose[:, :1], transform)
+    there = {"part_presence": torch.ones(7, 3)}
+    rendered = model.with_discrete_presences().render(Capsules(there["part_presence"], votes))
+    torch.testing.assert_close(mean_images(model, 7, objects | there), rendered, atol=1e-4, rtol=0)
+    first, again, other = (mean_images(model, 7, objects, seed=s) for s in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_with_every_part_off_the_image_is_background():

@@ -12,12 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from capsule_zoo.inference import CheckpointError
-from capsule_zoo.inference.checkpoint import (
-    check_same_module,
-    load_checkpoint,
-    save_checkpoint,
-    write_whole,
-)
+from capsule_zoo.inference.checkpoint import check_same_module, load_checkpoint, save_checkpoint
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path):
@@ -120,9 +115,3 @@ def test_every_difference_between_modules_is_listed():
         "  - it has an extra scale (1,)",
         "  - weight has shape (3, 5), not (3, 2)",
     ]
-
-
-def test_others_may_read_what_they_could_read_of_any_new_file(tmp_path):
-    write_whole(tmp_path / "ours", b"1")
-    (tmp_path / "plain").write_bytes(b"1")
-    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode

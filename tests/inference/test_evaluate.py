@@ -19,6 +19,7 @@ from toys import (
     PointGuide,
     binary_images,
     conjugate_images,
+    pair,
 )
 
 from capsule_zoo.data import Split
@@ -26,12 +27,6 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import IncompatibleGuide, evaluate, log_weights, summarize
 from capsule_zoo.inference.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
-
-
-def pair():
-    torch.manual_seed(1)
-    model = Conjugate().double()
-    return model, LinearGuide(model).double()
 
 
 def weights(idata):

@@ -8,12 +8,11 @@ import torch
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from toys import (
     BernoulliMixture,
-    Conjugate,
     ExactGuide,
-    LinearGuide,
     NoGuide,
     binary_images,
     conjugate_images,
+    pair,
 )
 
 from capsule_zoo.inference import Objective, is_bound, loss_per_image
@@ -28,12 +27,6 @@ class MeanELBO(Objective):
     def differentiable_loss(self, model, guide, *args, **kwargs):
         model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
         return (guide_trace.log_prob_sum() - model_trace.log_prob_sum()) / len(args[0])
-
-
-def pair():
-    torch.manual_seed(1)
-    model = Conjugate().double()
-    return model, LinearGuide(model).double()
 
 
 def gradients(model, guide):

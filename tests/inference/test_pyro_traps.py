@@ -30,8 +30,8 @@ from capsule_zoo.inference import (
     log_weights,
     summarize,
 )
-from capsule_zoo.inference.check import isolated_parameters
 from capsule_zoo.inference.inference_data import inference_data
+from capsule_zoo.inference.isolation import isolated_parameters
 
 
 class Plain(PyroModule):

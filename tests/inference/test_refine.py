@@ -82,7 +82,7 @@ def test_a_turned_start_is_turned_back(images):
 
 def test_refusals(pair, images):
     model, guide = pair
-    with pytest.raises(ValueError, match="method must be 'scheduled' or 'adam', not 'newton'"):
+    with pytest.raises(ValueError, match="method must be one of 'scheduled', 'adam', not 'newton'"):
         refine(model, guide, images, method="newton")
     with pytest.raises(ValueError, match="starts must be at least 1"):
         refine(model, guide, images, starts=0)

@@ -7,7 +7,7 @@ import torch
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference.sample_quality import (
-    Classifier,
+    FeatureClassifier,
     frechet,
     frechet_distance,
     gaussian_distance,
@@ -100,7 +100,7 @@ def test_the_classifier_learns_is_seeded_and_leaves_the_stream_of_draws_alone():
 
 def test_reading_does_not_depend_on_the_batches():
     torch.manual_seed(0)
-    classifier = Classifier((3, 7, 6), 4)
+    classifier = FeatureClassifier((3, 7, 6), 4)
     images = torch.rand(10, 3, 7, 6)
     whole, parts = classifier.read(images), classifier.read(images, batch_size=3)
     np.testing.assert_allclose(whole.features, parts.features, atol=1e-6)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -26,7 +28,7 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.inference import NonFiniteLoss, evaluate, fit, widen
+from capsule_zoo.inference import NonFiniteLoss, evaluate, fit, progress, widen
 from capsule_zoo.inference.probe import latents
 
 # What training converges to
@@ -98,11 +100,20 @@ def test_a_parameter_that_the_user_froze_stays():
 def test_learning_rates_follow_their_schedule_and_group():
     model, guide = pair()
     rates = {"model": 0.1, "guide": 0.2}
-    options = QUIET | {"lr": rates}
-    run = fit(model, guide, conjugate_images(40), steps=10, schedule="cosine", **options)
+    made = []
+
+    def optimizer(groups):
+        made.append(torch.optim.Adam(groups))
+        return made[0]
+
+    options = QUIET | {"lr": rates, "optimizer": optimizer, "schedule": "cosine"}
+    run = fit(model, guide, conjugate_images(40), steps=10, **options)
     fraction = torch.arange(10, dtype=torch.float64) / 10
     expected = 0.1 * (1 + torch.cos(math.pi * fraction)) / 2
     torch.testing.assert_close(torch.tensor(run.history["lr"].to_numpy()), expected)
+    last = [group["lr"] for group in made[0].param_groups]
+    assert last == pytest.approx([expected[-1].item(), 2 * expected[-1].item()])
+    assert made[0].param_groups[1]["params"] == list(guide.parameters())
 
 
 def test_any_torch_optimizer_and_clipping():
@@ -173,11 +184,14 @@ def test_early_stopping_says_why_and_restores_the_best_state():
     assert_same(states(model, guide), states(other, other_guide))
 
 
-def test_a_time_limit_ends_the_run_and_the_schedule():
+def test_a_time_limit_ends_the_run_and_the_schedule(monkeypatch):
+    clock = itertools.count()  # a second goes by whenever it is read
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     model, guide = pair()
-    run = fit(model, guide, dataset(), minutes=0.3 / 60, schedule="linear", **QUIET)
-    assert run.stopped.startswith("reached 0.005 minutes")
-    assert run.history["lr"].iloc[-1] < 0.5 * run.history["lr"].iloc[0]
+    run = fit(model, guide, dataset(), minutes=2, schedule="linear", **QUIET)
+    assert run.stopped == "reached 2 minutes" and 10 < run.steps < 120
+    rates = run.history["lr"]
+    assert (rates.diff().dropna() < 0).all() and rates.iloc[-1] < 0.1 * rates.iloc[0]
 
 
 def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(tmp_path):
@@ -233,8 +247,14 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
         ({"steps": 0}, "steps must be positive"),
         ({"steps": 1, "lr": -1.0}, "lr must be positive"),
         ({"steps": 1, "lr": {"model": 1.0}}, "needs the keys 'model' and 'guide'"),
-        ({"steps": 1, "schedule": "stairs"}, "schedule must be one of constant, cosine, linear"),
-        ({"steps": 1, "freeze": "both"}, "freeze must be None, 'model' or 'guide'"),
+        (
+            {"steps": 1, "schedule": "stairs"},
+            "schedule must be one of 'constant', 'cosine', 'linear'",
+        ),
+        (
+            {"steps": 1, "freeze": "both"},
+            "freeze must be one of None, 'model', 'guide', not 'both'",
+        ),
         ({"steps": 1, "patience": 0}, "patience must be at least 1"),
         ({"steps": 1, "validate_every": 0}, "validate_every must be at least 1"),
         ({"steps": 1, "clip": 0.0}, "clip must be positive"),

@@ -1,4 +1,4 @@
-"""Wake-sleep and its reweighted kind against their definitions; bounds in their order."""
+"""Objectives of directed models against their definitions; bounds in their order."""
 
 import math
 
@@ -8,7 +8,8 @@ import torch
 from pyro import poutine
 from pyro.infer import SVI
 from pyro.poutine import Trace
-from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images
+from small_rbms import binary_images
+from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images, pair
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import (
@@ -34,21 +35,41 @@ def machine(capsules=(2, 2), units=1, scale=0.8):
     return model, guide
 
 
-def binary_images(number=6):
-    torch.manual_seed(5)
-    return torch.randint(2, (number, 1, 2, 2)).double()
-
-
 def log_density(program, trace, *arguments, **keywords):
     replayed = poutine.trace(poutine.replay(program, trace=trace))
     return replayed.get_trace(*arguments, **keywords).log_prob_sum()
+
+
+def assert_gradients(losses):
+    """`backward` has left every module the gradient of its own loss."""
+    for module, loss in losses.items():
+        gradients = torch.autograd.grad(loss, list(module.parameters()))
+        for parameter, expected in zip(module.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-10)
+
+
+def by_hand(objective, model, guide, images):
+    """log p and log q of the draws of a loss, (particles, images), and the loss, descended."""
+    pyro.set_rng_seed(1)
+    loss = objective.differentiable_loss(model, guide, images)
+    loss.backward()
+    pyro.set_rng_seed(1)
+    repeated = images.repeat(objective.num_particles, 1, 1, 1)
+    code = poutine.trace(guide).get_trace(repeated).nodes["code"]["value"].detach()
+    mean = guide.slope * repeated.sum((1, 2, 3)) + guide.offset
+    log_q = torch.distributions.Normal(mean, guide.scale).log_prob(code)
+    pixels = torch.distributions.Normal(code[:, None, None, None], model.noise)
+    log_p = torch.distributions.Normal(model.mean, 1.0).log_prob(code)
+    log_p = log_p + pixels.log_prob(repeated).sum((1, 2, 3))
+    shape = objective.num_particles, len(images)
+    return log_p.view(shape), log_q.view(shape), loss
 
 
 @pytest.mark.parametrize("recycle_top", [True, False])
 def test_wake_sleep_gradients_are_their_definitions(recycle_top):
     """The same draws, made by hand from the same seed: wake for the model, sleep for the guide."""
     model, guide = machine()
-    images = binary_images()
+    images = binary_images(6)
     pyro.set_rng_seed(1)
     loss = WakeSleep(recycle_top).differentiable_loss(model, guide, images)
     loss.backward()
@@ -66,18 +87,12 @@ def test_wake_sleep_gradients_are_their_definitions(recycle_top):
         for name in top:
             dream.nodes[name]["is_observed"] = False
     seen = dream.nodes["_RETURN"]["value"]
-    for module, objective in (
-        (model, -log_p),
-        (guide, -log_density(guide, dream, seen) / 6),
-    ):
-        expected = torch.autograd.grad(objective, list(module.parameters()))
-        for parameter, gradient in zip(module.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-10)
+    assert_gradients({model: -log_p, guide: -log_density(guide, dream, seen) / 6})
 
 
 def test_reweighted_gradients_weigh_every_image_by_itself():
     model, guide = machine()
-    images, count = binary_images(), 4
+    images, count = binary_images(6), 4
     pyro.set_rng_seed(1)
     loss = ReweightedWakeSleep(count, sleep=0.3).differentiable_loss(model, guide, images)
     loss.backward()
@@ -102,13 +117,8 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
     share = log_weight.exp() / log_weight.exp().sum(0)
     seen = dream.nodes["_RETURN"]["value"]
     asleep = -log_density(guide, dream, seen) / 6
-    for module, objective in (
-        (model, -(share * log_p).sum() / 6),
-        (guide, -0.7 * (share * log_q).sum() / 6 + 0.3 * asleep),
-    ):
-        expected = torch.autograd.grad(objective, list(module.parameters()))
-        for parameter, gradient in zip(module.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-10)
+    recognise = -0.7 * (share * log_q).sum() / 6 + 0.3 * asleep
+    assert_gradients({model: -(share * log_p).sum() / 6, guide: recognise})
 
 
 def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectation():
@@ -125,7 +135,7 @@ def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectatio
 
 def test_one_particle_awake_is_wake_sleeps_wake():
     model, guide = machine()
-    images, found = binary_images(), []
+    images, found = binary_images(6), []
     for objective in (WakeSleep(), ReweightedWakeSleep(1)):
         pyro.set_rng_seed(0)
         model.zero_grad()
@@ -174,7 +184,7 @@ def test_svi_trains_both_halves():
     before = {p: p.detach().clone() for p in (*model.parameters(), *guide.parameters())}
     svi = SVI(model, guide, pyro.optim.SGD({"lr": 0.1}), loss=ReweightedWakeSleep(3))
     for _ in range(2):
-        svi.step(binary_images())
+        svi.step(binary_images(6))
     assert all(not torch.equal(p, old) for p, old in before.items())
 
 
@@ -220,26 +230,21 @@ def test_pretraining_puts_each_rbm_into_both_halves():
 
 
 def test_draws_are_constants_even_where_they_could_be_reparametrised():
-    torch.manual_seed(0)
-    model, count = Conjugate().double(), 4
-    guide, images = LinearGuide(model).double(), conjugate_images(6)
-    pyro.set_rng_seed(1)
-    ReweightedWakeSleep(count, sleep=0).differentiable_loss(model, guide, images).backward()
-    pyro.set_rng_seed(1)
-    repeated = images.repeat(count, 1, 1, 1)
-    code = poutine.trace(guide).get_trace(repeated).nodes["code"]["value"].detach()
-    law = torch.distributions.Normal(
-        guide.slope * repeated.sum((1, 2, 3)) + guide.offset, guide.scale
-    )
-    log_q = law.log_prob(code)
-    pixels = torch.distributions.Normal(code[:, None, None, None], model.noise)
-    log_p = pixels.log_prob(repeated).sum((1, 2, 3))
-    log_p = log_p + torch.distributions.Normal(model.mean, 1.0).log_prob(code)
-    share = (log_p - log_q).detach().view(count, -1).softmax(0).flatten() / 6
-    for module, score in ((model, log_p), (guide, log_q)):
-        expected = torch.autograd.grad(-(share * score).sum(), list(module.parameters()))
-        for parameter, gradient in zip(module.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-10)
+    model, guide, images, count = *pair(), conjugate_images(6), 4
+    objective = ReweightedWakeSleep(count, sleep=0)
+    log_p, log_q, _ = by_hand(objective, model, guide, images)
+    share = (log_p - log_q).detach().softmax(0) / 6
+    assert_gradients({model: -(share * log_p).sum(), guide: -(share * log_q).sum()})
+
+
+def test_score_function_credits_every_draw_with_what_it_adds_to_the_mean_of_the_others():
+    model, guide, images, count = *pair(), conjugate_images(6), 3
+    log_p, log_q, loss = by_hand(ScoreFunctionELBO(count), model, guide, images)
+    log_weight = (log_p - log_q).detach()
+    assert loss.item() == pytest.approx(-log_weight.mean().item(), abs=1e-10)
+    others = torch.stack([log_weight[torch.arange(count) != k].mean(0) for k in range(count)])
+    credit = log_weight - others
+    assert_gradients({model: -log_p.mean(), guide: -(credit * log_q).mean()})
 
 
 def test_bad_options_are_refused_by_name():
@@ -254,4 +259,4 @@ def test_bad_options_are_refused_by_name():
         WakeSleep().loss(toy, LinearGuide(toy), conjugate_images(2, torch.float32))
     gaussian = CapsuleHelmholtzMachine(4, (2, 2), 2, hidden_family="gaussian")
     with pytest.raises(ValueError, match="pretrain needs hidden units of the family"):
-        pretrain(gaussian, RecognitionMachine(gaussian), binary_images().float(), steps=1)
+        pretrain(gaussian, RecognitionMachine(gaussian), binary_images(6).float(), steps=1)
