@@ -44,17 +44,21 @@ def reconstructions(entry: Entry, images: Tensor) -> Figure:
 
 @torch.no_grad()
 def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
-    """What each capsule of an RBM paints when it alone is on."""
+    """What each capsule of an RBM does to the mean image when it alone is on.
+
+    Red is more ink than with all capsules off, blue less, each capsule on a scale of its own.
+    """
     model = entry.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
+    added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
+    tiles = torch.stack([signed_colours(field / field.abs().max()) for field in added])
     rows = {
-        f"capsules {first + 1}-{min(first + 10, len(painted))}": painted[first : first + 10]
-        for first in range(0, len(painted), 10)
+        f"capsules {first + 1}-{min(first + 10, len(tiles))}": tiles[first : first + 10]
+        for first in range(0, len(tiles), 10)
     }
-    scale = on_scale_of(images)
-    return image_rows({k: scale(v) for k, v in rows.items()}, "Fields of single capsules")
+    return image_rows(rows, "What single capsules add to the mean image")
 
 
 @torch.no_grad()
