@@ -102,6 +102,12 @@ def test_declared_sites_are_those_that_are_drawn(name, discrete):
         assert is_discrete(node["fn"]) == site.discrete, site_name
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_images_may_have_the_shape_of_any_data_set(name):
+    sizes = {**small_sizes(name), "image_shape": (3, 28, 30)}
+    assert create(name, **sizes).model.image_shape == (3, 28, 30)
+
+
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_guide_fits_relaxed_and_discrete(name, guide):
     entry = make(name, guide)
