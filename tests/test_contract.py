@@ -224,7 +224,7 @@ def test_bad_images_are_refused_by_name(name, guide, kind):
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_svi_trains_every_parameter_of_two_instances_apart(name, guide):
-    """A module that is no PyroModule hides its parameters from SVI, and is silently not trained."""
+    """A parameter that is read outside a `pyro_method` is hidden from SVI: silently not trained."""
     first, second = make(name, guide), make(name, guide, seed=1)
     at_first, at_second = values_of(first), values_of(second)
     svi_steps(first)
