@@ -1,12 +1,13 @@
 """The list of what the zoo holds: entries made by name, saved and loaded.
 
 An entry is a model with its default guide, the other guides that fit, an objective, and the
-training settings that suit them. A factory registers it:
+training settings that suit them. A factory registers it, in any module of `capsule_zoo.entries`:
 
     @register("part-whole")
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
 
-Every factory takes `image_shape`, so that any data set can be tried on any entry.
+Every factory takes `image_shape`, so that any data set can be tried on any entry. A factory outside
+the zoo registers as well, once its module has been imported.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import difflib
 import fnmatch
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -49,12 +51,15 @@ class Entry:
     Attributes:
         model: the joint distribution.
         guide: its default guide.
-        guides: makers of every guide that fits, by name; each takes this entry. The default
-            guide's own name is `default_guide`.
+        guides: makers of every guide that fits, by name; each takes this entry.
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
         name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
+        default_guide: the name among `guides` of the default guide.
+
+    Raises:
+        ValueError: `default_guide` is not among `guides`.
     """
 
     model: Model
@@ -66,6 +71,10 @@ class Entry:
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""
+
+    def __post_init__(self) -> None:
+        if self.default_guide not in self.guides:
+            raise ValueError(unknown("default_guide", self.default_guide, list(self.guides)))
 
     def make_guide(self, name: str) -> Guide:
         """A fresh guide to this entry's model, by name.
@@ -93,8 +102,10 @@ def register(
         small: sizes at which the entry is made and run in a blink; tests create it with these.
 
     Raises:
-        ValueError: the name is taken.
+        ValueError: the name is taken, or not of that form.
     """
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
 
     def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:
         if name in _factories:

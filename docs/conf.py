@@ -40,11 +40,12 @@ nb_execution_mode = "off"  # notebooks are stored with their outputs; the tests 
 
 
 def setup(app):
-    """Have pages filled in before they are parsed, and docstrings read as they are written."""
+    """Have pages written and filled in before they are parsed, and docstrings read as written."""
     sys.path.insert(0, str(HERE))
     import docstrings
     import pages
 
+    pages.write_others(HERE / pages.OTHERS)
     app.connect("source-read", pages.fill_source)
     app.connect("autodoc-process-docstring", docstrings.translate, priority=400)  # napoleon: 500
     app.connect("autodoc-before-process-signature", docstrings.resolve_hints)

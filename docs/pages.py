@@ -7,6 +7,7 @@ no list is typed by hand:
     <!-- experiments: part-whole -->     its experiments: commands, records, figures
     <!-- modules: capsule_zoo.models --> names that a package's modules hold beside its own
     <!-- commands -->                    the command line's help
+    <!-- others -->                      where `write_others` put what no page asks for
 
 Tables of chosen metrics are asked for as in the README: see `capsule_zoo.readme`.
 """
@@ -17,16 +18,20 @@ import inspect
 import json
 import pkgutil
 import re
+import shutil
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from capsule_zoo import readme, registry
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.records import read_record
+from capsule_zoo.report.stories import read_story
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
+OTHERS = "others"
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
 
@@ -48,6 +53,7 @@ def fill(text: str, root: str = "../") -> str:
         "experiments": lambda family: experiments(family, root),
         "modules": modules,
         "commands": lambda _: commands(),
+        "others": lambda _: "\n".join(f"{OTHERS}/{page}" for page in others()),
     }
 
     def made(comment: re.Match[str]) -> str:
@@ -58,6 +64,43 @@ def fill(text: str, root: str = "../") -> str:
         return makers[comment["what"]](comment["name"])
 
     return _COMMENT.sub(made, readme.fill(text, RESULTS))
+
+
+@cache
+def others() -> dict[str, str]:
+    """A page for every model that none in `models/` tells of, by the name of its module."""
+    written = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
+    families: dict[str, list[str]] = {}
+    for name in registry.list_models():
+        made = registry.create(name, **registry.small_sizes(name))
+        home = type(made.model).__module__
+        if not {f"<!-- entry: {name} -->", f".. automodule:: {home}"} & {*written.splitlines()}:
+            families.setdefault(home, []).append(name)
+    return {home.rpartition(".")[2]: _page(home, names) for home, names in families.items()}
+
+
+def write_others(folder: Path) -> None:
+    """Write the pages of `others` into a folder of their own."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for page, text in others().items():
+        (folder / f"{page}.md").write_text(text)
+
+
+def _page(home: str, names: list[str]) -> str:
+    """A module's story, its entries with their experiments, and what is in it beside them."""
+    module = import_module(home)
+    factories = {registry.factory_of(name).__name__ for name in names}
+    told = [] if home.startswith("capsule_zoo.models.") else _defined_in(module)  # there: in api/
+    reference = _reference(module, [thing for thing in told if thing not in factories])
+    parts = [
+        f"# {read_story(module.__doc__).title}\n",
+        _rst(f".. automodule:: {home}\n   :no-members:"),
+        "## In the zoo\n",
+        *(f"<!-- entry: {name} -->\n" for name in names),
+        *(f"<!-- experiments: {name} -->\n" for name in names if list_experiments(f"{name}/*")),
+    ]
+    return "\n".join([*parts, "## Reference\n", _rst(reference)] if reference else parts)
 
 
 def entry(name: str) -> str:
@@ -153,15 +196,21 @@ def modules(package: str) -> str:
             continue
         clash = "   :no-index:\n" if short in own else ""
         story = f".. automodule:: {info.name}\n   :no-members:\n{clash}"
-        lines = [f".. currentmodule:: {info.name}\n" if info.name in told else story]
-        for name in rest:
-            kind = "autoclass" if inspect.isclass(getattr(module, name)) else "autofunction"
-            lines.append(f".. {kind}:: {info.name}.{name}\n")
-        parts.append(f"### {short}\n\n{_rst(chr(10).join(lines))}")
+        head = f".. currentmodule:: {info.name}\n" if info.name in told else story
+        parts.append(f"### {short}\n\n{_rst(head + chr(10) + _reference(module, rest))}")
     return "\n".join(parts)
 
 
-def _defined_in(module: object) -> list[str]:
+def _reference(module: ModuleType, names: list[str]) -> str:
+    """What autodoc is asked for, to tell of these names of a module."""
+    kinds = {True: "autoclass", False: "autofunction"}
+    return "\n".join(
+        f".. {kinds[inspect.isclass(getattr(module, name))]}:: {module.__name__}.{name}\n"
+        for name in names
+    )
+
+
+def _defined_in(module: ModuleType) -> list[str]:
     """Public classes and functions, in the order in which the file has them."""
     return [
         name
@@ -199,8 +248,10 @@ def _rst(text: str) -> str:
 
 def _link(kind: type) -> str:
     home = kind.__module__.rpartition(".")[0]
-    known = home.startswith("capsule_zoo") and kind.__name__ in import_module(home).__all__
-    return f"{{py:obj}}`~{home}.{kind.__name__}`" if known else f"`{kind.__name__}`"
+    public = getattr(import_module(home), "__all__", ()) if home.startswith("capsule_zoo") else ()
+    return (
+        f"{{py:obj}}`~{home}.{kind.__name__}`" if kind.__name__ in public else f"`{kind.__name__}`"
+    )
 
 
 def _first_line(kind: type) -> str:

@@ -102,6 +102,12 @@ def test_declared_sites_are_those_that_are_drawn(name, discrete):
         assert is_discrete(node["fn"]) == site.discrete, site_name
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_images_may_have_the_shape_of_any_data_set(name):
+    sizes = {**small_sizes(name), "image_shape": (3, 28, 30)}
+    assert create(name, **sizes).model.image_shape == (3, 28, 30)
+
+
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_guide_fits_relaxed_and_discrete(name, guide):
     entry = make(name, guide)
@@ -218,7 +224,7 @@ def test_bad_images_are_refused_by_name(name, guide, kind):
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_svi_trains_every_parameter_of_two_instances_apart(name, guide):
-    """A module that is no PyroModule hides its parameters from SVI, and is silently not trained."""
+    """A parameter that is read outside a `pyro_method` is hidden from SVI: silently not trained."""
     first, second = make(name, guide), make(name, guide, seed=1)
     at_first, at_second = values_of(first), values_of(second)
     svi_steps(first)

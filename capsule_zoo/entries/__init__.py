@@ -1,23 +1,7 @@
-"""The zoo's entries, one file each; importing this package registers them all."""
+"""The zoo's entries, one file each; importing this package finds and registers them all."""
 
-from capsule_zoo.entries import (
-    capsule_helmholtz,
-    capsule_rbm,
-    cnn,
-    generative_capsnet,
-    matrix_capsules,
-    part_whole,
-    recurrent_capsules,
-    vae,
-)
+import pkgutil
+from importlib import import_module
 
-__all__ = [
-    "capsule_helmholtz",
-    "capsule_rbm",
-    "cnn",
-    "generative_capsnet",
-    "matrix_capsules",
-    "part_whole",
-    "recurrent_capsules",
-    "vae",
-]
+for _module in pkgutil.iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -1,6 +1,6 @@
 """What the report shows, gathered: every model with its story, records, pictures and rivals.
 
-A family is a module of `capsule_zoo.models` with the entries that are made of it; experiments and
+A family is a module that holds a model, with the entries that are made of it; experiments and
 trained weights come to it by their names. Nothing is listed by hand but what a reader should see
 first: `LEADS`, `COMPARISONS` and `BENCHMARKED`.
 """
@@ -226,7 +226,7 @@ def read_records(folder: Path) -> dict[str, dict]:
 
 
 def find_families() -> list[Family]:
-    """One for each module of models that has an entry."""
+    """One for each module that holds the model of an entry."""
     members: dict[str, list[Inhabitant]] = {}
     with torch.random.fork_rng(devices=[]):
         for name in list_models():

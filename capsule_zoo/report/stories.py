@@ -1,7 +1,7 @@
 """A model's story, read off the docstring of its module, so that there is one text of it.
 
-Every module of `capsule_zoo.models` opens in the same way: a line with the name and what it is
-about, the story, the generative process in pseudo-code, what else there is to say, the references.
+Every module that holds a model opens in the same way: a line with the name and what it is about,
+the story, the generative process in pseudo-code, what else there is to say, the references.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ def test_entries_are_listed_by_pattern():
 
 @pytest.mark.parametrize("name", list_models())
 def test_every_entry_says_what_it_is(name):
-    assert describe(name)
+    assert describe(name), "the first line of the factory's docstring is shown by `list`"
 
 
 def test_an_unknown_name_meets_the_nearest():
@@ -66,6 +67,14 @@ def test_a_name_is_registered_once(scratch_registry):
     assert describe("of-a-test") == "First line."
     with pytest.raises(ValueError, match="registered already"):
         register("of-a-test")(factory)
+    for name in ("of_a_test", "Of-a-test", "of a test", ""):
+        with pytest.raises(ValueError, match="lower case with hyphens"):
+            register(name)
+
+
+def test_the_default_guide_is_one_of_the_guides(entry):
+    with pytest.raises(ValueError, match="did you mean 'delta'"):
+        replace(entry, default_guide="delt")
 
 
 def test_small_sizes_are_not_shared():

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from PIL import Image
 
-from capsule_zoo import models
 from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.report.pictures import WIDTH, picture
 from capsule_zoo.report.stories import Block, read_story, remainder
@@ -135,11 +134,12 @@ def test_a_story_is_told_up_to_its_process():
 @pytest.mark.parametrize("name", list_models())
 def test_every_model_has_a_story_with_its_process(name):
     module = type(create(name, **small_sizes(name)).model).__module__
-    assert module.startswith(models.__name__)
     story = read_story(sys.modules[module].__doc__)
-    assert story.title and story.subtitle and story.references
-    assert not story.told[0].is_code and len(story.told[0].text) > 80
-    assert story.told[-1].is_code and "~" in "".join(b.text for b in story.told + story.more)
+    assert story.title and story.subtitle, f"{module} opens with `Name: what it is about.`"
+    assert story.references, f"{module} ends its docstring with `References:`"
+    process = [block for block in story.told + story.more if block.is_code and "~" in block.text]
+    assert process and story.told[-1].is_code, f"{module} writes `site ~ Law(...)`, indented"
+    assert len(story.told[0].text) > 80, f"{module} tells a paragraph before that"
 
 
 def test_a_picture_is_made_light_and_keeps_its_shape(tmp_path):

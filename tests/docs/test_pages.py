@@ -34,8 +34,9 @@ def docstrings(pages):
     ("what", "known"),
     [("entry", list_models()), ("experiments", {n.split("/")[0] for n in list_experiments()})],
 )
-def test_everything_registered_is_asked_for_once(what, known):
+def test_everything_registered_is_asked_for_once(pages, what, known):
     texts = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
+    texts += "".join(pages.others().values())
     assert sorted(re.findall(rf"<!-- {what}: (\S+) -->", texts)) == sorted(known)
 
 

@@ -1,0 +1,72 @@
+"""CONTRIBUTING.md keeps its word: its example of a model is one file, and no other edit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("capsule_zoo", "models", "guides", "inference", "data", "weights", "docs", "results")
+# Tests of the whole zoo, beside those that have the example's name in theirs.
+OF_ALL = ("asked_for_once", "has_a_check")
+
+EVERYWHERE = """
+import sys
+from pathlib import Path
+
+import capsule_zoo
+from capsule_zoo.cli import main
+
+assert Path(capsule_zoo.__file__).is_relative_to(Path.cwd())
+for command in ("list", "train blob --steps 2", "evaluate RUN --images 8 --particles 2", "report"):
+    try:
+        main(command.replace("RUN", "runs/blob-digits-0").split())
+    except SystemExit as ended:
+        assert not ended.code, command
+sys.path.insert(0, "docs")
+import pages
+
+print(pages.fill(pages.others()["blob"]), pages.fill(Path("docs/index.md").read_text()))
+"""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory) -> Path:
+    """A copy of the zoo in which nothing is changed, with the example where it belongs."""
+    text, copy = (ROOT / "CONTRIBUTING.md").read_text(), tmp_path_factory.mktemp("house")
+    left = shutil.ignore_patterns("__pycache__", "notebooks", "others")
+    for folder in (*COPIED, "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=left)
+    shutil.copy(ROOT / "setup.cfg", copy)
+    ((place, example),) = re.findall(r"`(\S+/blob\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL)
+    (copy / place).write_text(example)
+    return copy
+
+
+def run(house: Path, *words: str) -> str:
+    """What a Python program prints that is run in the house."""
+    done = subprocess.run([sys.executable, *words], cwd=house, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_example_passes_the_tests_of_every_model(house):
+    chosen = " or ".join(["blob", *OF_ALL])
+    folders = ["tests/test_contract.py", "tests/capsule_zoo", "tests/docs"]
+    printed = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders, "-k", chosen)
+    assert int(re.search(r"(\d+) passed", printed)[1]) > 20 + len(OF_ALL)
+    assert "skipped" not in printed
+
+
+def test_the_example_is_listed_trained_evaluated_and_shown(house):
+    printed = run(house, "-c", EVERYWHERE)
+    assert re.search(r"^blob +A spot of light", printed, re.MULTILINE)
+    assert re.search(r"^elbo +-?\d", printed, re.MULTILINE)
+    assert 'create("blob")' in (house / "report.html").read_text()
+    assert "autoclass:: capsule_zoo.entries.blob.BlobReader" in printed
+    assert "\nothers/blob\n" in printed
