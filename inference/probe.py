@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pyro import poutine
 from pyro.distributions import TorchDistribution
+from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -111,7 +112,10 @@ def probe_scores(
     _check_lengths("test", test, test_labels)
     probe = fit_probe(train, labels, penalty)
     answers = test_labels.numpy()
-    log_probability = probe.predict_log_proba(test)
+    scores = probe.decision_function(test)
+    if scores.ndim == 1:  # of two classes scikit-learn gives the log-odds
+        scores = np.stack([np.zeros_like(scores), scores], axis=1)
+    log_probability = log_softmax(scores, axis=1)  # `predict_log_proba` may take the log of 0
     known = probe.classes_
     accuracy = Accuracy.of(torch.from_numpy(known[log_probability.argmax(1)] == answers))
     count = len(test)

@@ -45,6 +45,17 @@ def test_information_of_a_class_that_was_never_shown_is_without_bound():
     assert told.value == -np.inf and accuracy.value <= 0.75
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_information_of_an_answer_that_is_all_but_excluded_is_finite(classes):
+    features = np.eye(classes)[np.arange(60) % classes]
+    labels = torch.arange(60) % classes
+    far = 1e5 * features[:1]  # its probability of any class but 0 is below the smallest float
+    _, told = probe_scores(
+        features, labels, np.concatenate([far, features]), labels[[1, *range(60)]]
+    )
+    assert np.isfinite(told.value) and told.value < -1000
+
+
 def test_latents_are_probabilities_and_poses_in_the_order_asked():
     torch.manual_seed(0)
     model = PartWholeCapsules(3, 4, image_size=12, template_size=5)
