@@ -157,8 +157,8 @@ class RecurrentCapsules(Model):
         label_weight: float = 100.0,
     ) -> None:
         super().__init__()
-        wide = {f"channels[{i}]": n for i, n in enumerate(channels)}
-        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes, **wide)
+        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)
+        check_at_least(1, channels=channels)
         check_at_least(0, label_weight=label_weight)
         check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))

@@ -5,7 +5,7 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.guides.routing_part_whole import RoutingPartWhole, activation, gather
+from capsule_zoo.guides.routing_part_whole import RoutingPartWhole, activation, best_pose
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 
@@ -44,8 +44,8 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
     logits = torch.where(objects.presence > 0, LARGE, -LARGE).double()
     selection = model.selections[0]
     law = selection(Capsules(logits, objects.pose), relaxed=True)
-    fit = guide._child_log_density(law, parts)
-    found = activation(logits, selection.log_affinity, fit, selection.epsilon)
+    log_density = guide._child_log_density(law, parts)
+    found = activation(logits, selection.log_affinity, log_density, selection.epsilon)
     for j in range(3):
         on, off = objects.presence.clone(), objects.presence.clone()
         on[:, j], off[:, j] = 1, 0
@@ -54,17 +54,17 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
         torch.testing.assert_close(found[:, j], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_gather_minimises_the_weighted_distance(model):
+def test_the_best_pose_minimises_the_weighted_distance(model):
     _, parts = draw(model)
     transform = model.selections[0].transform.detach()
     weight = torch.rand(4, 5, 3, dtype=torch.float64)
-    steadiness = torch.tensor([0.7, 0.7, 0.2], dtype=torch.float64)
-    best = gather(parts.pose, transform, weight, steadiness).requires_grad_()
+    precision = torch.tensor([0.7, 0.7, 0.2], dtype=torch.float64)
+    best = best_pose(parts.pose, transform, weight, precision).requires_grad_()
     identity = poses.identity_like(best)
     votes = poses.compose(best[:, None], identity + transform)
     distance = (weight * (parts.pose[:, :, None] - votes).square().sum(-1)).sum()
     strays = (best - identity).unflatten(-1, (2, 3)).square()
-    total = distance + (steadiness * strays).sum()
+    total = distance + (precision * strays).sum()
     (gradient,) = torch.autograd.grad(total, best)
     assert gradient.abs().max() < 1e-9  # convex, so a vanishing gradient is the minimum
 

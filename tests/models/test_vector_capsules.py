@@ -63,7 +63,7 @@ def test_class_vectors_are_those_of_dynamic_routing():
             torch.testing.assert_close(v, dynamic_routing(u, layer.transform, 3, 3))
 
 
-def test_batches_in_parts_give_the_same_classes_and_gradients(monkeypatch):
+def test_batches_in_chunks_give_the_same_classes_and_gradients(monkeypatch):
     layer = ClassVectors(6, 3, DynamicRouting(2, fair=False)).double()
     children = torch.randn(5, 6, 8, dtype=torch.float64, requires_grad=True)
     found = []
@@ -97,5 +97,5 @@ def test_untrained_classes_are_neither_there_nor_not(children, classes):
 
 
 def test_grids_smaller_than_the_kernel_are_refused():
-    with pytest.raises(ValueError, match="height of the maps must be at least 9, not 8"):
+    with pytest.raises(ValueError, match=r"grid\[0\] must be at least 9, not 8"):
         VectorCapsules(torch.nn.Identity(), 2, (8, 9), 2, 3, None)
