@@ -70,6 +70,14 @@ def test_the_guide_sees_what_is_missing():
     assert error.abs().max() < 1e-9
 
 
+def test_what_the_forget_gate_leaves_is_what_the_input_gate_lets_in():
+    cell, (inputs, hidden, state) = CoupledLSTM(3, 3), torch.randn(3, 4, 3)
+    forget, output, new = (torch.cat([inputs, hidden], 1) @ cell.gates.weight.T).split(3, 1)
+    after = forget.sigmoid() * state + (1 - forget.sigmoid()) * new.tanh()
+    found = cell(inputs, hidden, state)
+    torch.testing.assert_close(found, (output.sigmoid() * after.tanh(), after))
+
+
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 def test_cells_stay_within_one_for_any_number_of_steps(scale):
     cell = CoupledLSTM(3, 6)

@@ -78,9 +78,22 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
         model.selections[0].presence_logits.fill_(3.0)
     placed = poses.compose(chosen, identity + model.selections[0].transform[:, 1]).detach()
     parts = Capsules(torch.ones(1, 5).double(), placed[None])
-    belief = RoutingPartWhole(model, iterations=20, channels=4).double().parents(0, parts)
-    assert belief.logits.argmax(-1).item() == 1 and belief.logits[0, 1] > 3
-    assert (belief.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
+    proposal = RoutingPartWhole(model, iterations=20, channels=4).double().parents(0, parts)
+    assert proposal.logits.argmax(-1).item() == 1 and proposal.logits[0, 1] > 3
+    assert (proposal.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
+
+
+def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
+    model = PartWholeCapsules(1, 5, image_size=12, template_size=5).double()
+    torch.nn.init.constant_(model.presence_logits, -2.0)
+    model = model.with_discrete_presences()
+    _, parts = draw(model)
+    proposal = RoutingPartWhole(model, channels=4).double().parents(0, parts)
+    there, gone = (
+        log_children(model, Capsules(torch.full((4, 1), t).double(), proposal.pose), parts)
+        for t in (1, 0)
+    )
+    torch.testing.assert_close(proposal.logits[:, 0], there - gone - 2)
 
 
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])

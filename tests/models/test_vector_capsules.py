@@ -5,7 +5,13 @@ import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
 from capsule_zoo.models import vector_capsules
-from capsule_zoo.models.vector_capsules import ClassVectors, VectorCapsules, margin_loss, squash
+from capsule_zoo.models.vector_capsules import (
+    ClassVectors,
+    VectorCapsules,
+    keep_scale,
+    margin_loss,
+    squash,
+)
 
 
 def test_squash_is_the_papers():
@@ -94,6 +100,13 @@ def test_untrained_classes_are_neither_there_nor_not(children, classes):
     with torch.no_grad():
         length = layer(squash(torch.randn(50, children, 8))).norm(dim=-1)
     assert 0.25 < length.mean() < 0.75
+
+
+def test_initial_weights_keep_the_scale_of_what_is_half_passed():
+    layer = torch.nn.Conv2d(32, 64, 3)
+    keep_scale(layer, 32 * 9)
+    inputs = torch.randn(8, 32, 12, 12)
+    assert layer(inputs.relu()).square().mean().item() == pytest.approx(1, rel=0.1)
 
 
 def test_grids_smaller_than_the_kernel_are_refused():
