@@ -8,7 +8,8 @@ is coordinate ascent on the model's own log joint, so the classic steps of routi
     activation   logit t_j = logit pi_j + log p(children | t_j = 1) - log p(children | t_j = 0)
 
 The M step weighs the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame; it is a
-ridge regression with a closed form. Parts come from the same encoder as in `AmortizedPartWhole`.
+ridge regression with a closed form. Of a prior with several rotations it knows the identity alone.
+Parts come from the same encoder as in `AmortizedPartWhole`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; votes as in Smith, Schut, Gal &
@@ -55,12 +56,12 @@ class RoutingPartWhole(PartEncoder):
         """EM from presences at their prior and identity poses."""
         model, selection = self.model, self.model.selections[index]
         batch, number = len(children.pose), model.levels[index].size
-        prior = model.presence_logits if index == 0 else torch.zeros_like(model.presence_logits[:1])
+        if index == 0:
+            prior, scale = model.presence_logits, [model.sigma_top] * 2 + [model.sigma_place]
+        else:  # a prior that knows of no parents above: even odds, and poses of any kind
+            prior, scale = model.presence_logits.new_zeros(1), [selection.sigma_off] * 3
         logits = prior.expand(batch, number)
         pose = poses.identity_like(children.pose).expand(batch, number, 6)
-        scale = [selection.sigma_off] * 3
-        if index == 0:
-            scale = [model.sigma_top, model.sigma_top, model.sigma_place]
         precision = children.pose.new_tensor(scale) ** -2
         there = as_presence(children.presence, model.relaxed)
         for _ in range(self.options["iterations"]):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -162,10 +161,10 @@ def check_images(
         )
 
 
-def check_at_least(minimum: float, **arguments: float | Sequence[float]) -> None:
+def check_at_least(minimum: float, **arguments: float | list[float] | tuple[float, ...]) -> None:
     """Raise ValueError naming the first argument, or its entry, that is below `minimum`."""
     for name, value in arguments.items():
-        if isinstance(value, Sequence):
+        if isinstance(value, list | tuple):
             check_at_least(minimum, **{f"{name}[{i}]": entry for i, entry in enumerate(value)})
         elif not value >= minimum:
             raise ValueError(f"{name} must be at least {minimum:g}, not {value!r}")

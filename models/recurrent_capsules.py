@@ -182,8 +182,7 @@ class RecurrentCapsules(Model):
             )
             inputs = classes * CLASS
         self.cell = CoupledLSTM(inputs, units)
-        patch = (window, window) if attention else (height, width)
-        self.patch_shape = colours, *patch
+        self.patch_shape = (colours, window, window) if attention else image_shape
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
         nn.init.normal_(self.paint.weight, std=0.25)  # less, and codes fade before they are of use
         if attention:

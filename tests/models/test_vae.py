@@ -64,10 +64,12 @@ def test_with_the_exact_posterior_every_weight_is_the_evidence():
 def test_elbo_is_below_iwae_and_both_are_below_the_evidence():
     model, guide, evidence = linear_gaussian()
     exact = guide.code_law
-    wrong = lambda images: dist.Normal(  # noqa: E731 - a wider, shifted posterior
-        exact(images).mean + 0.05, 1.5 * exact(images).variance.sqrt()
-    ).to_event(1)
-    guide.code_law = wrong
+
+    def wider_and_shifted(images):
+        law = exact(images)
+        return dist.Normal(law.mean + 0.05, 1.5 * law.variance.sqrt()).to_event(1)
+
+    guide.code_law = wider_and_shifted
     images = torch.rand(50, 1, 2, 2, dtype=torch.float64)
     summary = summarize(evaluate(model, guide, images, num_particles=200))
     truth = evidence(images).mean().item()
