@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Self
 
 from torch import nn
 
@@ -30,12 +31,20 @@ class Guide(NamedModule):
     owning it: the model's parameters are not the guide's.
 
     Attributes:
-        covers: names of the sites that the guide draws.
+        model_class: of the models that the guide fits.
+
+    Raises:
+        ValueError: the model is of another class.
     """
 
-    covers: tuple[str, ...] = ()
+    model_class: type[nn.Module] = nn.Module
 
     def __init__(self, model: Model) -> None:
+        if not isinstance(model, self.model_class):
+            raise ValueError(
+                f"model must be of class {self.model_class.__name__} for {type(self).__name__}, "
+                f"not {type(model).__name__}"
+            )
         super().__init__()
         self._model = (model,)  # in a tuple, as Pyro's AutoGuides do, so that it is no sub-module
 
@@ -43,6 +52,12 @@ class Guide(NamedModule):
     def model(self) -> Model:
         return self._model[0]
 
-    def with_discrete_presences(self) -> Guide:
-        """The guide to the model's `with_discrete_presences()`; itself unless it is relaxed."""
-        return self
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """Names of the sites that the guide draws: all that the model leaves to guides."""
+        return tuple(site.name for site in self.model.latent_sites)
+
+    def with_discrete_presences(self) -> Self:
+        """The same parameters in a guide to the model's `with_discrete_presences()`."""
+        model = self.model.with_discrete_presences()
+        return self if model is self.model else self.sharing_parameters(_model=(model,))

@@ -26,13 +26,13 @@ class ClassPose(Guide):
         classifier: the capsule network.
 
     Raises:
-        ValueError: the decoder's code is of another size.
+        ValueError: the decoder is no variational autoencoder, or its code is of another size.
 
     Reference: Sabour, Frosst & Hinton 2017 (arXiv 1710.09829), section 4.1, where such a decoder is
     trained along with the network.
     """
 
-    covers = ("image_code",)
+    model_class = VariationalAutoencoder
 
     def __init__(self, model: VariationalAutoencoder, classifier: MatrixCapsules) -> None:
         super().__init__(model)

@@ -48,6 +48,8 @@ class ConditionalEncoder(Guide):
         ValueError: another kind of model, a size below 1, or a window larger than the image.
     """
 
+    model_class = OnRequest
+
     def __init__(
         self,
         model: OnRequest,
@@ -57,10 +59,8 @@ class ConditionalEncoder(Guide):
         channels: int = 64,
         hidden: int = 1024,
     ) -> None:
-        if not isinstance(model, OnRequest):
-            raise ValueError(f"model must paint on request, which a {type(model).__name__} cannot")
-        check_at_least(1, channels=channels, hidden=hidden)
         super().__init__(model)
+        check_at_least(1, channels=channels, hidden=hidden)
         colours, height, width = model.image_shape
         self.window = rows, columns = window or (height, width)
         if not (1 <= rows <= height and 1 <= columns <= width):
@@ -72,14 +72,6 @@ class ConditionalEncoder(Guide):
             for name, law in model.prior().items()
         }
         self.read = PyroModule[nn.Linear](hidden, sum(self.columns.values()))
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return tuple(self.columns)
-
-    def with_discrete_presences(self) -> ConditionalEncoder:
-        """The same parameters in a guide to the model with one-hot kinds."""
-        return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Draws every latent and returns the values by site, (B, ...) each."""

@@ -39,13 +39,7 @@ class ExactSwitches(Guide):
         ValueError: `model` is no capsule RBM.
     """
 
-    def __init__(self, model: CapsuleRBM) -> None:
-        _check_model(model)
-        super().__init__(model)
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.model.latent_sites)
+    model_class = CapsuleRBM
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         self.model.check_images(images)
@@ -72,17 +66,16 @@ class MeanFieldSwitches(Guide):
         iterations: of the fixed-point equation.
 
     Raises:
-        ValueError: `model` has no switches, or `iterations` is below 1.
+        ValueError: `model` is no capsule RBM or has no switches, or `iterations` is below 1.
     """
 
-    covers = ("capsule_switch", "capsule_hidden")
+    model_class = CapsuleRBM
 
     def __init__(self, model: CapsuleRBM, iterations: int = 20) -> None:
-        _check_model(model)
+        super().__init__(model)
         if not model.switched:
             raise ValueError("model must have switches; for an RBM use ExactSwitches")
         check_at_least(1, iterations=iterations)
-        super().__init__(model)
         self.iterations = iterations
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
@@ -125,8 +118,3 @@ class MeanFieldSwitches(Guide):
         logits = model.switch_bias + switch
         entropy = F.binary_cross_entropy(probability, probability, reduction="none")
         return -(own + hidden + (probability * logits + entropy).sum(1))
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, CapsuleRBM):
-        raise ValueError(f"model must be a CapsuleRBM or an RBM, not a {type(model).__name__}")

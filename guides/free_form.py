@@ -21,6 +21,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide, in_eval_mode
+from capsule_zoo.models.base import check_one_of
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 
 _INITIAL_SCALE = 0.02
@@ -36,9 +37,10 @@ class FreeForm(Guide):
         pose: "delta" or "normal".
 
     Raises:
-        ValueError: unknown `pose`, or images that the model does not take.
+        ValueError: another kind of model, unknown `pose`, or images that the model does not take.
     """
 
+    model_class = PartWholeCapsules
     per_image = True  # its parameters belong to these images, in this order
 
     def __init__(
@@ -48,10 +50,9 @@ class FreeForm(Guide):
         init: Guide | None = None,
         pose: str = "delta",
     ) -> None:
-        if pose not in ("delta", "normal"):
-            raise ValueError(f"pose must be 'delta' or 'normal', not {pose!r}")
-        model.check_images(images)
         super().__init__(model)
+        check_one_of("pose", pose, ("delta", "normal"))
+        model.check_images(images)
         self.pose = pose
         with torch.no_grad(), poutine.block():
             if init is None:
@@ -59,10 +60,8 @@ class FreeForm(Guide):
             else:
                 with in_eval_mode(init):
                     start = poutine.trace(init).get_trace(images)
-        self.presence_logits, self.poses = (
-            PyroModule[nn.ParameterDict](),
-            PyroModule[nn.ParameterDict](),
-        )
+        self.presence_logits = PyroModule[nn.ParameterDict]()
+        self.poses = PyroModule[nn.ParameterDict]()
         self.log_scales = PyroModule[nn.ParameterDict]()
         for level in model.levels:
             centre = start.nodes[f"{level.name}_pose"]["value"]
@@ -78,10 +77,6 @@ class FreeForm(Guide):
                 self.log_scales[level.name] = nn.Parameter(scale.log())
 
     @property
-    def covers(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.model.latent_sites)
-
-    @property
     def num_images(self) -> int:
         return len(self.poses["part"])
 
@@ -95,9 +90,6 @@ class FreeForm(Guide):
             )
         chosen._rename()
         return chosen
-
-    def with_discrete_presences(self) -> FreeForm:
-        return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
         """Draws every level and returns the objects' choices.

@@ -17,12 +17,12 @@ class ExactLabel(Guide):
 
     Args:
         model: the classifier.
+
+    Raises:
+        ValueError: the model is no classifier.
     """
 
-    covers = ("label",)
-
-    def __init__(self, model: Classifier) -> None:
-        super().__init__(model)
+    model_class = Classifier
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
         model = self.model

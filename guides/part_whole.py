@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.models import poses
-from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.base import check_at_least, check_one_of
 from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.selection import as_presence
@@ -73,8 +73,8 @@ class PoseHead(PyroModule):
         return dist.LowRankMultivariateNormal(loc, factor, scale.square())
 
 
-class Belief(NamedTuple):
-    """What a guide thinks of one level before it draws.
+class Proposal(NamedTuple):
+    """What the capsules of one level are drawn from.
 
     Attributes:
         logits: of the presences, (B, capsules).
@@ -87,13 +87,13 @@ class Belief(NamedTuple):
     features: Tensor
 
 
-_Posed = TypeVar("_Posed", Capsules, Belief)
+_Posed = TypeVar("_Posed", Capsules, Proposal)
 
 
 class PartEncoder(Guide):
     """Base of the guides that read parts from the image and everything above from the parts.
 
-    Subclasses write `parents`, the belief about one level given the capsules drawn below it, and
+    Subclasses write `parents`, the proposal for one level given the capsules drawn below it, and
     say in `parent_features` from how many features its deviations are read.
 
     Args:
@@ -111,10 +111,11 @@ class PartEncoder(Guide):
             equivariant under shifts.
 
     Raises:
-        ValueError: `pose` is none of the three, `model` has no parts, or its images, which are to
-            be turned, are not square.
+        ValueError: another kind of model, an unknown `pose`, a size below 1, or images that are to
+            be turned and are not square.
     """
 
+    model_class = PartWholeCapsules
     parent_features: int
 
     def __init__(
@@ -130,12 +131,10 @@ class PartEncoder(Guide):
         turns: int = 1,
         centred: bool = False,
     ) -> None:
-        if not isinstance(model, PartWholeCapsules):
-            raise ValueError(f"model must be a PartWholeCapsules, not a {type(model).__name__}")
-        if pose not in POSES:
-            raise ValueError(f"pose must be one of {', '.join(map(repr, POSES))}, not {pose!r}")
-        _check_turns(model, turns)
         super().__init__(model)
+        check_one_of("pose", pose, POSES)
+        check_at_least(1, channels=channels, rank=rank)
+        _check_turns(model, turns)
         self.options: dict[str, Any] = dict(
             channels=channels,
             max_scale=max_scale,
@@ -162,10 +161,6 @@ class PartEncoder(Guide):
             for read, level in zip(features, model.levels, strict=True)
         )
 
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.model.latent_sites)
-
     def with_poses(self, pose: str) -> Self:
         """A new guide to the same model with the same weights and another law of the poses.
 
@@ -189,11 +184,8 @@ class PartEncoder(Guide):
         self.load_state_dict({**mine, **same})
         return self
 
-    def with_discrete_presences(self) -> Self:
-        return self.sharing_parameters(_model=(self.model.with_discrete_presences(),))
-
-    def parents(self, index: int, children: Capsules) -> Belief:
-        """The belief about level `index` of the model, given the capsules drawn one level down."""
+    def parents(self, index: int, children: Capsules) -> Proposal:
+        """The proposal for level `index` of the model, given the capsules drawn one level down."""
         raise NotImplementedError(f"{type(self).__name__} must write parents")
 
     def forward(
@@ -222,22 +214,22 @@ class PartEncoder(Guide):
                 capsules = self._draw(index, self.parents(index, below), frame)
         return capsules
 
-    def _parts(self, images: Tensor) -> Belief:
+    def _parts(self, images: Tensor) -> Proposal:
         features = self.encoder(images - 0.5)
         if self.options["coordinates"]:
             features = _with_coordinates(features)
         read = self.pool(features)  # (B, parts, _OUTPUTS)
         bounds = self.options["max_scale"], self.options["anisotropy"]
         pose = poses.from_parameters(read[..., 1:7], 0.01, *bounds)
-        return Belief(read[..., 0], pose, F.elu(read))
+        return Proposal(read[..., 0], pose, F.elu(read))
 
-    def _draw(self, index: int, belief: Belief, frame: Tensor | None) -> Capsules:
+    def _draw(self, index: int, proposal: Proposal, frame: Tensor | None) -> Capsules:
         level = self.model.levels[index]
         if frame is not None:
-            belief = _moved(belief, frame)
-        law = self.pose_heads[index](belief.pose, belief.features)
+            proposal = _moved(proposal, frame)
+        law = self.pose_heads[index](proposal.pose, proposal.features)
         with pyro.plate(level.plate, level.size, dim=-1):
-            presence_law = self.model.presence_law(belief.logits)
+            presence_law = self.model.presence_law(proposal.logits)
             presence = pyro.sample(f"{level.name}_presence", presence_law)
             return Capsules(presence, pyro.sample(f"{level.name}_pose", law))
 
@@ -276,10 +268,10 @@ class AmortizedPartWhole(PartEncoder):
             transformer.read_bias.data[:, 1:3] += _FULL_SIZE
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
 
-    def parents(self, index: int, children: Capsules) -> Belief:
+    def parents(self, index: int, children: Capsules) -> Proposal:
         read = self.transformers[index](self._as_set(children))  # (B, parents, _OUTPUTS)
         logits = self.balance[index](read[..., 0])
-        return Belief(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
+        return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
 
     def _as_set(self, capsules: Capsules) -> Tensor:
         """Drawn capsules as a set: pose, presence and one-hot identity, (B, n, 7 + n)."""

@@ -55,11 +55,9 @@ class RecognitionMachine(Guide):
         ValueError: `model` is no capsule Helmholtz machine.
     """
 
+    model_class = CapsuleHelmholtzMachine
+
     def __init__(self, model: CapsuleHelmholtzMachine) -> None:
-        if not isinstance(model, CapsuleHelmholtzMachine):
-            raise ValueError(
-                f"model must be a CapsuleHelmholtzMachine, not a {type(model).__name__}"
-            )
         super().__init__(model)
         inputs = gates = math.prod(model.image_shape)
         layers = []
@@ -68,10 +66,6 @@ class RecognitionMachine(Guide):
             layers.append(RecognitionLayer(inputs, gates, capsules, units))
             inputs, gates = capsules * units, capsules
         self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.model.sites)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         self.model.check_images(images)

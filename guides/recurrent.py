@@ -42,9 +42,9 @@ class RecurrentEncoder(Guide):
         ValueError: `model` is no recurrent capsule network.
     """
 
+    model_class = RecurrentCapsules
+
     def __init__(self, model: RecurrentCapsules) -> None:
-        if not isinstance(model, RecurrentCapsules):
-            raise ValueError(f"model must be a RecurrentCapsules, not a {type(model).__name__}")
         super().__init__(model)
         colours, height, width = model.image_shape
         inputs = 0 if model.capsules == "none" else model.num_classes * CLASS
@@ -57,10 +57,6 @@ class RecurrentEncoder(Guide):
             inputs += 2 * colours * math.prod(patch)
         self.cell = CoupledLSTM(inputs + model.units, model.units)
         self.code = PyroModule[nn.Linear](model.units, 2 * model.latent)
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.model.sites)
 
     def forward(
         self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None

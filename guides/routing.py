@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.base import check_at_least, check_positive
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.switchable_gaussians import (
     Belief,
     ParentLaw,
@@ -45,6 +45,7 @@ from capsule_zoo.models.switchable_gaussians import (
     parent_logits,
     vote_log_density,
 )
+from capsule_zoo.models.vector_capsules import squash
 from capsule_zoo.models.votes import Gathered, Votes
 
 _TINY = 1e-12
@@ -56,20 +57,15 @@ class Routing:
 
     Attributes:
         iterations: how often the parents are inferred.
-        anneal: in iteration t = 0, 1, ... a parent's inverse temperature is that of its law times
-            1 - anneal^(t + 1); 0 holds it constant.
 
     Raises:
-        ValueError: `iterations` below 1, or `anneal` outside [0, 1).
+        ValueError: `iterations` below 1.
     """
 
     iterations: int = 3
-    anneal: float = 0.95
 
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
-        if not 0 <= self.anneal < 1:
-            raise ValueError(f"anneal must lie in [0, 1), not {self.anneal!r}")
 
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
         """What is believed in the end."""
@@ -88,6 +84,27 @@ class Routing:
         beliefs = (best_belief(votes, belief.share, law) for belief in self.beliefs(votes, law))
         return torch.stack([free_energy(votes, belief, law) for belief in beliefs])
 
+
+@dataclass(frozen=True)
+class AnnealedRouting(Routing):
+    """Base of the routings at a temperature, which falls from one iteration to the next.
+
+    Attributes:
+        iterations: as for every routing.
+        anneal: in iteration t = 0, 1, ... a parent's inverse temperature is that of its law times
+            1 - anneal^(t + 1); 0 holds it constant.
+
+    Raises:
+        ValueError: `anneal` outside [0, 1).
+    """
+
+    anneal: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.anneal < 1:
+            raise ValueError(f"anneal must lie in [0, 1), not {self.anneal!r}")
+
     def _cooled(self, law: ParentLaw, iteration: int) -> ParentLaw:
         factor = 1 - self.anneal ** (iteration + 1)
         return law._replace(inverse_temperature=law.inverse_temperature * factor)
@@ -102,11 +119,11 @@ def best_belief(votes: Votes, share: Tensor, law: ParentLaw) -> Belief:
 
 
 @dataclass(frozen=True)
-class EMRouting(Routing):
+class EMRouting(AnnealedRouting):
     """EM routing.
 
     Attributes:
-        iterations, anneal: as for every routing.
+        iterations, anneal: as for every annealed routing.
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u), which minimises
             the free energy, so that it never rises (at `anneal=0`). At an inverse temperature near
             1 the exact one is content with all parents off.
@@ -119,8 +136,7 @@ class EMRouting(Routing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.e_step not in ("paper", "exact"):
-            raise ValueError(f"e_step must be 'paper' or 'exact', not {self.e_step!r}")
+        check_one_of("e_step", self.e_step, ("paper", "exact"))
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         share = votes.uniform()
@@ -164,11 +180,11 @@ class NormalGamma(NamedTuple):
 
 
 @dataclass(frozen=True)
-class VBRouting(Routing):
+class VBRouting(AnnealedRouting):
     """Variational Bayes routing.
 
     Attributes:
-        iterations, anneal: as for every routing.
+        iterations, anneal: as for every annealed routing.
         alpha: concentration of the parents' weights.
         kappa: votes that the prior mean, zero, is worth. The reference has 1, which pulls poses
             towards zero, layer by layer, where a parent has one or two votes.
@@ -272,12 +288,11 @@ class DynamicRouting(Routing):
             total = gathered.number * gathered.mean
             if self.fair:
                 total = total / votes.fair_share
-            length = total.square().sum(3, keepdim=True).clamp_min(_TINY)  # squared
-            vector = total * length.sqrt() / (1 + length)  # |v| = length / (1 + length)
+            square = total.square().sum(3).clamp_min(_TINY)  # |v| = square / (1 + square)
             variance = gathered.variance + law.noise
-            yield Belief(share, gathered.mean, variance, length[..., 0].log())
+            yield Belief(share, gathered.mean, variance, square.log())
             if iteration + 1 < self.iterations:
-                agreement = agreement + votes.agreement(vector)
+                agreement = agreement + votes.agreement(squash(total))
 
 
 class RoutedParents(Guide):
@@ -291,6 +306,7 @@ class RoutedParents(Guide):
         routing: any routing.
     """
 
+    model_class = SwitchableGaussians
     covers = ("parent_presence", "parent_mean", "parent_variance", "child_presence")
 
     def __init__(self, model: SwitchableGaussians, routing: Routing) -> None:

@@ -8,7 +8,8 @@ is coordinate ascent on the model's own log joint, so the classic steps of routi
     activation   logit t_j = logit pi_j + log p(children | t_j = 1) - log p(children | t_j = 0)
 
 The M step weighs the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame; it is a
-ridge regression with a closed form. Parts come from the same encoder as in `AmortizedPartWhole`.
+ridge regression with a closed form. Of a prior with several rotations it knows the identity alone.
+Parts come from the same encoder as in `AmortizedPartWhole`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; votes as in Smith, Schut, Gal &
@@ -19,11 +20,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.guides.part_whole import Belief, PartEncoder
+from capsule_zoo.guides.part_whole import PartEncoder, Proposal
 from capsule_zoo.models import poses
 from capsule_zoo.models.base import check_at_least
 from capsule_zoo.models.part_whole import Capsules, ChildLaw, PartWholeCapsules
@@ -51,65 +52,61 @@ class RoutingPartWhole(PartEncoder):
         super().__init__(model, pose, **encoder)
         self.options |= dict(iterations=iterations)
 
-    def parents(self, index: int, children: Capsules) -> Belief:
+    def parents(self, index: int, children: Capsules) -> Proposal:
         """EM from presences at their prior and identity poses."""
         model, selection = self.model, self.model.selections[index]
         batch, number = len(children.pose), model.levels[index].size
-        prior = model.presence_logits if index == 0 else torch.zeros_like(model.presence_logits[:1])
+        if index == 0:
+            prior, scale = model.presence_logits, [model.sigma_top] * 2 + [model.sigma_place]
+        else:  # a prior that knows of no parents above: even odds, and poses of any kind
+            prior, scale = model.presence_logits.new_zeros(1), [selection.sigma_off] * 3
         logits = prior.expand(batch, number)
         pose = poses.identity_like(children.pose).expand(batch, number, 6)
-        scale = [selection.sigma_off] * 3
-        if index == 0:
-            scale = [model.sigma_top, model.sigma_top, model.sigma_place]
-        steadiness = children.pose.new_tensor(scale) ** -2
+        precision = children.pose.new_tensor(scale) ** -2
+        there = as_presence(children.presence, model.relaxed)
         for _ in range(self.options["iterations"]):
             # the model's own law, with parents as present as they are believed to be
             law = selection(Capsules(logits, pose), relaxed=True)
-            fit = self._child_log_density(law, children)  # (B, children, 1 + parents)
-            claim = (fit + law.log_weights).softmax(-1)[..., 1:]
-            weight = claim / self._variance(law, children)
-            pose = gather(children.pose, selection.transform, weight, steadiness)
+            log_density = self._child_log_density(law, children)  # (B, children, 1 + parents)
+            responsibility = (log_density + law.log_weights).softmax(-1)[..., 1:]
+            weight = responsibility / law.scale(there)[..., 1:].square()
+            pose = best_pose(children.pose, selection.transform, weight, precision)
             law = selection(Capsules(logits, pose), relaxed=True)
-            fit = self._child_log_density(law, children)
-            logits = prior + activation(logits, selection.log_affinity, fit, selection.epsilon)
+            log_density = self._child_log_density(law, children)
+            logits = prior + activation(
+                logits, selection.log_affinity, log_density, selection.epsilon
+            )
         features = torch.cat([logits[..., None].tanh(), pose], dim=-1)
-        return Belief(logits, pose, features)
-
-    def _variance(self, law: ChildLaw, children: Capsules) -> Tensor:
-        """Of each child's pose around each parent's vote, (B, children, parents)."""
-        there = as_presence(children.presence, self.model.relaxed)[..., None]
-        return (there * law.scale_on + (1 - there) * law.scale_off)[..., 1:].square()
+        return Proposal(logits, pose, features)
 
     def _child_log_density(self, law: ChildLaw, children: Capsules) -> Tensor:
         """log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
-        there = as_presence(children.presence, self.model.relaxed)[..., None]
-        scale = there * law.scale_on + (1 - there) * law.scale_off
-        pose_law = dist.Normal(law.vote, scale[..., None]).to_event(1)
         presence_law = self.model.presence_law(law.presence_logits)
         presence = presence_law.log_prob(children.presence[..., None])
-        return presence + pose_law.log_prob(children.pose[..., None, :])
+        there = as_presence(children.presence, self.model.relaxed)
+        return presence + law.pose_law(there).log_prob(children.pose[..., None, :])
 
 
-def gather(child_pose: Tensor, transform: Tensor, weight: Tensor, steadiness: Tensor) -> Tensor:
+def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
     """Every parent's best pose given its weighted children: the M step, (B, parents, 6).
 
-    Minimises sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c steadiness_c |(A_j - I)_c|^2 over A_j.
+    Minimises sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c precision_c |(A_j - I)_c|^2 over A_j.
 
     Args:
         child_pose: A_i, (B, children, 6).
         transform: M_ij, (children, parents, 6).
         weight: w_ij, (B, children, parents).
-        steadiness: weight of the identity in each of a pose's three columns, (3,).
+        precision: of the prior about the identity, for each of a pose's three columns, (3,).
     """
     place = poses.to_matrix(poses.identity_like(transform) + transform)  # (children, parents, 3, 3)
     target = child_pose.unflatten(-1, (2, 3))  # (B, children, 2, 3)
     eye = torch.eye(3, dtype=place.dtype, device=place.device)
-    gram = torch.einsum("bij,ijkl,ijml->bjkm", weight, place, place) + steadiness * eye
-    cross = torch.einsum("bij,bikl,ijml->bjkm", weight, target, place) + steadiness * eye[:2]
+    gram = torch.einsum("bij,ijkl,ijml->bjkm", weight, place, place) + precision * eye
+    cross = torch.einsum("bij,bikl,ijml->bjkm", weight, target, place) + precision * eye[:2]
     return poses.from_matrix(torch.linalg.solve(gram, cross.mT).mT)
 
 
-def activation(logits: Tensor, log_affinity: Tensor, fit: Tensor, epsilon: float) -> Tensor:
+def activation(logits: Tensor, log_affinity: Tensor, log_density: Tensor, epsilon: float) -> Tensor:
     """How much likelier the children are with a parent than without it, in nats, (B, parents).
 
     The other parents are taken as present as `logits` say; the choice of a parent is summed out.
@@ -117,16 +114,15 @@ def activation(logits: Tensor, log_affinity: Tensor, fit: Tensor, epsilon: float
     Args:
         logits: of the parents' presences, (B, parents).
         log_affinity: log rho, (children, parents).
-        fit: log p(child | its choice), (B, children, 1 + parents).
+        log_density: log p(child | its choice), (B, children, 1 + parents).
         epsilon: the dummy's weight.
     """
     weights = parent_log_weights(log_presence(logits, relaxed=True), log_affinity, epsilon)
     own = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    others = weights[..., None, :].masked_fill(  # (B, children, parent, 1 + parents)
-        torch.nn.functional.pad(own, (1, 0)), -torch.inf
-    )
-    explained, possible = (x.logsumexp(-1) for x in (others + fit[..., None, :], others))
-    mine = log_affinity
-    without = explained - possible
-    with_it = torch.logaddexp(explained, mine + fit[..., 1:]) - torch.logaddexp(possible, mine)
-    return (with_it - without).sum(1)
+    # (B, children, parent, 1 + parents): what chooses with that parent left out
+    others = weights[..., None, :].masked_fill(F.pad(own, (1, 0)), -torch.inf)
+    possible = others.logsumexp(-1)
+    explained = (others + log_density[..., None, :]).logsumexp(-1)
+    with_it = torch.logaddexp(explained, log_affinity + log_density[..., 1:])
+    with_it = with_it - torch.logaddexp(possible, log_affinity)
+    return (with_it - (explained - possible)).sum(1)

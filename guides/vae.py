@@ -34,8 +34,8 @@ class Encoder(PyroModule):
 
     def __init__(self, image_shape: tuple[int, int, int], channels: int, hidden: int) -> None:
         super().__init__()
-        colours, *size = image_shape
-        quarter = halved(halved((size[0], size[1])))
+        colours, height, width = image_shape
+        quarter = halved(halved((height, width)))
         self.halve = PyroModule[nn.Conv2d](colours, channels, 3, 2, padding=1)
         self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
         self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)
@@ -56,14 +56,11 @@ class ConvolutionalEncoder(Guide):
         ValueError: `model` is no variational autoencoder, or `hidden` is below 1.
     """
 
-    covers = ("image_code",)
+    model_class = VariationalAutoencoder
 
     def __init__(self, model: VariationalAutoencoder, hidden: int = 256) -> None:
-        if not isinstance(model, VariationalAutoencoder):
-            kind = type(model).__name__
-            raise ValueError(f"model must be a VariationalAutoencoder, not a {kind}")
-        check_at_least(1, hidden=hidden)
         super().__init__(model)
+        check_at_least(1, hidden=hidden)
         self.encoder = Encoder(model.image_shape, model.channels, hidden)
         self.code = PyroModule[nn.Linear](hidden, 2 * model.latent)
 

@@ -51,7 +51,6 @@ class Widened(Guide):
         check_positive(scale=scale)
         super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
-        self.covers = tuple(getattr(guide, "covers", ()))
         self.per_image = is_per_image(guide)
         with poutine.block(), torch.no_grad(), torch.random.fork_rng():
             guide_trace = poutine.trace(guide).get_trace(images)
@@ -67,6 +66,10 @@ class Widened(Guide):
             center = biject_to(self.supports[name]).inv(guide_trace.nodes[name]["value"])
             start = torch.full_like(center[:1], scale).log()  # (1, ...), shared by all images
             self.register_parameter(f"{name}_log_scale", nn.Parameter(start))
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return tuple(getattr(self.guide, "covers", ()))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         with _Widening(self):

@@ -161,10 +161,12 @@ def check_images(
         )
 
 
-def check_at_least(minimum: float, **arguments: float) -> None:
-    """Raise ValueError naming the first argument that is below `minimum`."""
+def check_at_least(minimum: float, **arguments: float | list[float] | tuple[float, ...]) -> None:
+    """Raise ValueError naming the first argument, or its entry, that is below `minimum`."""
     for name, value in arguments.items():
-        if not value >= minimum:
+        if isinstance(value, list | tuple):
+            check_at_least(minimum, **{f"{name}[{i}]": entry for i, entry in enumerate(value)})
+        elif not value >= minimum:
             raise ValueError(f"{name} must be at least {minimum:g}, not {value!r}")
 
 

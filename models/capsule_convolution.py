@@ -24,7 +24,6 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import check_at_least, check_positive
+from capsule_zoo.models.chunks import in_chunks
 from capsule_zoo.models.switchable_gaussians import (
     VOTE_NOISE,
     Belief,
@@ -128,67 +128,6 @@ def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
     return votes.view(images, positions, -1, POSE * POSE, children)
 
 
-class _InParts(torch.autograd.Function):
-    """A function of a batch, part by part, that keeps nothing and is repeated for its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable, size: int, each: int, *tensors: Tensor) -> tuple:
-        ctx.function, ctx.size, ctx.each = function, size, each
-        ctx.save_for_backward(*tensors)
-        return _apply_in_parts(function, tensors[:each], tensors[each:], size)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
-        wanted = ctx.needs_input_grad[3:]
-        totals = [
-            torch.zeros_like(x) if needed else None
-            for x, needed in zip(ctx.saved_tensors, wanted, strict=True)
-        ]
-        for begin in range(0, len(grads[0]), ctx.size):
-            part = slice(begin, begin + ctx.size)
-            inputs = [
-                (x[part] if k < ctx.each else x).detach().requires_grad_(wanted[k])
-                for k, x in enumerate(ctx.saved_tensors)
-            ]
-            with torch.enable_grad():
-                outputs = ctx.function(*inputs)
-            leaves = [x for x in inputs if x.requires_grad]
-            slopes = [g[part] for g in grads]
-            found = iter(torch.autograd.grad(outputs, leaves, slopes, allow_unused=True))
-            for k, total in enumerate(totals):
-                if total is not None and (slope := next(found)) is not None:
-                    (total[part] if k < ctx.each else total).add_(slope)
-        return None, None, None, *totals
-
-
-def _apply_in_parts(
-    function: Callable, each: tuple[Tensor, ...], shared: tuple[Tensor, ...], size: int
-) -> tuple[Tensor, ...]:
-    parts = zip(*(x.split(size) for x in each), strict=True)
-    outputs = zip(*(function(*part, *shared) for part in parts), strict=True)
-    return tuple(torch.cat(output) for output in outputs)
-
-
-def in_parts(
-    function: Callable,
-    each: tuple[Tensor, ...],
-    shared: tuple[Tensor, ...],
-    size: int,
-    recompute: bool = True,
-) -> tuple[Tensor, ...]:
-    """`function(*each, *shared)`, computed for `size` rows of a batch at a time.
-
-    Args:
-        function: takes tensors and gives a tuple of them, row by row.
-        each: tensors of the batch, rows first.
-        shared: tensors that all rows use.
-        recompute: keep nothing but the inputs, and repeat each part in the backward pass.
-    """
-    if recompute and torch.is_grad_enabled():
-        return _InParts.apply(function, size, len(each), *each, *shared)
-    return _apply_in_parts(function, each, shared, size)
-
-
 class CapsuleLayer(PyroModule):
     """Parents that see their children through windows, inferred by a routing.
 
@@ -280,9 +219,9 @@ class CapsuleLayer(PyroModule):
             return belief.mean, belief.logits
 
         votes_of_one = len(self.cells) * transforms.numel()
-        parts = max(1, _AT_ONCE // votes_of_one), self.recompute
-        shared = transforms, law.beta_a, law.beta_u
-        mean, logits = in_parts(route, (children.pose, children.logits), shared, *parts)
+        size = max(1, _AT_ONCE // votes_of_one)
+        batch, shared = (children.pose, children.logits), (transforms, law.beta_a, law.beta_u)
+        mean, logits = in_chunks(route, batch, shared, size, self.recompute)
         return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
 
 

@@ -28,22 +28,20 @@ import math
 
 import pyro
 import torch
-from pyro.nn import PyroModule, pyro_method
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site, check_at_least
+from capsule_zoo.models.base import Site, check_at_least
 from capsule_zoo.models.capsule_layer import (
     CapsuleLaw,
+    CapsuleMachine,
     CapsuleState,
     Fields,
     capsule_law,
     capsule_sites,
     draw_capsules,
-    image_contributions,
-    image_field,
-    image_shape_of,
 )
-from capsule_zoo.models.exponential_family import base_rates, make_units
+from capsule_zoo.models.exponential_family import make_units
 
 
 class Coupling(PyroModule):
@@ -85,13 +83,13 @@ class GenerativeLayer(PyroModule):
     def forward(self, above: CapsuleState | None, batch: int) -> CapsuleLaw:
         """p(z, h | layer above)."""
         if self.coupling is None or above is None:
-            field = self.hidden.bias.new_zeros(batch, *self.hidden.bias.shape)
-            return capsule_law(self.hidden, self.switch_bias, Fields(field, field[..., 0]))
-        fields = self.coupling(above.activity, above.switch)
+            fields = Fields.none(self.hidden, batch)
+        else:
+            fields = self.coupling(above.activity, above.switch)
         return capsule_law(self.hidden, self.switch_bias, fields)
 
 
-class CapsuleHelmholtzMachine(Model):
+class CapsuleHelmholtzMachine(CapsuleMachine):
     """The capsule Helmholtz machine; see the top of this file.
 
     Args:
@@ -118,14 +116,11 @@ class CapsuleHelmholtzMachine(Model):
         visible_family: str = "bernoulli",
         hidden_family: str = "bernoulli",
     ) -> None:
-        super().__init__()
-        self.image_shape = image_shape_of(visible)
+        super().__init__(visible, visible_family)
         capsules = tuple(capsules)
         if not capsules:
             raise ValueError("capsules must give the size of one layer or more, from the top down")
-        check_at_least(1, units=units, **{f"capsules[{i}]": k for i, k in enumerate(capsules)})
-        self.visible = make_units("visible_family", visible_family, *self.image_shape)
-        self.pixel_range = self.visible.value_range
+        check_at_least(1, capsules=capsules, units=units)
         self.layers = PyroModule[nn.ModuleList](
             GenerativeLayer(hidden_family, size, units, above)
             for above, size in zip((0, *capsules), capsules, strict=False)
@@ -161,29 +156,4 @@ class CapsuleHelmholtzMachine(Model):
             state = None
             for name, layer in zip(self.layer_names, self.layers, strict=True):
                 state = draw_capsules(name, layer(state, batch))
-            pixels = self.visible.law(self.visible_field(state)[:, None]).to_event(3)
-            observed = None if images is None else images[:, None]  # (B, 1, C, H, W)
-            return pyro.sample("image", pixels, obs=observed).squeeze(1)
-
-    @pyro_method
-    def visible_field(self, lowest: CapsuleState) -> Tensor:
-        """What the lowest layer adds to the visible biases, (B, C, H, W)."""
-        field = image_field(lowest, self.weight, self.switch_weight)
-        return field.unflatten(1, self.image_shape)
-
-    @pyro_method
-    def contributions(self, lowest: CapsuleState) -> Tensor:
-        """What each capsule of the lowest layer adds to the visible biases, (B, K, C, H, W)."""
-        terms = image_contributions(lowest, self.weight, self.switch_weight)
-        return terms.unflatten(2, self.image_shape)
-
-    @pyro_method
-    def mean_image(self, lowest: CapsuleState) -> Tensor:
-        """E[x | h_1, z_1], (B, C, H, W)."""
-        return self.visible.mean(self.visible_field(lowest))
-
-    @torch.no_grad()
-    def set_base_rates(self, images: Tensor) -> None:
-        """Start the visible biases at the mean of images (B, C, H, W)."""
-        self.check_images(images)
-        self.visible.bias.copy_(base_rates(self.visible, images))
+            return self._sample_image(self.visible_field(state), images)

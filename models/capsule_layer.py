@@ -9,6 +9,7 @@ of the units of a capsule that is on, and d_k to the bias of its switch, leaves
     log Z     sum_k log[exp(sum_j B(b_kj)) + exp(c_k + d_k + sum_j B(b_kj + m_kj))]
 
 with B the log-partition of the units: everything is closed form, for no two capsules are coupled.
+The lowest layer adds fields to the pixels of an image in its turn (`CapsuleMachine`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from typing import NamedTuple
 
 import pyro
 import torch
+from pyro.nn import pyro_method
 from torch import Tensor
 
-from capsule_zoo.models.base import Site
+from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.exponential_family import (
     FastBernoulli,
     Units,
+    base_rates,
     draw_bernoulli,
+    make_units,
     softplus,
 )
 
@@ -46,6 +50,12 @@ class Fields(NamedTuple):
             beta = beta[:, None]
             return Fields(self.hidden * beta[..., None], self.switch * beta)
         return Fields(self.hidden * beta, self.switch * beta)
+
+    @classmethod
+    def none(cls, units: Units, batch: int) -> Fields:
+        """Those of no neighbour, for a batch of layers with these units (K, J)."""
+        hidden = units.bias.new_zeros(batch, *units.bias.shape)
+        return cls(hidden, hidden[..., 0])
 
 
 class CapsuleState(NamedTuple):
@@ -130,26 +140,63 @@ def capsule_sites(name: str, units: Units, switched: bool = True) -> tuple[Site,
     return (Site(f"{name}_switch", plates, discrete=True), hidden) if switched else (hidden,)
 
 
-def image_field(state: CapsuleState, weight: Tensor, switch_weight: Tensor | None) -> Tensor:
-    """sum_k W_k u_k + Omega z, which capsules add to the biases of an image, (B, pixels).
+class CapsuleMachine(Model):
+    """Base of the capsule machines: visible units, and capsules that add fields to their biases.
+
+    Subclasses hold `weight`, W (pixels, K, J), and where capsules are `switched`, `switch_weight`,
+    Omega (pixels, K).
 
     Args:
-        weight: W, (pixels, K, J).
-        switch_weight: Omega, (pixels, K), or None.
+        visible: pixels, a square number, or (channels, height, width).
+        visible_family: "bernoulli", "gaussian" or "poisson".
+
+    Raises:
+        ValueError: sizes that are neither, or an unknown family.
     """
-    field = state.activity.flatten(1) @ weight.flatten(1).T
-    return field if switch_weight is None else field + state.switch @ switch_weight.T
+
+    switched = True
+
+    def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
+        super().__init__()
+        self.image_shape = _image_shape(visible)
+        self.visible = make_units("visible_family", visible_family, *self.image_shape)
+        self.pixel_range = self.visible.value_range
+
+    @pyro_method
+    def visible_field(self, capsules: CapsuleState) -> Tensor:
+        """phi = sum_k W_k u_k + Omega z, which is added to the visible biases, (B, C, H, W)."""
+        field = capsules.activity.flatten(1) @ self.weight.flatten(1).T
+        if self.switched:
+            field = field + capsules.switch @ self.switch_weight.T
+        return field.unflatten(1, self.image_shape)
+
+    @pyro_method
+    def contributions(self, capsules: CapsuleState) -> Tensor:
+        """What each capsule adds to the visible biases, (B, K, C, H, W); their sum is phi."""
+        terms = torch.einsum("bkj,mkj->bkm", capsules.activity, self.weight)
+        if self.switched:
+            terms = terms + capsules.switch[..., None] * self.switch_weight.T
+        return terms.unflatten(2, self.image_shape)
+
+    @pyro_method
+    def mean_image(self, capsules: CapsuleState) -> Tensor:
+        """E[x | h, z], (B, C, H, W)."""
+        return self.visible.mean(self.visible_field(capsules))
+
+    def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
+        """The Pyro statement of the image under a field (B, C, H, W), in the images plate."""
+        law = self.visible.law(field[:, None]).to_event(3)  # (B, 1, C, H, W)
+        observed = None if images is None else images[:, None]
+        return pyro.sample("image", law, obs=observed).squeeze(1)
+
+    @torch.no_grad()
+    def set_base_rates(self, images: Tensor) -> None:
+        """Start the visible biases at the mean of images (B, C, H, W), as Hinton (2010) advises."""
+        self.check_images(images)
+        self.visible.bias.copy_(base_rates(self.visible, images))
 
 
-def image_contributions(
-    state: CapsuleState, weight: Tensor, switch_weight: Tensor | None
-) -> Tensor:
-    """The terms W_k u_k + Omega_k z_k of `image_field`, one for each capsule, (B, K, pixels)."""
-    terms = torch.einsum("bkj,mkj->bkm", state.activity, weight)
-    return terms if switch_weight is None else terms + state.switch[..., None] * switch_weight.T
-
-
-def image_shape_of(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
+def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
     """(channels, height, width) from a square number of pixels, or as it is given.
 
     Raises:

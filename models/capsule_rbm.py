@@ -45,29 +45,22 @@ import torch.nn.functional as F
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site, check_at_least
+from capsule_zoo.models.base import Site, check_at_least
 from capsule_zoo.models.capsule_layer import (
     CapsuleLaw,
+    CapsuleMachine,
     CapsuleState,
     Fields,
     capsule_law,
     capsule_sites,
     draw_capsules,
-    image_contributions,
-    image_field,
-    image_shape_of,
 )
-from capsule_zoo.models.exponential_family import (
-    GaussianUnits,
-    PoissonUnits,
-    base_rates,
-    make_units,
-)
+from capsule_zoo.models.exponential_family import GaussianUnits, PoissonUnits, make_units
 
 COUPLING_LIMIT = 0.95  # of 1, beyond which a Gaussian-Gaussian machine has no partition function
 
 
-class CapsuleRBM(Model):
+class CapsuleRBM(CapsuleMachine):
     """The capsule RBM; see the top of this file.
 
     Args:
@@ -88,7 +81,6 @@ class CapsuleRBM(Model):
     """
 
     plate_dims = {"images": -2, "capsules": -1}
-    switched = True
     normalised = False
 
     def __init__(
@@ -101,17 +93,14 @@ class CapsuleRBM(Model):
         hidden_family: str = "bernoulli",
         sweeps: int = 100,
     ) -> None:
-        super().__init__()
-        self.image_shape = image_shape_of(visible)
+        super().__init__(visible, visible_family)
         check_at_least(1, capsules=capsules, units=units, sweeps=sweeps)
         if {visible_family, hidden_family} == {"gaussian", "poisson"}:
             raise ValueError(
                 "visible_family and hidden_family may not be one Gaussian and one Poisson: their "
                 "joint has no partition function; use Bernoulli units on one side"
             )
-        self.visible = make_units("visible_family", visible_family, *self.image_shape)
         self.hidden = make_units("hidden_family", hidden_family, capsules, units)
-        self.pixel_range = self.visible.value_range
         self.sweeps = sweeps
         pixels = math.prod(self.image_shape)
         self.weight = nn.Parameter(0.01 * torch.randn(pixels, capsules, units))  # W
@@ -138,20 +127,15 @@ class CapsuleRBM(Model):
         self.check_images(images)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-2):
-            law = self._chain(batch) if images is None else self._independent(batch)
-            capsules = draw_capsules("capsule", law)
-            field = self.visible_field(capsules)
+            if images is None:
+                law = self._chain(batch)
+            else:
+                law = self.posterior_of(Fields.none(self.hidden, batch))
+            field = self.visible_field(draw_capsules("capsule", law))
             if images is not None:
                 gain = self.visible.log_partition(field) - self.visible.log_partition()
                 pyro.factor("interaction", gain.flatten(1).sum(1, keepdim=True))
-            pixels = self.visible.law(field[:, None]).to_event(3)  # (B, 1, C, H, W)
-            observed = None if images is None else images[:, None]
-            return pyro.sample("image", pixels, obs=observed).squeeze(1)
-
-    def _independent(self, batch: int) -> CapsuleLaw:
-        """The capsules without an image: no field, only biases."""
-        field = self.weight.new_zeros(batch, self.num_capsules, self.num_units)
-        return self.posterior_of(Fields(field, field[..., 0]))
+            return self._sample_image(field, images)
 
     def _chain(self, batch: int) -> CapsuleLaw:
         """What the model's own Gibbs chain knows of the capsules before its last sweep."""
@@ -173,23 +157,6 @@ class CapsuleRBM(Model):
     def posterior(self, images: Tensor) -> CapsuleLaw:
         """p(z, h | x), exactly, for images (B, C, H, W)."""
         return self.posterior_of(self.fields(images))
-
-    @pyro_method
-    def visible_field(self, capsules: CapsuleState) -> Tensor:
-        """phi, which the capsules add to the visible biases, (B, C, H, W)."""
-        coupling = self.switch_weight if self.switched else None
-        return image_field(capsules, self.weight, coupling).unflatten(1, self.image_shape)
-
-    @pyro_method
-    def contributions(self, capsules: CapsuleState) -> Tensor:
-        """What each capsule adds to the visible biases, (B, K, C, H, W); their sum is phi."""
-        coupling = self.switch_weight if self.switched else None
-        return image_contributions(capsules, self.weight, coupling).unflatten(2, self.image_shape)
-
-    @pyro_method
-    def mean_image(self, capsules: CapsuleState) -> Tensor:
-        """E[x | h, z], (B, C, H, W)."""
-        return self.visible.mean(self.visible_field(capsules))
 
     @pyro_method
     def free_energy(self, images: Tensor, law: CapsuleLaw | None = None) -> Tensor:
@@ -260,12 +227,6 @@ class CapsuleRBM(Model):
             field = self.visible_field(CapsuleState(only, only[..., None] * hidden))
             images = self.visible.sample(field)
         return self.visible.mean(field).mean(0)
-
-    @torch.no_grad()
-    def set_base_rates(self, images: Tensor) -> None:
-        """Start the visible biases at the mean of images (B, C, H, W), as Hinton (2010) advises."""
-        self.check_images(images)
-        self.visible.bias.copy_(base_rates(self.visible, images))
 
     @torch.no_grad()
     def coupling_norm(self) -> float:

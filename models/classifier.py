@@ -60,6 +60,7 @@ class Classifier(Model):
         self.check_labels(labels)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
+            # a Beta, for torch's Uniform has no density at its upper end, where white pixels are
             one = next(self.parameters()).new_ones(self.image_shape)
             images = pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
             pyro.sample("label", self.label_law(self.scores(images)), obs=labels)

@@ -49,6 +49,7 @@ class ConvolutionalClassifier(Classifier):
         colours, height, width = image_shape
         first, second = channels
         check_at_least(4, height=height, width=width)
+        check_at_least(1, channels=channels, hidden=hidden)
         self.first = PyroModule[nn.Conv2d](colours, first, 5, padding=2)
         self.second = PyroModule[nn.Conv2d](first, second, 5, padding=2)
         self.hidden = PyroModule[nn.Linear](second * (height // 4) * (width // 4), hidden)

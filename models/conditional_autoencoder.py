@@ -21,7 +21,6 @@ References:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 
 import pyro
@@ -54,7 +53,7 @@ class OnRequest(Model):
         self, image_shape: tuple[int, int, int], identity: tuple[float, ...], sigma_image: float
     ) -> None:
         super().__init__()
-        check_at_least(1, **{f"image_shape[{i}]": n for i, n in enumerate(image_shape)})
+        check_at_least(1, image_shape=image_shape)
         check_positive(sigma_image=sigma_image)
         self.image_shape, self.identity, self.sigma_image = image_shape, identity, sigma_image
 
@@ -65,13 +64,13 @@ class OnRequest(Model):
             for name, law in self.prior().items()
         )
 
-    @abstractmethod
     def prior(self) -> dict[str, dist.TorchDistribution]:
         """The law of one image's latents, by site."""
+        raise NotImplementedError
 
-    @abstractmethod
     def logits(self, latents: Latents, request: Tensor) -> Tensor:
         """Logits of the mean pixels (B, C, H, W), of latents by site and requests (B, n)."""
+        raise NotImplementedError
 
     def forward(
         self,
@@ -106,13 +105,13 @@ class OnRequest(Model):
         first = next(iter(latents.values()))
         if request is None:
             request = first.new_tensor([self.identity])
-        number, numbers = len(first), len(self.identity)
-        if request.shape not in ((number, numbers), (1, numbers)):
+        batch, n = len(first), len(self.identity)
+        if request.shape not in ((batch, n), (1, n)):
             raise ValueError(
-                f"request must be ({number}, {numbers}) or (1, {numbers}), not "
-                f"{tuple(request.shape)}; give the numbers of one request for each image"
+                f"request must be ({batch}, {n}) or (1, {n}), not {tuple(request.shape)}; give "
+                "the numbers of one request for each image"
             )
-        return self.logits(latents, request.expand(number, -1)).sigmoid()
+        return self.logits(latents, request.expand(batch, -1)).sigmoid()
 
 
 def centred_normal(like: Tensor, *shape: int, deviation: float = 1.0) -> dist.TorchDistribution:

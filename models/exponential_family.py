@@ -22,7 +22,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.base import check_at_least, check_one_of
 
 
 class _Softplus(torch.autograd.Function):
@@ -82,7 +82,7 @@ class Units(PyroModule):
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
-        check_at_least(1, **{f"shape[{i}]": n for i, n in enumerate(shape)})
+        check_at_least(1, shape=shape)
         self.bias = nn.Parameter(torch.zeros(shape))
 
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
@@ -194,9 +194,7 @@ FAMILIES: dict[str, type[Units]] = {
 
 def make_units(argument: str, family: str, *shape: int) -> Units:
     """Units of a family by name; ValueError names the `argument` where the family is unknown."""
-    if family not in FAMILIES:
-        known = ", ".join(map(repr, FAMILIES))
-        raise ValueError(f"{argument} must be one of {known}, not {family!r}")
+    check_one_of(argument, family, tuple(FAMILIES))
     return FAMILIES[family](*shape)
 
 

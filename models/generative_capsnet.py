@@ -35,7 +35,6 @@ References:
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -180,13 +179,13 @@ class RoutedByAddress(OnRequest):
         self.parts, self.maps, self.jitter = parts, maps, jitter
         self.canvas = Canvas(image_shape, maps, channels, address)
 
-    @abstractmethod
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
         """The law of one image's code, by site."""
+        raise NotImplementedError
 
-    @abstractmethod
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         """The parts before jitter, of latents by site and requests (B, n)."""
+        raise NotImplementedError
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
         laws = self.code_prior()

@@ -31,10 +31,8 @@ class AttentionPooling(PyroModule):
         weight = self.read.weight.unflatten(0, (self.capsules, -1)).flatten(2)
         bias = self.read.bias.unflatten(0, (self.capsules, -1))
         features = features.flatten(2)  # (B, channels, positions)
-        attention = (weight[:, -1] @ features + bias[:, -1:]).softmax(
-            -1
-        )  # (B, capsules, positions)
-        pooled = attention @ features.mT
+        scores = weight[:, -1] @ features + bias[:, -1:]  # (B, capsules, positions)
+        pooled = scores.softmax(-1) @ features.mT
         return torch.einsum("bcf,cof->bco", pooled, weight[:, :-1]) + bias[:, :-1]
 
 

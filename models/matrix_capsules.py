@@ -39,7 +39,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import check_at_least, check_positive
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.capsule_convolution import (
     RIGHT_COLUMN,
     CapsuleConv2d,
@@ -125,14 +125,14 @@ class MatrixCapsules(Classifier):
     ) -> None:
         super().__init__(image_shape, classes)
         primary, middle, last = capsules
+        check_at_least(1, features=features)
+        check_at_least(0, padding=padding)
         check_positive(margin_steps=margin_steps)
-        if likelihood not in ("spread", "categorical"):
-            raise ValueError(f"likelihood must be 'spread' or 'categorical', not {likelihood!r}")
+        check_one_of("likelihood", likelihood, ("spread", "categorical"))
         self.likelihood, self.margin_steps = likelihood, margin_steps
         self.normalised = likelihood == "categorical"
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         channels, height, width = image_shape
-        check_at_least(0, padding=padding)
         if min(height, width) + 2 * padding < 17:
             raise ValueError(
                 "image_shape must be 17x17 pixels or more, padding included, not "

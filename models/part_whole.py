@@ -95,6 +95,15 @@ class ChildLaw(NamedTuple):
     scale_on: Tensor
     scale_off: Tensor
 
+    def scale(self, there: Tensor) -> Tensor:
+        """Deviation of the pose, by choice, of children that are there to the degree t (B, n)."""
+        there = there[..., None]
+        return there * self.scale_on + (1 - there) * self.scale_off  # (B, children, 1 + parents)
+
+    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
+        """Laws of the poses, one for each choice, of children that are there to the degree t."""
+        return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
+
 
 class ParentSelection(PyroModule):
     """The learned relation between a level of children and the level of their parents.
@@ -209,9 +218,8 @@ class PartWholeCapsules(Model):
         layers = (objects, parts) if layers is None else tuple(layers)
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
-        check_at_least(1, **{f"layers[{i}]": n for i, n in enumerate(layers)})
         height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
-        check_at_least(1, template_size=template_size, image_size=min(height, width))
+        check_at_least(1, layers=layers, template_size=template_size, image_size=image_size)
         check_at_least(1, rotations=rotations, instances=instances)
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
         check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
@@ -258,9 +266,9 @@ class PartWholeCapsules(Model):
     @property
     def sites(self) -> tuple[Site, ...]:
         found = []
-        for level, child in zip(self.levels, [False] + [True] * len(self.levels), strict=False):
+        for level in self.levels:
             plates = ("images", level.plate)
-            if child and self.selection == "enumerate":
+            if self.selection == "enumerate" and level is not self.levels[0]:
                 found.append(Site(f"{level.name}_parent", plates, discrete=True, enumerated=True))
             found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
             found.append(Site(f"{level.name}_pose", plates, event_dim=1))
@@ -335,13 +343,9 @@ class PartWholeCapsules(Model):
 
     def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
         """p(A | t): the choices weighted by how well they foretold the presence."""
-        weights = law.log_weights + self.presence_law(law.presence_logits).log_prob(
-            presence[..., None]
-        )
-        there = as_presence(presence, self.relaxed)[..., None]
-        scale = there * law.scale_on + (1 - there) * law.scale_off  # (B, children, 1 + parents)
-        component = dist.Normal(law.vote, scale[..., None]).to_event(1)
-        return ParentMixture(dist.Categorical(logits=weights), component)
+        foretold = self.presence_law(law.presence_logits).log_prob(presence[..., None])
+        choice = dist.Categorical(logits=law.log_weights + foretold)
+        return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
         """p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.

@@ -90,18 +90,7 @@ def from_parameters(
         stretch = torch.exp(0.5 * math.log(anisotropy) * torch.tanh(height))
         s_x, s_y = size * stretch, size / stretch
         h = (anisotropy - 1) * torch.tanh(shear)
-    cos, sin = torch.cos(2 * math.pi * angle), torch.sin(2 * math.pi * angle)
-    return torch.stack(
-        [
-            cos * s_x,
-            cos * s_x * h - sin * s_y,
-            torch.tanh(5 * x),
-            sin * s_x,
-            sin * s_x * h + cos * s_y,
-            torch.tanh(5 * y),
-        ],
-        dim=-1,
-    )
+    return _from_factors(2 * math.pi * angle, s_x, s_y, h, torch.tanh(5 * x), torch.tanh(5 * y))
 
 
 def from_components(components: Tensor) -> Tensor:
@@ -118,18 +107,17 @@ def from_components(components: Tensor) -> Tensor:
     """
     x, y, angle, size, stretch, shear = components.unbind(-1)
     width, height = size.abs() * stretch.sqrt(), size * stretch.rsqrt()
+    return _from_factors(angle, width, height, shear, x, y)
+
+
+def _from_factors(
+    angle: Tensor, s_x: Tensor, s_y: Tensor, shear: Tensor, x: Tensor, y: Tensor
+) -> Tensor:
+    """rotation(angle) @ diag(s_x, s_y) @ [[1, shear], [0, 1]] beside (x, y), (..., 6)."""
     cos, sin = angle.cos(), angle.sin()
-    return torch.stack(
-        [
-            cos * width,
-            cos * width * shear - sin * height,
-            x,
-            sin * width,
-            sin * width * shear + cos * height,
-            y,
-        ],
-        dim=-1,
-    )
+    first = [cos * s_x, cos * s_x * shear - sin * s_y, x]
+    second = [sin * s_x, sin * s_x * shear + cos * s_y, y]
+    return torch.stack(first + second, dim=-1)
 
 
 def to_components(pose: Tensor) -> Tensor:

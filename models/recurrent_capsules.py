@@ -157,8 +157,8 @@ class RecurrentCapsules(Model):
         label_weight: float = 100.0,
     ) -> None:
         super().__init__()
-        wide = {f"channels[{i}]": n for i, n in enumerate(channels)}
-        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes, **wide)
+        check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)
+        check_at_least(1, channels=channels)
         check_at_least(0, label_weight=label_weight)
         check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))
@@ -182,8 +182,7 @@ class RecurrentCapsules(Model):
             )
             inputs = classes * CLASS
         self.cell = CoupledLSTM(inputs, units)
-        patch = (window, window) if attention else (height, width)
-        self.patch_shape = colours, *patch
+        self.patch_shape = (colours, window, window) if attention else image_shape
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
         nn.init.normal_(self.paint.weight, std=0.25)  # less, and codes fade before they are of use
         if attention:

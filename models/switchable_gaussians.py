@@ -69,7 +69,8 @@ class Belief(NamedTuple):
     """What a routing believes of the parents after some iterations.
 
     Attributes:
-        share: R, what part of each child each parent claims, (N, positions, parents, children).
+        share: R, the responsibilities: what part of each child each parent claims, (N, positions,
+            parents, children).
         mean, variance: of the parents' votes, (N, positions, parents, D).
         logits: log-odds of the parents' presences, (N, positions, parents).
     """
@@ -127,11 +128,11 @@ def free_energy(votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
     there = present[..., None]
     density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
     density = there * density + (1 - there) * law.beta_u[:, None]
-    choices = votes.uniform().log() - belief.share.clamp_min(1e-38).log()
-    claimed = (votes.presence * belief.share * (density + choices)).sum((1, 2, 3))
+    claimed = belief.share * (density + votes.uniform().log())
+    claimed = votes.presence * (claimed - torch.xlogy(belief.share, belief.share))
     entropy = F.softplus(belief.logits) - present * belief.logits
     own = present * law.beta_a - F.softplus(law.beta_a) + entropy / law.inverse_temperature
-    return -claimed - own.sum((1, 2))
+    return -claimed.sum((1, 2, 3)) - own.sum((1, 2))
 
 
 class Flat(dist.ImproperUniform):

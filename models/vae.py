@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site, check_at_least, check_positive
+from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, check_positive
 
 LIKELIHOODS = ("normal", "bernoulli")
 
@@ -49,8 +49,8 @@ class Upsampler(PyroModule):
 
     def __init__(self, maps: int, image_shape: tuple[int, int, int], channels: int) -> None:
         super().__init__()
-        colours, *size = image_shape
-        self.size = size[0], size[1]
+        colours, height, width = image_shape
+        self.size = height, width
         self.half = halved(self.size)
         self.quarter = halved(self.half)
         self.grow = PyroModule[nn.ConvTranspose2d](maps, channels, 4, 2, padding=1)
@@ -108,12 +108,9 @@ class VariationalAutoencoder(Model):
         sigma_image: float = 0.15,
     ) -> None:
         super().__init__()
-        check_at_least(1, latent=latent, channels=channels)
-        check_at_least(1, **{f"image_shape[{i}]": n for i, n in enumerate(image_shape)})
+        check_at_least(1, image_shape=image_shape, latent=latent, channels=channels)
         check_positive(sigma_image=sigma_image)
-        if likelihood not in LIKELIHOODS:
-            allowed = " or ".join(map(repr, LIKELIHOODS))
-            raise ValueError(f"likelihood must be {allowed}, not {likelihood!r}")
+        check_one_of("likelihood", likelihood, LIKELIHOODS)
         self.image_shape, self.latent, self.channels = image_shape, latent, channels
         self.likelihood, self.sigma_image = likelihood, sigma_image
         self.decoder = Decoder(latent, self.image_shape, channels)

@@ -28,7 +28,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.capsule_convolution import in_parts
+from capsule_zoo.models.chunks import in_chunks
 from capsule_zoo.models.switchable_gaussians import ParentLaw, Routing, unclaimed_log_density
 from capsule_zoo.models.votes import Votes
 
@@ -43,8 +43,8 @@ def squash(vectors: Tensor) -> Tensor:
 
     Its value and gradient are finite everywhere, and zero (up to 1e-6) at s = 0.
     """
-    length = vectors.square().sum(-1, keepdim=True).clamp_min(_TINY)  # squared
-    return vectors * (length.sqrt() / (1 + length))
+    square = vectors.square().sum(-1, keepdim=True).clamp_min(_TINY)
+    return vectors * (square.sqrt() / (1 + square))
 
 
 def margin_loss(length: Tensor, there: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class ClassVectors(PyroModule):
         size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
         many = len(children) > size  # then votes are cast anew in the backward pass
         route = partial(self._route, self.routing)
-        return in_parts(route, (children,), (transform,), size, recompute=many)[0]
+        return in_chunks(route, (children,), (transform,), size, recompute=many)[0]
 
     def _route(self, routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor]:
         votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
@@ -124,7 +124,7 @@ class VectorCapsules(PyroModule):
     ) -> None:
         super().__init__()
         check_at_least(1, types=types, classes=classes)
-        check_at_least(KERNEL, **{"height of the maps": grid[0], "width of the maps": grid[1]})
+        check_at_least(KERNEL, grid=grid)
         cells = math.prod((n - KERNEL) // 2 + 1 for n in grid)
         self.network = network
         self.primary = PyroModule[nn.Conv2d](channels, types * PRIMARY, KERNEL, stride=2)

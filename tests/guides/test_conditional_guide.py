@@ -7,12 +7,7 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference import evaluate, loss_per_image
-from capsule_zoo.models import (
-    ConditionalAutoencoder,
-    ContinuousCapsNet,
-    GenerativeCapsNet,
-    VariationalAutoencoder,
-)
+from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
 
 SHAPE = (1, 10, 8)
 
@@ -99,8 +94,6 @@ def test_it_reads_the_window_and_nothing_else():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="on request, which a VariationalAutoencoder cannot"):
-        ConditionalEncoder(VariationalAutoencoder(SHAPE))
     with pytest.raises(ValueError, match="window must lie in 10x8 pixels, not be 11x4"):
         pair(window=(11, 4))
     with pytest.raises(ValueError, match="hidden must be at least 1"):

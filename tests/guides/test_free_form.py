@@ -81,7 +81,7 @@ def test_it_refuses_other_images(pair, images):
     model, guide = pair
     with pytest.raises(ValueError, match="belongs to 4 images, not 3"):
         FreeForm(model, images, guide)(images[:3])
-    with pytest.raises(ValueError, match="pose must be 'delta' or 'normal'"):
+    with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal'"):
         FreeForm(model, images, guide, pose="low_rank")
 
 

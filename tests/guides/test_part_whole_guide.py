@@ -96,7 +96,7 @@ def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
 def test_refusals(model):
     with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal', 'low_rank'"):
         AmortizedPartWhole(model, "gamma")
-    with pytest.raises(ValueError, match="model must be a PartWholeCapsules, not a Linear"):
-        AmortizedPartWhole(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="rank must be at least 1"):
+        AmortizedPartWhole(model, "low_rank", rank=0)
     with pytest.raises(ValueError, match=r"must be \(B, 1, 12, 12\)"):
         AmortizedPartWhole(model, **SMALL).double()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))

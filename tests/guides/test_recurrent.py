@@ -12,7 +12,7 @@ from torch import Tensor
 from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.inference import fit, log_weights, loss_per_image
-from capsule_zoo.models import RecurrentCapsules, VariationalAutoencoder
+from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.recurrent_capsules import PRESETS, CoupledLSTM
 from capsule_zoo.models.vector_capsules import margin_loss
 
@@ -68,6 +68,14 @@ def test_the_guide_sees_what_is_missing():
     image, error = guide.read(images, perfect).chunk(2, dim=1)
     torch.testing.assert_close(image, images.flatten(1))
     assert error.abs().max() < 1e-9
+
+
+def test_what_the_forget_gate_leaves_is_what_the_input_gate_lets_in():
+    cell, (inputs, hidden, state) = CoupledLSTM(3, 3), torch.randn(3, 4, 3)
+    forget, output, new = (torch.cat([inputs, hidden], 1) @ cell.gates.weight.T).split(3, 1)
+    after = forget.sigmoid() * state + (1 - forget.sigmoid()) * new.tanh()
+    found = cell(inputs, hidden, state)
+    torch.testing.assert_close(found, (output.sigmoid() * after.tanh(), after))
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
@@ -227,9 +235,7 @@ def test_plain_draw_takes_small_images_and_no_labels():
         model(images, torch.zeros(4, dtype=torch.int64))
 
 
-def test_other_models_and_labels_are_refused():
-    with pytest.raises(ValueError, match="model must be a RecurrentCapsules"):
-        RecurrentEncoder(VariationalAutoencoder())
+def test_labels_of_no_class_are_refused():
     model, _ = pair()
     with pytest.raises(ValueError, match="labels must lie in 0 to 2"):
         model(noise(model), torch.tensor([0, 1, 2, 3]))

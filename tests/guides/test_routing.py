@@ -13,6 +13,7 @@ from capsule_zoo.models.switchable_gaussians import ParentLaw, free_energy
 from capsule_zoo.models.votes import Votes, Windows
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
+KINDS = [EMRouting, VBRouting, DynamicRouting]
 ROUTINGS = [EMRouting(3), EMRouting(3, e_step="exact"), VBRouting(3), DynamicRouting(3)]
 
 
@@ -205,10 +206,9 @@ def test_one_child_gives_no_nan(routing, children, presence, dtype):
         assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+@pytest.mark.parametrize("routing", ROUTINGS[:2], ids=repr)
 def test_moving_all_votes_moves_the_parents_and_nothing_else(routing):
-    if not isinstance(routing, EMRouting):
-        pytest.skip("its prior or its squash ties poses to the origin")
+    """Of EM alone: the prior of VB and the squash of dynamic routing tie poses to the origin."""
     values, shift = rand(B, I, J, D), rand(D)
     still, moved = (routing(Votes.dense(v), law()) for v in (values, values + shift))
     torch.testing.assert_close(moved.mean, still.mean + shift)
@@ -222,16 +222,18 @@ def test_free_energies_are_reported_on_the_same_votes(routing, votes):
     torch.testing.assert_close(energies[0], EMRouting().free_energies(votes, law())[0])
 
 
-@pytest.mark.parametrize("routing", [EMRouting, VBRouting, DynamicRouting])
-def test_bad_settings_are_refused(routing):
-    with pytest.raises(ValueError, match="iterations must be at least 1"):
-        routing(0)
-    with pytest.raises(ValueError, match="anneal must lie in"):
-        routing(3, anneal=1.0)
-    with pytest.raises(ValueError, match="e_step must be"):
-        EMRouting(e_step="fast")
-    with pytest.raises(ValueError, match="nu must be positive"):
-        VBRouting(nu=0.0)
+@pytest.mark.parametrize(
+    ("routing", "setting", "words"),
+    [
+        *((kind, dict(iterations=0), "iterations must be at least 1") for kind in KINDS),
+        *((kind, dict(anneal=1.0), "anneal must lie in") for kind in KINDS[:2]),
+        (EMRouting, dict(e_step="fast"), "e_step must be one of 'paper', 'exact'"),
+        (VBRouting, dict(nu=0.0), "nu must be positive"),
+    ],
+)
+def test_bad_settings_are_refused(routing, setting, words):
+    with pytest.raises(ValueError, match=words):
+        routing(**setting)
 
 
 def test_softmax_is_over_all_parents_of_a_windowed_layer():

@@ -5,7 +5,7 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.guides.routing_part_whole import RoutingPartWhole, activation, gather
+from capsule_zoo.guides.routing_part_whole import RoutingPartWhole, activation, best_pose
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 
@@ -44,8 +44,8 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
     logits = torch.where(objects.presence > 0, LARGE, -LARGE).double()
     selection = model.selections[0]
     law = selection(Capsules(logits, objects.pose), relaxed=True)
-    fit = guide._child_log_density(law, parts)
-    found = activation(logits, selection.log_affinity, fit, selection.epsilon)
+    log_density = guide._child_log_density(law, parts)
+    found = activation(logits, selection.log_affinity, log_density, selection.epsilon)
     for j in range(3):
         on, off = objects.presence.clone(), objects.presence.clone()
         on[:, j], off[:, j] = 1, 0
@@ -54,17 +54,17 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
         torch.testing.assert_close(found[:, j], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_gather_minimises_the_weighted_distance(model):
+def test_the_best_pose_minimises_the_weighted_distance(model):
     _, parts = draw(model)
     transform = model.selections[0].transform.detach()
     weight = torch.rand(4, 5, 3, dtype=torch.float64)
-    steadiness = torch.tensor([0.7, 0.7, 0.2], dtype=torch.float64)
-    best = gather(parts.pose, transform, weight, steadiness).requires_grad_()
+    precision = torch.tensor([0.7, 0.7, 0.2], dtype=torch.float64)
+    best = best_pose(parts.pose, transform, weight, precision).requires_grad_()
     identity = poses.identity_like(best)
     votes = poses.compose(best[:, None], identity + transform)
     distance = (weight * (parts.pose[:, :, None] - votes).square().sum(-1)).sum()
     strays = (best - identity).unflatten(-1, (2, 3)).square()
-    total = distance + (steadiness * strays).sum()
+    total = distance + (precision * strays).sum()
     (gradient,) = torch.autograd.grad(total, best)
     assert gradient.abs().max() < 1e-9  # convex, so a vanishing gradient is the minimum
 
@@ -78,9 +78,22 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
         model.selections[0].presence_logits.fill_(3.0)
     placed = poses.compose(chosen, identity + model.selections[0].transform[:, 1]).detach()
     parts = Capsules(torch.ones(1, 5).double(), placed[None])
-    belief = RoutingPartWhole(model, iterations=20, channels=4).double().parents(0, parts)
-    assert belief.logits.argmax(-1).item() == 1 and belief.logits[0, 1] > 3
-    assert (belief.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
+    proposal = RoutingPartWhole(model, iterations=20, channels=4).double().parents(0, parts)
+    assert proposal.logits.argmax(-1).item() == 1 and proposal.logits[0, 1] > 3
+    assert (proposal.pose[0, 1] - chosen).abs().max() < 0.01 < (chosen - identity).abs().max()
+
+
+def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
+    model = PartWholeCapsules(1, 5, image_size=12, template_size=5).double()
+    torch.nn.init.constant_(model.presence_logits, -2.0)
+    model = model.with_discrete_presences()
+    _, parts = draw(model)
+    proposal = RoutingPartWhole(model, channels=4).double().parents(0, parts)
+    there, gone = (
+        log_children(model, Capsules(torch.full((4, 1), t).double(), proposal.pose), parts)
+        for t in (1, 0)
+    )
+    torch.testing.assert_close(proposal.logits[:, 0], there - gone - 2)
 
 
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])

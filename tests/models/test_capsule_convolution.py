@@ -12,7 +12,6 @@ from capsule_zoo.models.capsule_convolution import (
     CapsuleGrid,
     ClassCapsules,
     PrimaryCapsules,
-    in_parts,
 )
 
 B, TYPES, PARENTS, GRID = 3, 2, 2, (3, 4)
@@ -149,7 +148,7 @@ def test_without_coordinates_classes_do_not_see_places(grid):
 
 
 @pytest.mark.parametrize("routing", [EMRouting(3), VBRouting(2), DynamicRouting(3)], ids=repr)
-def test_parts_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkeypatch):
+def test_chunks_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkeypatch):
     found = []
     for at_once, recompute in [(2**21, False), (1, False), (1, True), (2 * 6 * 8 * 32, True)]:
         monkeypatch.setattr(capsule_convolution, "_AT_ONCE", at_once)
@@ -161,15 +160,6 @@ def test_parts_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkeyp
         found.append([*parents[:2], *(x.grad for x in (*inputs, layer.transform))])
     for other in found[1:]:
         torch.testing.assert_close(found[0], other)
-
-
-def test_parts_have_the_gradient_of_their_values():
-    def function(x, y, w):
-        return x * w + y, (x.sin() * y).sum(1)
-
-    x, y = (torch.randn(5, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    w = torch.randn(2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *t: in_parts(function, t[:2], t[2:], 2), (x, y, w))
 
 
 def test_layers_turn_with_their_children(grid):

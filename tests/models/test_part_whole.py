@@ -177,8 +177,8 @@ def test_an_affine_change_of_the_objects_moves_the_votes_as_matrices_say():
     torch.testing.assert_close(poses.to_matrix(after), expected)
 
 
-def test_the_prior_draws_what_its_density_says():
-    """E_p[1 / p(z) * q(z)] = 1 for any normalised q: checks that log_prob and sample agree."""
+def test_parts_are_present_as_often_as_their_parents_say():
+    """Parts are there as often as the choices of a parent and their gammas say."""
     model = make((2, 2), presence="discrete")
     torch.manual_seed(3)
     trace = poutine.trace(model).get_trace(batch_size=20_000)

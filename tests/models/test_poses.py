@@ -59,15 +59,21 @@ def test_parameters_give_poses_within_their_bounds(anisotropy):
         assert (torch.linalg.cond(linear) <= bound + 1e-9).all()
 
 
-def test_parameters_split_into_rotation_scale_and_shear():
+@pytest.mark.parametrize("anisotropy", [None, 1.5])
+def test_parameters_split_into_rotation_scale_and_shear(anisotropy):
     raw = torch.tensor([0.3, -0.2, 0.1, 0.05, 0.1, -0.3], dtype=torch.float64)
     width, height = 0.01 + raw[0].sigmoid(), 0.01 + raw[1].sigmoid()
-    scale = torch.diag(torch.stack([width, height]))
     shear = torch.eye(2, dtype=torch.float64)
     shear[0, 1] = torch.tanh(5 * raw[3])
+    if anisotropy is not None:  # one size, and width over height between 1 / 1.5 and 1.5
+        stretch = anisotropy ** (raw[1].tanh() / 2)
+        width, height = width * stretch, width / stretch
+        shear[0, 1] = 0.5 * torch.tanh(raw[3])
+    scale = torch.diag(torch.stack([width, height]))
     turn = poses.to_matrix(poses.rotation(2 * torch.pi * raw[2]))[:2, :2]
     expected = torch.cat([turn @ scale @ shear, torch.tanh(5 * raw[4:])[:, None]], dim=1)
-    torch.testing.assert_close(poses.from_parameters(raw), poses.from_matrix(expected))
+    found = poses.from_parameters(raw, anisotropy=anisotropy)
+    torch.testing.assert_close(found, poses.from_matrix(expected))
 
 
 def test_components_name_every_regular_pose_once():

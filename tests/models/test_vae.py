@@ -8,10 +8,10 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
 
-from capsule_zoo.guides import AmortizedPartWhole, ConvolutionalEncoder
+from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.inference import evaluate, fit, loss_per_image, summarize
 from capsule_zoo.inference.evaluate import per_image_elbo
-from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+from capsule_zoo.models import VariationalAutoencoder
 
 
 def pair(shape=(1, 5, 6), latent=2, **options):
@@ -64,10 +64,12 @@ def test_with_the_exact_posterior_every_weight_is_the_evidence():
 def test_elbo_is_below_iwae_and_both_are_below_the_evidence():
     model, guide, evidence = linear_gaussian()
     exact = guide.code_law
-    wrong = lambda images: dist.Normal(  # noqa: E731 - a wider, shifted posterior
-        exact(images).mean + 0.05, 1.5 * exact(images).variance.sqrt()
-    ).to_event(1)
-    guide.code_law = wrong
+
+    def wider_and_shifted(images):
+        law = exact(images)
+        return dist.Normal(law.mean + 0.05, 1.5 * law.variance.sqrt()).to_event(1)
+
+    guide.code_law = wider_and_shifted
     images = torch.rand(50, 1, 2, 2, dtype=torch.float64)
     summary = summarize(evaluate(model, guide, images, num_particles=200))
     truth = evidence(images).mean().item()
@@ -141,12 +143,9 @@ def test_refusals():
         VariationalAutoencoder(latent=0)
     with pytest.raises(ValueError, match=r"image_shape\[1\]"):
         VariationalAutoencoder((1, 0, 28))
-    with pytest.raises(ValueError, match="likelihood must be 'normal' or 'bernoulli'"):
+    with pytest.raises(ValueError, match="likelihood must be one of 'normal', 'bernoulli'"):
         VariationalAutoencoder(likelihood="poisson")
     with pytest.raises(ValueError, match="sigma_image must be positive"):
         VariationalAutoencoder(sigma_image=0.0)
-    model = PartWholeCapsules(2, 2, image_size=8, template_size=3)
-    with pytest.raises(ValueError, match="must be a VariationalAutoencoder"):
-        ConvolutionalEncoder(model)
-    with pytest.raises(ValueError, match="must be a PartWholeCapsules"):
-        AmortizedPartWhole(VariationalAutoencoder((1, 8, 8)))
+    with pytest.raises(ValueError, match="hidden must be at least 1"):
+        ConvolutionalEncoder(VariationalAutoencoder((1, 8, 8)), hidden=0)

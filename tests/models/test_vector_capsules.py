@@ -5,7 +5,13 @@ import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
 from capsule_zoo.models import vector_capsules
-from capsule_zoo.models.vector_capsules import ClassVectors, VectorCapsules, margin_loss, squash
+from capsule_zoo.models.vector_capsules import (
+    ClassVectors,
+    VectorCapsules,
+    keep_scale,
+    margin_loss,
+    squash,
+)
 
 
 def test_squash_is_the_papers():
@@ -63,7 +69,7 @@ def test_class_vectors_are_those_of_dynamic_routing():
             torch.testing.assert_close(v, dynamic_routing(u, layer.transform, 3, 3))
 
 
-def test_batches_in_parts_give_the_same_classes_and_gradients(monkeypatch):
+def test_batches_in_chunks_give_the_same_classes_and_gradients(monkeypatch):
     layer = ClassVectors(6, 3, DynamicRouting(2, fair=False)).double()
     children = torch.randn(5, 6, 8, dtype=torch.float64, requires_grad=True)
     found = []
@@ -96,6 +102,13 @@ def test_untrained_classes_are_neither_there_nor_not(children, classes):
     assert 0.25 < length.mean() < 0.75
 
 
+def test_initial_weights_keep_the_scale_of_what_is_half_passed():
+    layer = torch.nn.Conv2d(32, 64, 3)
+    keep_scale(layer, 32 * 9)
+    inputs = torch.randn(8, 32, 12, 12)
+    assert layer(inputs.relu()).square().mean().item() == pytest.approx(1, rel=0.1)
+
+
 def test_grids_smaller_than_the_kernel_are_refused():
-    with pytest.raises(ValueError, match="height of the maps must be at least 9, not 8"):
+    with pytest.raises(ValueError, match=r"grid\[0\] must be at least 9, not 8"):
         VectorCapsules(torch.nn.Identity(), 2, (8, 9), 2, 3, None)
