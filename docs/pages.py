@@ -27,6 +27,7 @@ from capsule_zoo.records import read_record
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
+COMMAND_LINE = ("cli", "run_commands", "terminal", "__main__")  # told by `commands`
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
 
@@ -145,7 +146,7 @@ def modules(package: str) -> str:
     own, told, parts = set(getattr(home, "__all__", ())), told_elsewhere(), []
     for info in pkgutil.iter_modules(home.__path__, f"{package}."):
         short = info.name.rpartition(".")[2]
-        if info.ispkg or short in ("cli", "__main__"):
+        if info.ispkg or short in COMMAND_LINE:
             continue
         module = import_module(info.name)
         rest = [name for name in _defined_in(module) if name not in own]
