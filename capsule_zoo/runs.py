@@ -81,11 +81,7 @@ def train(
     before = _settings_of(folder, name) if resume else {}
     settings = {**DEFAULTS, **before, **given}
     transform = make_transform(settings["transform"])
-    shape = settings["sizes"].get("image_shape")
-    data = load_dataset(settings["data"], data_root, size=None if shape is None else shape[1:])
-    pyro.set_rng_seed(settings["seed"])
-    entry = create(name, **{"image_shape": data.image_shape, **settings["sizes"]})
-    entry.use_guide(settings["guide"] or entry.default_guide)
+    entry, data = _begin(name, settings, data_root)
     config = {key: settings[key] for key in DEFAULTS if key not in ("sizes", "guide")}
     write_json(folder / "config.json", {**recipe(entry), **config})
     checkpoint = folder / "checkpoint.safetensors"
@@ -108,6 +104,15 @@ def train(
     for figure in entry.figures:
         draw(entry, figure, data.test.images, folder)
     return entry, run
+
+
+def _begin(name: str, settings: dict[str, Any], data_root: Path | None) -> tuple[Entry, Dataset]:
+    """An untrained entry, and data of the size that it takes, as settings ask for them."""
+    shape = settings["sizes"].get("image_shape")
+    data = load_dataset(settings["data"], data_root, size=None if shape is None else shape[1:])
+    pyro.set_rng_seed(settings["seed"])
+    entry = create(name, **{"image_shape": data.image_shape, **settings["sizes"]})
+    return entry.use_guide(settings["guide"] or entry.default_guide), data
 
 
 def check_folder(folder: Path, resume: bool = False, overwrite: bool = False) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from capsule_zoo import readme, registry
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.records import read_record
+from capsule_zoo.records import figures_of, read_record
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
@@ -129,10 +129,8 @@ def experiments(family: str, root: str) -> str:
 def _measured(name: str, root: str) -> str:
     words = inspect.getdoc(find_experiment(name).function) or ""
     words = re.split(r"\n\n(?:Args|Raises|Returns):\n", words)[0]
-    stem = RESULTS / name
-    figures = [f for f in (stem.with_suffix(".png"),) if f.is_file()]
-    figures += sorted(stem.parent.glob(f"{stem.name}_*.png"))
-    shown = [f"![{f.stem}]({root}results/{f.relative_to(RESULTS).as_posix()})\n" for f in figures]
+    paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
+    shown = [f"![{path.stem}]({root}results/{path.as_posix()})\n" for path in paths]
     table = readme.table(read_record(name, RESULTS))
     return "\n".join([f"### {name}", "", words, "", *shown, table])
 

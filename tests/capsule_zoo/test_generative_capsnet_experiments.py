@@ -130,6 +130,8 @@ def test_means_ratios_and_errors_by_hand():
     assert metrics["mine_digit4_ratio"] == (3.5, pytest.approx(1.5), 2)  # of 5 and 2
     assert metrics["mine_digit4_outside_to_blank"][0] == pytest.approx(4.5 / 25)
     assert metrics["blank_digit4_outside"] == (25.0, None, 1)
+    once = measured({"mine": {"circle": errors[:1]}}, blank, protocol)
+    assert once["mine_digit4_outside"] == (5.0, None, 1)
 
 
 def test_a_run_is_refused():

@@ -55,7 +55,7 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
         seed=5,
         data="digits",
         seconds=60,
-        figure={"parses": plt.figure()},
+        figures={"parses": plt.figure()},
         folder=tmp_path,
     )
     measured, _, waiting = pages.experiments("part-whole", "../").partition("### Not measured yet")
