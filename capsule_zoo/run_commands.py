@@ -174,10 +174,11 @@ def sample(
 
     from capsule_zoo import runs
     from capsule_zoo.figures import image_rows
+    from capsule_zoo.inference.ancestral import mean_images
     from capsule_zoo.records import save_figure
     from capsule_zoo.registry import load
 
-    means = runs.sample_means(load(run), n, seed)
+    means = mean_images(load(run).model, n, seed=seed)
     columns = math.ceil(math.sqrt(n))
     rows = {f"{i * columns + 1}": row for i, row in enumerate(means.split(columns))}
     path = runs.output_folder(run) / "draws.png"

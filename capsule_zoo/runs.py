@@ -77,7 +77,7 @@ def train(
     Raises:
         ValueError: the folder is in use, or a setting is not allowed.
     """
-    check_folder(folder, resume, overwrite)
+    _check_folder(folder, resume, overwrite)
     before = _settings_of(folder, name) if resume else {}
     settings = {**DEFAULTS, **before, **given}
     transform = make_transform(settings["transform"])
@@ -115,16 +115,20 @@ def _begin(name: str, settings: dict[str, Any], data_root: Path | None) -> tuple
     return entry.use_guide(settings["guide"] or entry.default_guide), data
 
 
-def check_folder(folder: Path, resume: bool = False, overwrite: bool = False) -> None:
+def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     """Raise ValueError where a run would lie on something else."""
     if resume and overwrite:
         raise ValueError("choose one of --resume and --overwrite")
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if used and not (resume or overwrite):
+    if in_use(folder) and not (resume or overwrite):
         raise ValueError(
             f"{folder} is in use; go on with its run by --resume, replace it by --overwrite, "
             "or choose another folder"
         )
+
+
+def in_use(folder: Path) -> bool:
+    """Whether something lies there that a run would lie on."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def make_transform(words: str | None) -> Any:

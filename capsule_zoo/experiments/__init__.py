@@ -173,11 +173,11 @@ def reproduce(
         ValueError: there is no such experiment, or `keep` is in use.
     """
     from capsule_zoo.registry import save
-    from capsule_zoo.runs import check_folder
+    from capsule_zoo.runs import in_use
 
     chosen = find_experiment(name)
-    if keep is not None:
-        check_folder(Path(keep))
+    if keep is not None and in_use(Path(keep)):
+        raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     began = time.perf_counter()
     result = chosen(options)
     minutes = f" --minutes {options.minutes:g}" if options.minutes else ""

@@ -43,12 +43,12 @@ def bounds_of_rows(table: Comparison) -> Metrics:
     particles, images = table.attrs["num_particles"], table.attrs["num_images"]
     found: Metrics = {}
     for name, row in table[table["is_bound"]].iterrows():
-        found[f"elbo_{key(name)}"] = row["elbo"], row["elbo_se"], images
-        found[f"iwae_{particles}_{key(name)}"] = row["iwae"], row["iwae_se"], images
+        found[f"elbo_{snake_case(name)}"] = row["elbo"], row["elbo_se"], images
+        found[f"iwae_{particles}_{snake_case(name)}"] = row["iwae"], row["iwae_se"], images
     return found
 
 
-def key(row: Hashable) -> str:
+def snake_case(row: Hashable) -> str:
     """A row's name as part of a metric's: "free-form normal" as `free_form_normal`."""
     return re.sub("[^a-z]+", "_", str(row).lower())
 

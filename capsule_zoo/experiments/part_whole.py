@@ -18,9 +18,9 @@ from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
     held_out_bounds,
-    key,
     mean_and_error,
     pictures,
+    snake_case,
     squared_error,
 )
 from capsule_zoo.experiments.training import shortened, train, trained
@@ -166,7 +166,7 @@ def guides(options: Options) -> Result:
         for column in ("map_objective", "ess", "pareto_k", "seconds_per_image"):
             if np.isfinite(row[column]):
                 title = column.removesuffix("_objective")
-                metrics[f"{title}_{key(name)}"] = row[column], None, len(held_out)
+                metrics[f"{title}_{snake_case(name)}"] = row[column], None, len(held_out)
     drawn = {"": tables[0].plot(), "relaxed": tables[1].plot()}
     return Result(metrics, drawn, table, entry)
 
@@ -203,15 +203,15 @@ def refinement(options: Options) -> Result:
     metrics: Metrics = {}
     paths: dict[str, Tensor] = {}
     for name, shown in (("upright", images), ("rotated", images.rot90(1, (2, 3)))):
-        race = Race(entry, shown, options)
+        race = partial(timed_refinement, entry, shown, options)
         plain = max(
-            (race.run(method="adam", steps=PLAIN_STEPS, lr=rate) for rate in PLAIN_RATES),
+            (race(method="adam", steps=PLAIN_STEPS, lr=rate) for rate in PLAIN_RATES),
             key=lambda found: found.objective,
         )
         ours = next(
             found
             for budget in BUDGETS
-            for found in [race.run(steps=budget)]
+            for found in [race(steps=budget)]
             if found.objective >= plain.objective or budget == BUDGETS[-1]
         )
         reached = ours.objective >= plain.objective
@@ -234,18 +234,14 @@ class Finish(NamedTuple):
     steps: int
 
 
-class Race:
-    """Refinements of the same images by different means, each timed."""
-
-    def __init__(self, entry: Entry, images: Tensor, options: Options) -> None:
-        self.entry, self.images, self.options = entry, images, options
-
-    def run(self, steps: int, **settings) -> Finish:
-        """Refine, then score the answer with noise that it was not fitted to."""
-        model, seed = self.entry.model, self.options.seed
-        began = time.perf_counter()
-        found = refine(model, self.entry.guide, self.images, steps=steps, seed=seed, **settings)
-        seconds = time.perf_counter() - began
-        fresh = refine(model, found.guide, self.images, steps=0, seed=seed + 1).start.mean().item()
-        self.options.say(f"{settings}, {steps} steps: {fresh:.1f} nats in {seconds:.0f} seconds")
-        return Finish(found, fresh, seconds, steps)
+def timed_refinement(
+    entry: Entry, images: Tensor, options: Options, steps: int, **settings: Any
+) -> Finish:
+    """Refine, then score the answer with noise that it was not fitted to."""
+    model, seed = entry.model, options.seed
+    began = time.perf_counter()
+    found = refine(model, entry.guide, images, steps=steps, seed=seed, **settings)
+    seconds = time.perf_counter() - began
+    fresh = refine(model, found.guide, images, steps=0, seed=seed + 1).start.mean().item()
+    options.say(f"{settings}, {steps} steps: {fresh:.1f} nats in {seconds:.0f} seconds")
+    return Finish(found, fresh, seconds, steps)

@@ -35,6 +35,7 @@ def likelihoods(options: Options) -> Result:
 
     Both are densities of the same pixels, so that their bounds compare.
     """
+    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     kinds = ("composite", "mixture")
     return study({kind: Variant(data, {"likelihood": kind}) for kind in kinds}, options)
@@ -47,6 +48,7 @@ def colours(options: Options) -> Result:
     Where the data root has a folder `cifar10` of images by class, a subset perhaps, that is used;
     `training_images` says how many there were.
     """
+    options.refuse_run()
     variants = {
         "fashion_mnist": Variant(load_dataset("fashion-mnist", root=options.data_root), {}),
         "cifar10": Variant(photographs("cifar10", options), {"background": "learned"}),
@@ -64,7 +66,6 @@ def photographs(name: str, options: Options) -> Dataset:
 
 def study(variants: Mapping[str, Variant], options: Options) -> Result:
     """Train every variant for an equal share of the time, and measure all in the same way."""
-    options.refuse_run()
     metrics: Metrics = {}
     drawn: dict = {}
     minutes = (options.minutes or MINUTES) / len(variants)

@@ -19,14 +19,7 @@ import torch
 
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.records import figures_of, read_record
-from capsule_zoo.registry import (
-    WEIGHTS,
-    create,
-    describe,
-    list_models,
-    read_recipe,
-    small_sizes,
-)
+from capsule_zoo.registry import WEIGHTS, create, describe, list_models, read_recipe, small_sizes
 from capsule_zoo.report.pictures import Picture, picture
 from capsule_zoo.report.published import PUBLISHED, Published
 from capsule_zoo.report.stories import Story, first_line, read_story, remainder

@@ -1,6 +1,5 @@
 """Pictures show what they claim: colours add up to the image, rows are labelled."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -15,12 +14,6 @@ from capsule_zoo.models import Capsules, PartWholeCapsules
 def model():
     torch.manual_seed(0)
     return PartWholeCapsules(3, 5, image_size=12, template_size=5).with_discrete_presences()
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
