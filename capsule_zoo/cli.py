@@ -18,7 +18,15 @@ from capsule_zoo.records import FOLDER
 from capsule_zoo.report import report
 from capsule_zoo.run_commands import compare, evaluate, figure, publish, sample, train
 from capsule_zoo.selfcheck import selfcheck
-from capsule_zoo.terminal import AsJson, DataRoot, Device, Seed, print_json, print_metrics
+from capsule_zoo.terminal import (
+    AsJson,
+    DataRoot,
+    Device,
+    Seed,
+    print_json,
+    print_list,
+    print_metrics,
+)
 
 app = typer.Typer(
     name="capsule-zoo",
@@ -61,8 +69,7 @@ def list_entries(
     found = {name: describe(name) for name in list_models(pattern)}
     if not found:
         raise ValueError(f"no entry matches {pattern!r}; there are {list_models()}")
-    for name, words in found.items():
-        print(f"{name:{max(map(len, found))}}  {words}")
+    print_list(found)
     print_json(as_json, found)
 
 
@@ -103,8 +110,7 @@ def reproduce(
     if experiment is None:
         names = experiments.list_experiments()
         found: dict = {name: experiments.find_experiment(name).summary for name in names}
-        for name, words in found.items():
-            print(f"{name:28}{words}")
+        print_list(found)
     else:
         options = experiments.Options(
             minutes=minutes, seed=seed, data_root=data_root, device=device, run=run

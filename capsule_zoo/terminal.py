@@ -28,14 +28,23 @@ AsJson = Annotated[
 Device = Annotated[str, typer.Option(help="A torch device, such as cuda.")]
 
 
+def print_list(found: dict[str, str]) -> None:
+    """Names, and what each is, in two columns."""
+    width = max(map(len, found), default=0)
+    for name, words in found.items():
+        print(f"{name:{width}}  {words}")
+
+
 def print_metrics(metrics: dict[str, Any]) -> None:
     """One line each; a pair is a value and its standard error."""
+    shown = {}
     for name, value in metrics.items():
         value, error = value if isinstance(value, tuple) else (value, metrics.get(f"{name}_se"))
         if name.endswith("_se") or value != value:
             continue
         words = f"{value:.4g}" if isinstance(value, float) else str(value)
-        print(f"{name:24}{words}" + ("" if error is None else f" (s.e. {error:.2g})"))
+        shown[name] = words if error is None else f"{words} (s.e. {error:.2g})"
+    print_list(shown)
 
 
 def print_json(wanted: bool, found: dict) -> None:

@@ -172,7 +172,9 @@ def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
     assert (record["seed"], record["data"]) == (7, "none")
     assert (tmp_path / "test" / "toy_plot.png").is_file()
     assert run("reproduce") == 0
-    assert "What a toy shows." in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    (column,) = (line.index("What a toy shows.") for line in lines if "test/toy" in line)
+    assert all(line[:column].endswith("  ") and line[column] != " " for line in lines)
     assert "did you mean 'test/toy'" in refused(capsys, "reproduce", "test/tiy")
     assert "is in use" in refused(capsys, "reproduce", "test/toy", "--keep", tmp_path)
     with pytest.raises(ValueError, match="registered already"):

@@ -27,6 +27,12 @@ def test_parts_in_one_colour_add_up_to_the_image(model, likelihood, monkeypatch)
     torch.testing.assert_close(painted, expected)
 
 
+def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
+    rows = figures.in_rows("parts", torch.arange(29), 12)
+    assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
+    assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
+
+
 def test_part_colours_are_all_different():
     colours = figures.part_colours(24)
     distance = torch.cdist(colours, colours) + 9 * torch.eye(24)
