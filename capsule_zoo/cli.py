@@ -8,6 +8,7 @@ line or two, without a traceback, and ends the program with status 2.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -73,11 +74,6 @@ def list_entries(
     print_json(as_json, found)
 
 
-for command in (train, evaluate, compare, sample, figure, publish):
-    app.command()(command)
-
-
-@app.command()
 def reproduce(
     experiment: Annotated[
         str | None, typer.Argument(metavar="EXPERIMENT", help="Leave out for a list.")
@@ -124,5 +120,9 @@ def reproduce(
     print_json(as_json, found)
 
 
-for command in (explore, selfcheck, report):
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(train, evaluate, compare, sample, figure, publish),
+    *(reproduce, explore, selfcheck, report),
+)
+for command in COMMANDS:
     app.command()(command)

@@ -147,7 +147,7 @@ def compare(
 
     entry, dataset, folder = runs.open_run(run, data, data_root)
     names = [name.strip() for name in guides.split(",")] if guides else list(entry.guides)
-    shared: dict[str, int] = dict(images=images, particles=particles, seed=seed)
+    shared: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
     table = runs.compare_run(entry, dataset, names, tune_steps=tune_steps, **shared)
     print(table.drop(columns="is_bound").dropna(axis=1, how="all").round(3).to_string(na_rep=""))
     write_whole(folder / "compare.csv", table.to_csv(index_label="guide").encode())
