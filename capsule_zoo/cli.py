@@ -120,9 +120,17 @@ def reproduce(
     print_json(as_json, found)
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(train, evaluate, compare, sample, figure, publish),
-    *(reproduce, explore, selfcheck, report),
+COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after `list`
+    train,
+    evaluate,
+    compare,
+    sample,
+    figure,
+    publish,
+    reproduce,
+    explore,
+    selfcheck,
+    report,
 )
 for command in COMMANDS:
     app.command()(command)
