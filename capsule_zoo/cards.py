@@ -51,7 +51,7 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
         rate = error_rate(entry.model, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
     latents = infer(entry.guide, split.images, seed=seed)
-    painted = mean_images(entry.model, len(split), latents, seed=seed)
+    painted = mean_images(entry.model, len(split), latents, seed, images=split.images)
     error = (painted - split.images).square().sum((1, 2, 3)).double()
     value, se = error.mean().item(), (error.std() / len(error) ** 0.5).item()
     return Headline(metric="squared_error", value=value, se=se, n=len(error))

@@ -44,18 +44,25 @@ def infer(
 
 
 def mean_images(
-    model: Model, number: int, given: Sites | None = None, seed: int = 0, batch_size: int = 500
+    model: Model,
+    number: int,
+    given: Sites | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+    images: Tensor | None = None,
 ) -> Tensor:
     """Images without pixel noise, (number, C, H, W): E[image | latents], the latents drawn.
 
     Args:
         given: values (number, ...) of the sites that are not to be drawn.
+        images: (number, C, H, W) to run the model on, where all latents are given: an energy model
+            then need not run a chain for its draws.
     """
 
     def read(trace: Trace) -> Tensor:
         return trace.nodes["image"]["fn"].mean.reshape(-1, *model.image_shape)
 
-    return _run(model, read, number, given or {}, seed, batch_size)
+    return _run(model, read, number, given or {}, seed, batch_size, images)
 
 
 def image_log_likelihood(

@@ -275,28 +275,41 @@ class CapsuleRBM(Model):
         precision_x^-1/2 [W_1 ... W_K] precision_h^-1/2 is below 1 (all switches on is the worst
         case). One Bernoulli side always is: 0.
         """
-        if not (isinstance(self.visible, GaussianUnits) and isinstance(self.hidden, GaussianUnits)):
+        if (scale := self._standard_scale()) is None:
             return 0.0
-        left = (-0.5 * self.visible.log_precision).exp().flatten()[:, None]
-        right = (-0.5 * self.hidden.log_precision).exp().flatten()
-        coupling = left * self.weight.flatten(1) * right
+        coupling = _no_wider_than_high(scale * self.weight.flatten(1))
         if (bound := coupling.norm().item()) < COUPLING_LIMIT:  # Frobenius: cheap, and no less
             return bound
-        wide = coupling.shape[0] < coupling.shape[1]
-        gram = coupling @ coupling.T if wide else coupling.T @ coupling
-        return torch.linalg.eigvalsh(gram)[-1].sqrt().item()  # far cheaper than singular values
+        squares = torch.linalg.eigvalsh(coupling.T @ coupling)  # far cheaper than singular values
+        return squares[-1].sqrt().item()
 
     @torch.no_grad()
     def keep_normalisable(self) -> None:
-        """Scale W back to where the partition function exists, if it has left it.
+        """Take W back to where the partition function exists, if it has left it.
 
-        Training calls this after every step. Two Gaussian sides: see `coupling_norm`. Two Poisson
-        sides: no coupling may be positive.
+        Training calls this before every step. Two Gaussian sides: singular values of the matrix of
+        `coupling_norm` that are too large are cut down, and the other directions left alone. (The
+        whole of W scaled back, which is simpler, keeps all directions small for the sake of one.)
+        Two Poisson sides: no coupling may be positive.
         """
-        if (norm := self.coupling_norm()) > COUPLING_LIMIT:
-            self.weight.mul_(COUPLING_LIMIT / norm)
+        if (scale := self._standard_scale()) is not None:
+            coupling = scale * self.weight.flatten(1)
+            if coupling.norm() >= COUPLING_LIMIT:
+                tall = _no_wider_than_high(coupling)  # a view: `coupling` changes with it
+                squares, directions = torch.linalg.eigh(tall.T @ tall)
+                over = squares > COUPLING_LIMIT**2
+                directions, values = directions[:, over], squares[over].sqrt()
+                tall -= (tall @ directions) * (1 - COUPLING_LIMIT / values) @ directions.T
+                self.weight.copy_((coupling / scale).view_as(self.weight))
         elif isinstance(self.visible, PoissonUnits) and isinstance(self.hidden, PoissonUnits):
             self.weight.clamp_(max=0)
+
+    def _standard_scale(self) -> Tensor | None:
+        """What W is multiplied with where all units are Gaussian of precision 1, (pixels, K J)."""
+        if not (isinstance(self.visible, GaussianUnits) and isinstance(self.hidden, GaussianUnits)):
+            return None
+        left = (-0.5 * self.visible.log_precision).exp().flatten()[:, None]
+        return left * (-0.5 * self.hidden.log_precision).exp().flatten()
 
 
 class RBM(CapsuleRBM):
@@ -315,3 +328,8 @@ class RBM(CapsuleRBM):
     ) -> None:
         check_at_least(1, hidden=hidden)
         super().__init__(visible, capsules=1, units=hidden, **options)
+
+
+def _no_wider_than_high(matrix: Tensor) -> Tensor:
+    """The matrix or its transpose, a view."""
+    return matrix.T if matrix.shape[0] < matrix.shape[1] else matrix

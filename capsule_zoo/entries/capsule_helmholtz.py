@@ -28,7 +28,7 @@ def capsule_helmholtz(
         guide=RecognitionMachine(model),
         guides={"recognition": lambda entry: RecognitionMachine(entry.model)},
         objective=ReweightedWakeSleep(num_particles, sleep),
-        training=dict(lr=1e-3, schedule="linear", batch_size=100),
+        training=dict(lr=5e-3, schedule="linear", batch_size=100),
         figures={
             name: picture(f"capsule_zoo.energy_figures:{name}")
             for name in ("samples", "reconstructions", "sums", "gibbs")

@@ -31,6 +31,7 @@ def capsule_rbm(
     k: int = 1,
     chains: int = 100,
     sparsity: float = 0.0,
+    centered: bool = True,
     **sizes,
 ) -> Entry:
     """An RBM whose hidden units come in switched groups; see `capsule_zoo.models.capsule_rbm`.
@@ -40,25 +41,31 @@ def capsule_rbm(
         k: Gibbs sweeps for each update.
         chains: persistent chains; 0 starts every chain at the data.
         sparsity: what a switch that is on costs in training, in nats.
+        centered: see `ContrastiveDivergence`; for Bernoulli units. Gaussian units may have means so
+            large that the centered gradient leaps.
         sizes: arguments of `CapsuleRBM`.
     """
-    return _entry(CapsuleRBM(image_shape, **sizes), k, chains, sparsity)
+    return _entry(CapsuleRBM(image_shape, **sizes), k, chains, centered, sparsity)
 
 
 @register("rbm", small={**SMALL, "hidden": 5})
 def rbm(
-    image_shape: tuple[int, int, int] = (1, 28, 28), k: int = 1, chains: int = 100, **sizes
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    k: int = 1,
+    chains: int = 100,
+    centered: bool = True,
+    **sizes,
 ) -> Entry:
     """A restricted Boltzmann machine: one capsule whose switch is always on.
 
     Args:
-        image_shape, k, chains: as for the capsule RBM.
+        image_shape, k, chains, centered: as for the capsule RBM.
         sizes: arguments of `RBM`.
     """
-    return _entry(RBM(image_shape, **sizes), k, chains)
+    return _entry(RBM(image_shape, **sizes), k, chains, centered)
 
 
-def _entry(model: CapsuleRBM, k: int, chains: int, sparsity: float = 0.0) -> Entry:
+def _entry(model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: float = 0.0) -> Entry:
     left_out = set() if model.switched else NEED_SWITCHES
     return Entry(
         model=model,
@@ -68,7 +75,7 @@ def _entry(model: CapsuleRBM, k: int, chains: int, sparsity: float = 0.0) -> Ent
             k,
             persistent=chains > 0,
             chains=max(chains, 1),
-            centered=True,
+            centered=centered,
             sparsity=sparsity,
         ),
         training=dict(optimizer=DESCENT, lr=0.03, schedule="linear", batch_size=100),

@@ -110,13 +110,14 @@ def fashion(options: Options) -> Result:
     Pixels are standardised; errors are on the scale of the pixels, nats on that of the scores.
     """
     data, standard = standard_fashion(options)
-    families = dict(visible_family="gaussian", hidden_family="gaussian")
+    families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
+    descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
     figures: dict[str, Figure] = {}
     metrics = Metrics()
     for name, sizes in FASHION.items():
         options.say(f"Training {ENTRIES[name]!r}")
         entry = create(ENTRIES[name], image_shape=data.image_shape, **families, **sizes)
-        train(entry, data, options, (options.minutes or 20) / 2, lr=0.003)
+        train(entry, data, options, (options.minutes or 20) / 2, **descent)
         error = reconstruction_error(entry, data.test.images, standard.scale)
         metrics[f"reconstruction_error_{name}"] = error
         for metric, value in log_likelihoods(entry, data, options).items():

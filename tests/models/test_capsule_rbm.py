@@ -18,6 +18,7 @@ from small_rbms import (
 
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.models.capsule_layer import CapsuleState
+from capsule_zoo.models.capsule_rbm import COUPLING_LIMIT
 
 EXACT = dict(rtol=0, atol=1e-10)
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
@@ -180,6 +181,22 @@ def test_gaussian_couplings_stay_where_the_partition_function_exists():
     before = model.weight.clone()
     model.keep_normalisable()
     torch.testing.assert_close(model.weight, before)  # nothing to do, nothing done
+
+
+@pytest.mark.parametrize("pixels", [4, 16])  # fewer than hidden units, and more
+def test_only_directions_in_which_gaussian_couplings_are_too_strong_are_cut(pixels):
+    model = randomized(
+        CapsuleRBM(pixels, 2, 3, visible_family="gaussian", hidden_family="gaussian")
+    )
+    left, right = (u.precision.flatten().sqrt().detach() for u in (model.visible, model.hidden))
+    u, _, v = torch.linalg.svd(model.weight.detach().flatten(1), full_matrices=False)
+    values = torch.linspace(3, 0.2, len(v)).to(u)
+    with torch.no_grad():
+        model.weight.copy_((left[:, None] * (u * values) @ v * right).view_as(model.weight))
+    model.keep_normalisable()
+    kept = (model.weight.flatten(1) / left[:, None] / right).detach()
+    expected = (u * values.clamp(max=COUPLING_LIMIT)) @ v
+    torch.testing.assert_close(kept, expected, atol=1e-12, rtol=0)
 
 
 def test_poisson_couplings_may_not_attract():
