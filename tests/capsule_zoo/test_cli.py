@@ -176,7 +176,8 @@ def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
     (column,) = (line.index("What a toy shows.") for line in lines if "test/toy" in line)
     assert all(line[:column].endswith("  ") and line[column] != " " for line in lines)
     assert "did you mean 'test/toy'" in refused(capsys, "reproduce", "test/tiy")
-    assert "is in use" in refused(capsys, "reproduce", "test/toy", "--keep", tmp_path)
+    again = ["reproduce", "test/toy", "--out", tmp_path, "--keep", tmp_path]
+    assert "is in use" in refused(capsys, *again)
     with pytest.raises(ValueError, match="registered already"):
         experiment("test/toy")(toy)
 
