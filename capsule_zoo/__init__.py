@@ -16,21 +16,14 @@ _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "setup.cfg").is_file() and (_ROOT / "models").is_dir():
     __path__.append(str(_ROOT))
 
-_FRONT_DOOR = {
-    "register": "registry",
-    "list_models": "registry",
-    "create": "registry",
-    "load": "registry",
-    "save": "registry",
-    "Entry": "registry",
-}
-__all__ = ["__version__", *_FRONT_DOOR]
+_FROM_REGISTRY = ("register", "list_models", "create", "load", "save", "Entry")
+__all__ = ["__version__", *_FROM_REGISTRY]
 
 
 def __getattr__(name: str):
     """Import the registry (and with it torch and every model) only when it is asked for."""
-    if name in _FRONT_DOOR:
-        from importlib import import_module
+    if name in _FROM_REGISTRY:
+        from capsule_zoo import registry
 
-        return getattr(import_module(f"capsule_zoo.{_FRONT_DOOR[name]}"), name)
+        return getattr(registry, name)
     raise AttributeError(f"module 'capsule_zoo' has no attribute {name!r}; it offers {__all__}")

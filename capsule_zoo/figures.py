@@ -37,6 +37,15 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     return figure
 
 
+def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
+    """Images (N, ...) as rows of at most `length`, each named by their numbers from 1."""
+    rows, first = {}, 1
+    for row in images.split(length):
+        rows[f"{kind} {first}-{first + len(row) - 1}"] = row
+        first += len(row)
+    return rows
+
+
 def part_colours(parts: int) -> Tensor:
     """A colour (parts, 3) for each part, neighbours far apart."""
     turns = torch.arange(parts) * 0.618034 % 1.0
@@ -87,21 +96,12 @@ def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
 def learned_templates(model: PartWholeCapsules) -> Figure:
     """Every part's template as it paints on black: colour times alpha."""
     colour, alpha = model.templates()
-    painted = colour * alpha
-    per_row = 12
-    rows = {
-        f"parts {i + 1}-{min(i + per_row, len(painted))}": painted[i : i + per_row]
-        for i in range(0, len(painted), per_row)
-    }
-    return image_rows(rows, "Learned templates (colour x alpha)")
+    return image_rows(in_rows("parts", colour * alpha), "Learned templates (colour x alpha)")
 
 
-@torch.no_grad()
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
     """Mean images of 36 draws from the discrete model's prior."""
-    drawn = mean_images(model, 36, seed=seed).split(12)
-    rows = {f"draws {12 * i + 1}-{12 * i + 12}": images for i, images in enumerate(drawn)}
-    return image_rows(rows, "Samples from the prior")
+    return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")
 
 
 def climbs(paths: dict[str, Tensor]) -> Figure:

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import re
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -48,7 +49,7 @@ def write_record(
     seed: int,
     data: str,
     seconds: float,
-    figure: Figure | dict[str, Figure] | None = None,
+    figures: Mapping[str, Figure] = {},
     folder: str | Path = FOLDER,
 ) -> Path:
     """Write a record and its figures, each file whole or not at all, and the record last.
@@ -58,7 +59,7 @@ def write_record(
         metrics: headline numbers by name (lower case, digits, underscores).
         command: what to type to get them again.
         seed, data, seconds: of the run; seconds are wall time.
-        figure: `<name>.png`, or several by name: `<name>_<figure>.png`.
+        figures: by name, drawn as `<name>_<figure>.png`; one without a name as `<name>.png`.
 
     Returns:
         The path of the record.
@@ -71,9 +72,8 @@ def write_record(
         _check_metric(name, metric)
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"seconds must be finite and 0 or more, not {seconds!r}")
-    figures = figure if isinstance(figure, dict) else {"": figure} if figure is not None else {}
-    for name in figures:
-        _check_name("figure", name or "figure")
+    for name in filter(None, figures):
+        _check_name("figure", name)
     record = {
         "experiment": experiment,
         "command": command,
@@ -85,10 +85,8 @@ def write_record(
         "metrics": metrics,
     }
     path = Path(folder) / f"{experiment}.json"
-    for name, drawn in figures.items():
-        save_figure(
-            drawn, path.with_name(f"{path.stem}_{name}.png" if name else f"{path.stem}.png")
-        )
+    for name, figure in figures.items():
+        save_figure(figure, path.with_name(f"{path.stem}_{name}".rstrip("_") + ".png"))
     write_json(path, record)
     return path
 
@@ -115,6 +113,13 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a record: {error}") from error
     return record
+
+
+def figures_of(experiment: str, folder: str | Path = FOLDER) -> list[Path]:
+    """The figures that lie beside a record, the one without a name first."""
+    stem = Path(folder) / experiment
+    plain = stem.with_name(f"{stem.name}.png")
+    return [*([plain] if plain.is_file() else []), *sorted(stem.parent.glob(f"{stem.name}_*.png"))]
 
 
 def check_experiment_name(name: str) -> None:

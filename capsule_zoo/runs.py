@@ -77,15 +77,11 @@ def train(
     Raises:
         ValueError: the folder is in use, or a setting is not allowed.
     """
-    check_folder(folder, resume, overwrite)
+    _check_folder(folder, resume, overwrite)
     before = _settings_of(folder, name) if resume else {}
     settings = {**DEFAULTS, **before, **given}
     transform = make_transform(settings["transform"])
-    shape = settings["sizes"].get("image_shape")
-    data = load_dataset(settings["data"], data_root, size=None if shape is None else shape[1:])
-    pyro.set_rng_seed(settings["seed"])
-    entry = create(name, **{"image_shape": data.image_shape, **settings["sizes"]})
-    entry.use_guide(settings["guide"] or entry.default_guide)
+    entry, data = _begin(name, settings, data_root)
     config = {key: settings[key] for key in DEFAULTS if key not in ("sizes", "guide")}
     write_json(folder / "config.json", {**recipe(entry), **config})
     checkpoint = folder / "checkpoint.safetensors"
@@ -110,16 +106,29 @@ def train(
     return entry, run
 
 
-def check_folder(folder: Path, resume: bool = False, overwrite: bool = False) -> None:
+def _begin(name: str, settings: dict[str, Any], data_root: Path | None) -> tuple[Entry, Dataset]:
+    """An untrained entry, and data of the size that it takes, as settings ask for them."""
+    shape = settings["sizes"].get("image_shape")
+    data = load_dataset(settings["data"], data_root, size=None if shape is None else shape[1:])
+    pyro.set_rng_seed(settings["seed"])
+    entry = create(name, **{"image_shape": data.image_shape, **settings["sizes"]})
+    return entry.use_guide(settings["guide"] or entry.default_guide), data
+
+
+def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     """Raise ValueError where a run would lie on something else."""
     if resume and overwrite:
         raise ValueError("choose one of --resume and --overwrite")
-    used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if used and not (resume or overwrite):
+    if in_use(folder) and not (resume or overwrite):
         raise ValueError(
             f"{folder} is in use; go on with its run by --resume, replace it by --overwrite, "
             "or choose another folder"
         )
+
+
+def in_use(folder: Path) -> bool:
+    """Whether something lies there that a run would lie on."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def make_transform(words: str | None) -> Any:

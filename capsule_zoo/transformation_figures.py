@@ -1,4 +1,4 @@
-"""Pictures of models that paint on request: their error along a line of requests."""
+"""How accuracy or error changes along a line of transformations, curves with standard errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,39 @@ from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from capsule_zoo.inference.probe import Accuracy
+
+
+def accuracy_curves(
+    curves: Mapping[str, Mapping[float, Accuracy]], axis_label: str, chance: float
+) -> Figure:
+    """One curve for each name, in a band of one standard error; single points get error bars.
+
+    Args:
+        curves: by name, the accuracy at each place on the axis.
+        axis_label: what the places are.
+        chance: the accuracy of guessing, drawn as a dotted line.
+    """
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, curve in curves.items():
+        places = list(curve)
+        values, errors = (
+            np.array([getattr(a, k) for a in curve.values()]) for k in ("value", "se")
+        )
+        if len(curve) == 1:
+            axis.errorbar(places, values, errors, fmt="o", capsize=3, label=name)
+        else:
+            _curve(axis, places, values, errors, name, ".-")
+    axis.axhline(chance, color="gray", linestyle=":", label="chance")
+    axis.set_ylim(0, 1)
+    axis.set_xlabel(axis_label)
+    axis.set_ylabel("accuracy")
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
 
 
 def error_curves(
@@ -33,12 +65,9 @@ def error_curves(
         width = 0.01 * (max(places) - min(places))
         axis.axvspan(low - width, high + width, color="0.9", label="seen in training")
         for name, errors in curves.items():
-            mean = errors.mean(0)
-            (line,) = axis.plot(places, mean, label=name)
-            if len(errors) > 1:
-                error = errors.std(0, ddof=1) / len(errors) ** 0.5
-                band = mean - error, mean + error
-                axis.fill_between(places, *band, color=line.get_color(), alpha=0.25, lw=0)
+            count = len(errors)
+            error = errors.std(0, ddof=1) / count**0.5 if count > 1 else 0 * errors[0]
+            _curve(axis, places, errors.mean(0), error, name)
         axis.plot(places, blank[title], "k:", label="blank image")
         axis.set_yscale("log")
         axis.set_title(title, fontsize=9)
@@ -47,3 +76,17 @@ def error_curves(
     axes[0, -1].legend(fontsize=7)
     figure.set_layout_engine("constrained")
     return figure
+
+
+def _curve(
+    axis: Axes,
+    places: Sequence[float],
+    values: np.ndarray,
+    errors: np.ndarray,
+    label: str,
+    style: str = "-",
+) -> None:
+    (line,) = axis.plot(places, values, style, label=label)
+    axis.fill_between(
+        places, values - errors, values + errors, color=line.get_color(), alpha=0.25, lw=0
+    )

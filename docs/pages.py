@@ -26,12 +26,13 @@ from types import ModuleType
 
 from capsule_zoo import readme, registry
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.records import read_record
+from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.report.stories import read_story
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
 OTHERS = "others"
+COMMAND_LINE = ("cli", "run_commands", "terminal", "__main__")  # told by `commands`
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
 
@@ -171,10 +172,8 @@ def experiments(family: str, root: str) -> str:
 def _measured(name: str, root: str) -> str:
     words = inspect.getdoc(find_experiment(name).function) or ""
     words = re.split(r"\n\n(?:Args|Raises|Returns):\n", words)[0]
-    stem = RESULTS / name
-    figures = [f for f in (stem.with_suffix(".png"),) if f.is_file()]
-    figures += sorted(stem.parent.glob(f"{stem.name}_*.png"))
-    shown = [f"![{f.stem}]({root}results/{f.relative_to(RESULTS).as_posix()})\n" for f in figures]
+    paths = (path.relative_to(RESULTS) for path in figures_of(name, RESULTS))
+    shown = [f"![{path.stem}]({root}results/{path.as_posix()})\n" for path in paths]
     table = readme.table(read_record(name, RESULTS))
     return "\n".join([f"### {name}", "", words, "", *shown, table])
 
@@ -188,7 +187,7 @@ def modules(package: str) -> str:
     own, told, parts = set(getattr(home, "__all__", ())), told_elsewhere(), []
     for info in pkgutil.iter_modules(home.__path__, f"{package}."):
         short = info.name.rpartition(".")[2]
-        if info.ispkg or short in ("cli", "__main__"):
+        if info.ispkg or short in COMMAND_LINE:
             continue
         module = import_module(info.name)
         rest = [name for name in _defined_in(module) if name not in own]

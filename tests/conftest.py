@@ -1,8 +1,9 @@
-"""What every test starts from: an empty parameter store and a fixed seed."""
+"""What every test starts from: an empty parameter store, a fixed seed and no open figure."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyro
@@ -14,10 +15,12 @@ from capsule_zoo import records
 
 
 @pytest.fixture(autouse=True)
-def clean_start() -> None:
-    """Clear Pyro's global store and seed every generator."""
+def clean_start() -> Iterator[None]:
+    """Clear Pyro's global store, seed every generator, and close figures afterwards."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="session")

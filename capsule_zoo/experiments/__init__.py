@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from capsule_zoo.registry import Entry
 
 
+Number = tuple[float, float | None, int]  # value, standard error (None: exact), count
+Metrics = dict[str, Number]
+
+
 @dataclass(frozen=True)
 class Options:
     """What a user may choose of an experiment.
@@ -55,19 +59,27 @@ class Options:
         if self.progress:
             print(f"== {words}", file=sys.stderr, flush=True)
 
+    def refuse_run(self) -> None:
+        """Raise ValueError if a run is given: the experiment is about trainings of its own."""
+        if self.run:
+            raise ValueError(
+                "run names what was trained before, but this experiment measures its own training "
+                "runs; leave --run out"
+            )
+
 
 @dataclass
 class Result:
     """What an experiment found.
 
     Attributes:
-        metrics: headline numbers by name, each with its standard error (None: exact) and count.
+        metrics: headline numbers by name.
         figures: by name.
         table: what to print beside the metrics.
         entry: what was trained, for those who want to go on with it.
     """
 
-    metrics: Mapping[str, tuple[float, float | None, int]]
+    metrics: Mapping[str, Number]
     figures: dict[str, Figure] = field(default_factory=dict)
     table: pd.DataFrame | None = None
     entry: Entry | None = None
@@ -161,11 +173,11 @@ def reproduce(
         ValueError: there is no such experiment, or `keep` is in use.
     """
     from capsule_zoo.registry import save
-    from capsule_zoo.runs import check_folder
+    from capsule_zoo.runs import in_use
 
     chosen = find_experiment(name)
-    if keep is not None:
-        check_folder(Path(keep))
+    if keep is not None and in_use(Path(keep)):
+        raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     began = time.perf_counter()
     result = chosen(options)
     minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
@@ -178,13 +190,15 @@ def reproduce(
         seed=options.seed,
         data=chosen.data,
         seconds=time.perf_counter() - began,
-        figure=result.figures,
+        figures=result.figures,
         folder=folder,
     )
     if keep is not None and result.entry is not None:
         record = read_record(name, folder)
         made = {key: record[key] for key in ("command", "versions", "machine", "seconds")}
         save(result.entry, keep, data=chosen.data, seed=options.seed, training=made)
+    elif keep is not None:
+        options.say(f"{name} has no single entry to keep in {keep}")
     return result, path
 
 

@@ -26,7 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.inference.transformations import Requested, infer_transformation
@@ -36,7 +37,6 @@ from capsule_zoo.transformation_figures import error_curves
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Metrics = dict[str, tuple[float, float | None, int]]
 Line = tuple[tuple[float, ...], ...]
 
 RARE = (4, 9)  # the classes that are asked for in a range of their own
@@ -158,8 +158,7 @@ def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
     Args:
         infer: also infer how test images of the other classes were turned.
     """
-    if options.run:
-        raise ValueError("this experiment measures its own training runs; leave --run out")
+    options.refuse_run()
     with TemporaryDirectory() as folder:
         jobs = plan(protocol, options, Path(folder))
         found = side_by_side(learn, jobs)
@@ -172,7 +171,7 @@ def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
     for name, entry in entries.items():
         own = [run for job, run in zip(jobs, found, strict=True) if job.decoder == name]
         errors[name] = {line: np.stack([run[1][line] for run in own]) for line in protocol.lines}
-        metrics[f"{name}_steps"] = mean_and_error([run[0] for run in own])
+        metrics[f"{name}_steps"] = mean_and_error([float(run[0]) for run in own])
         metrics[f"{name}_parameters"] = (float(entry.model.num_parameters), None, 1)
         if infer:
             options.say(f"Inferring by {name} how images were turned")
@@ -276,14 +275,7 @@ def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) ->
     return metrics
 
 
-def mean_and_error(values: np.ndarray | list[int]) -> tuple[float, float | None, int]:
-    """Mean over seeds, its standard error, and how many there are."""
-    values = np.asarray(values, dtype=float)
-    error = float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
-    return float(values.mean()), error, len(values)
-
-
-def inferred_angles(entry: Entry, data: Dataset, options: Options) -> tuple[float, None, int]:
+def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
     """Median error, in degrees, of the angles inferred from turned test images of usual classes."""
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
     images = data.test.images[usual][:INFERRED]

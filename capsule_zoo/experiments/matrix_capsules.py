@@ -10,16 +10,15 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.matrix_capsules import ROUTINGS
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole import mean_and_error, steps
-from capsule_zoo.experiments.training import train, trained
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference.classification import error_rate
 from capsule_zoo.inference.vote_history import vote_history
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.routing_figures import by_iterations, mistakes, votes
 
-Metrics = dict[str, tuple[float, float | None, int]]
 ITERATIONS = (1, 2, 3, 4, 5)
 SHIFT = transforms.Shift(2)  # pixels, of training images
 
@@ -35,8 +34,10 @@ def mnist(options: Options) -> Result:
     """The small preset, three iterations of EM, on all of MNIST (an hour)."""
     data, entry = digits_and_entry(options, 60)
     options.say(f"Asking about {len(data.test):,} test images")
-    metrics: Metrics = {"test_error": error_rate(entry.model, data.test)}
-    metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+    metrics: Metrics = {
+        "test_error": error_rate(entry.model, data.test),
+        "model_parameters": (float(entry.model.num_parameters), None, 1),
+    }
     return Result(metrics, {"": mistakes(entry.model, data.test)}, None, entry)
 
 
@@ -77,6 +78,7 @@ def routings(options: Options) -> Result:
     the same votes, those for the class capsules of the network with three iterations of EM, at
     each routing's assignments with the Gaussians and switches that fit these best.
     """
+    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     metrics: Metrics = {}
     errors, speeds = pd.DataFrame(index=ITERATIONS), pd.DataFrame(index=ITERATIONS)
@@ -85,7 +87,7 @@ def routings(options: Options) -> Result:
         options.say(f"Training with {number} iterations of {name!r}")
         sizes = dict(image_shape=data.image_shape, routing=name, iterations=number)
         entry = entries[name, number] = create("matrix-capsules", **sizes, **NETWORK)
-        limit = steps(STEPS, (options.minutes or 60) / 60)
+        limit = shortened(STEPS, (options.minutes or 60) / 60)
         run = train(entry, data, options, steps=limit, transform=SHIFT)
         error = error_rate(entry.model, data.test)
         speed = run.steps * entry.training["batch_size"] / run.seconds

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.matrix_capsules import SHIFT, digits_and_entry
-from capsule_zoo.experiments.part_whole import mean_and_error
 from capsule_zoo.guides import ClassPose
 from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference import fit
@@ -38,18 +38,14 @@ def pose(options: Options) -> Result:
     images = data.test.images[:MEASURED]
     with torch.no_grad(), in_eval_mode(entry.model):
         codes = torch.cat([guide(few) for few in images.split(100)])
-    with torch.no_grad():
-        error = (decoder.mean_image(codes) - images).square().sum((1, 2, 3))
-    metrics = {"squared_error": mean_and_error(error)}
-    for axis, (row, column) in enumerate(RIGHT_COLUMN):
-        ends = [nudged(codes, row * POSE + column, by) for by in (-0.5, 0.5)]
-        with torch.no_grad():
+        metrics: Metrics = {"squared_error": squared_error(decoder.mean_image(codes), images)}
+        for axis, (row, column) in enumerate(RIGHT_COLUMN):
+            ends = [nudged(codes, row * POSE + column, by) for by in (-0.5, 0.5)]
             before, after = (ink_centre(decoder.mean_image(code)) for code in ends)
-        metrics[f"ink_{('down', 'across')[axis]}"] = mean_and_error((after - before)[:, axis])
-    rows = {}
-    for row, column in product(range(POSE), range(POSE)):
-        several = [nudged(codes, row * POSE + column, by.item())[:1] for by in NUDGES]
-        with torch.no_grad():
+            metrics[f"ink_{('down', 'across')[axis]}"] = mean_and_error((after - before)[:, axis])
+        rows = {}
+        for row, column in product(range(POSE), range(POSE)):
+            several = [nudged(codes, row * POSE + column, by.item())[:1] for by in NUDGES]
             rows[f"({row}, {column})"] = decoder.mean_image(torch.cat(several))
     return Result(metrics, {"": nudges(rows)}, None, entry)
 

@@ -25,8 +25,8 @@ from capsule_zoo.data import SmallNORB, Split, Toys3D, Views
 from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole import mean_and_error
+from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.inference.classification import Share, error_rate, fgsm
 from capsule_zoo.registry import Entry, create
@@ -41,8 +41,6 @@ COSTS = {"capsules": 5.0, "cnn": 1.0}  # of a step, beside the other's; their sh
 EPSILONS = (0.0, 0.01, 0.02, 0.04, 0.08)
 ATTACKED = 500  # familiar views
 
-Number = tuple[float, float | None, int]
-Metrics = dict[str, Number]
 Run = tuple[str, str, int]  # network, factor, seed
 
 
@@ -136,8 +134,7 @@ def matched(paths: Mapping[str, list[Point]]) -> dict[str, Point]:
 
 def compared(source: str, options: Options) -> Result:
     """Train every network on every factor with every seed, and set them side by side."""
-    if options.run:
-        raise ValueError("the viewpoints are about their own training runs; leave --run out")
+    options.refuse_run()
     views(source, options)  # rendered or downloaded once, before several processes want them
     runs = list(product(ENTRIES, FAMILIAR, range(options.seed, options.seed + SEEDS)))
     share = (options.minutes or 240) / sum(COSTS[network] for network, _, _ in runs)
@@ -161,7 +158,7 @@ def errors_where_matched(found: Mapping[Run, Outcome]) -> Metrics:
         for network, point in matched(paths).items():
             points.setdefault(f"{factor}_error_{network}", []).append(point.novel)
             points.setdefault(f"{factor}_familiar_error_{network}", []).append(point.familiar)
-    return {name: mean_and_error(torch.tensor(errors)) for name, errors in points.items()}
+    return {name: mean_and_error(errors) for name, errors in points.items()}
 
 
 def errors_under_attack(found: Mapping[Run, Outcome]) -> dict[tuple[str, float], Number]:
@@ -171,7 +168,7 @@ def errors_under_attack(found: Mapping[Run, Outcome]) -> dict[tuple[str, float],
         if factor == "azimuth":
             for size, error in outcome.attacked.items():
                 errors.setdefault((network, size), []).append(error.value)
-    return {key: mean_and_error(torch.tensor(values)) for key, values in errors.items()}
+    return {key: mean_and_error(values) for key, values in errors.items()}
 
 
 @experiment("matrix-capsules/viewpoints", data="toys3d")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +14,18 @@ from torch import Tensor, nn
 
 from capsule_zoo import figures
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment, training
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.findings import (
+    bounds_of_rows,
+    held_out_bounds,
+    mean_and_error,
+    pictures,
+    snake_case,
+    squared_error,
+)
+from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import compare, evaluate, fit, summarize, widen
+from capsule_zoo.inference import compare, fit, widen
 from capsule_zoo.inference.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model
@@ -44,15 +52,6 @@ def probes(entry: Entry, data: Dataset) -> dict[str, Accuracy]:
     return found
 
 
-def bounds(summary: dict) -> dict[str, tuple[float, float, int]]:
-    """ELBO and IWAE of a summary as metrics: value, standard error, images."""
-    n, k = summary["num_images"], summary["num_particles"]
-    return {
-        "elbo": (summary["elbo"], summary["elbo_se"], n),
-        f"iwae_{k}": (summary["iwae"], summary["iwae_se"], n),
-    }
-
-
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
     """The same model with the trained guide's points turned into densities, the model frozen."""
     guide = entry.guide.with_poses(pose)
@@ -60,27 +59,18 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     return replace(entry, guide=guide, default_guide=pose)
 
 
-def free_form(entry: Entry, images: Split, options: Options, steps: int, pose: str) -> FreeForm:
-    """A guide of its own for every one of these images, started at the entry's guide."""
-    guide = FreeForm(entry.model, images.images, entry.guide, pose)
+def free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:
+    """Normal poses of its own for every one of these images, started at the entry's guide."""
+    guide = FreeForm(entry.model, images.images, entry.guide, "normal")
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
     train(entry, images, options, guide=guide, steps=steps, lr=0.01, **whole)
     return guide
 
 
-def steps(full: int, length: float) -> int:
-    """Optimizer steps of a run that is `length` times as long as a full one."""
-    return max(2, round(full * min(length, 1)))
-
-
-def pictures(entry: Entry, images: Tensor) -> dict:
-    """Every picture that the entry offers, by name."""
-    return {name: draw(entry, images) for name, draw in entry.figures.items()}
-
-
 @experiment("part-whole/digits", data="digits")
 def digits(options: Options) -> Result:
     """First light: learn scikit-learn's digits, swap the guide, read held-out nats (5 minutes)."""
+    options.refuse_run()
     data = load_dataset("digits")
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     jitter = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
@@ -91,11 +81,11 @@ def digits(options: Options) -> Result:
     train(entry, data, options, transform=jitter, **limit)
 
     options.say("Tightening: the guide's points become normals, the model stays as it is")
-    normal = tighten(entry, data, options, steps=steps(150, length), transform=jitter)
+    normal = tighten(entry, data, options, steps=shortened(150, length), transform=jitter)
     few = data.test[:48]
     options.say(f"Comparing guides on {len(few)} held-out digits")
-    wide = widen(entry.model, entry.guide, data.train, steps=steps(60, length))
-    free = free_form(normal, few, options, steps(150, length), "normal")
+    wide = widen(entry.model, entry.guide, data.train, steps=shortened(60, length))
+    free = free_form(normal, few, options, shortened(150, length))
     pairs = {
         "normal": (entry.model, normal.guide),
         "delta": (entry.model, entry.guide),
@@ -103,25 +93,16 @@ def digits(options: Options) -> Result:
         "free-form normal": (entry.model, free),
     }
     table = compare(pairs, few, num_particles=50, seed=options.seed)
-    held_out = summarize(
-        evaluate(entry.model, normal.guide, data.test, num_particles=50, seed=options.seed)
-    )
-    metrics = {**bounds(held_out), **probes(entry, data)}
-    return Result(
-        metrics, {**pictures(entry, data.test.images), "guides": table.plot()}, table, normal
-    )
-
-
-def trained(options: Options, data: Dataset, minutes: float, **settings) -> Entry:
-    """The entry that the options name, or one trained on `data` for so long."""
-    return training.trained("part-whole", data, options, minutes, **settings)
+    metrics = {**held_out_bounds(normal, data.test, 50, options.seed), **probes(entry, data)}
+    shown = {**pictures(entry, data.test.images), "guides": table.plot()}
+    return Result(metrics, shown, table, normal)
 
 
 @experiment("part-whole/classify", data="mnist")
 def classify(options: Options) -> Result:
     """MNIST without labels: how well a linear probe reads the class off objects (30 minutes)."""
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained(options, data, minutes=30)
+    entry = trained("part-whole", data, options, minutes=30)
     return Result(probes(entry, data), pictures(entry, data.test.images), None, entry)
 
 
@@ -129,15 +110,15 @@ def classify(options: Options) -> Result:
 def parts(options: Options) -> Result:
     """What the parts are: templates, parses of upright and of turned digits, prior samples."""
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained(options, data, minutes=30)
+    entry = trained("part-whole", data, options, minutes=30)
     images = data.test.images[:1000]
     turned = images.rot90(1, (2, 3))
     shown = pictures(entry, images)
     shown["turned"] = figures.parses(entry.model, entry.guide, turned)
-    metrics: dict[str, tuple[float, float | None, int]] = {}
+    metrics: Metrics = {}
     for name, seen in (("upright", images), ("turned", turned)):
-        error = figures.reconstruct(entry.model, entry.guide, seen).sub(seen).square()
-        metrics[f"squared_error_{name}"] = mean_and_error(error.sum((1, 2, 3)))
+        painted = figures.reconstruct(entry.model, entry.guide, seen)
+        metrics[f"squared_error_{name}"] = squared_error(painted, seen)
     metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
     return Result(metrics, shown, None, entry)
 
@@ -154,26 +135,25 @@ def guides(options: Options) -> Result:
     fitted to these very images, with nothing of ours beside it.
     """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained(options, data, minutes=30)
+    entry = trained("part-whole", data, options, minutes=30)
     model, held_out = entry.model, data.test[:1000]
-    length = min(1.0, (options.minutes or 30) / 30)
-    tuning: dict[str, Any] = dict(steps=steps(600, length))
-    normal = tighten(entry, data, options, **tuning)
+    limit = partial(shortened, length=(options.minutes or 30) / 30)
+    normal = tighten(entry, data, options, steps=limit(600))
     routing = replace(entry, guide=entry.make_guide("routing"))
-    free = free_form(normal, held_out, options, steps(100, length), "normal")
+    free = free_form(normal, held_out, options, limit(100))
     discrete: dict[str, nn.Module] = {
         "normal": normal.guide,
-        "low rank": tighten(entry, data, options, "low_rank", **tuning).guide,
+        "low rank": tighten(entry, data, options, "low_rank", steps=limit(600)).guide,
         "delta": entry.guide,
-        "delta, widened": widen(model, entry.guide, data.train[:2000], steps=steps(200, length)),
-        "routing": tighten(routing, data, options, **tuning).guide,
-        "semi-amortised": SemiAmortized(normal.guide, steps(40, length), pose="normal"),
+        "delta, widened": widen(model, entry.guide, data.train[:2000], steps=limit(200)),
+        "routing": tighten(routing, data, options, steps=limit(600)).guide,
+        "semi-amortised": SemiAmortized(normal.guide, limit(40), pose="normal"),
         "free-form normal": free,
     }
     relaxed: dict[str, nn.Module] = {
         "free-form normal, relaxed": free,
-        "AutoNormal, relaxed": automatic(AutoNormal, model, held_out, options, steps(400, length)),
-        "AutoDelta, relaxed": automatic(AutoDelta, model, held_out, options, steps(400, length)),
+        "AutoNormal, relaxed": automatic(AutoNormal, model, held_out, options, limit(400)),
+        "AutoDelta, relaxed": automatic(AutoDelta, model, held_out, options, limit(400)),
     }
     shared: dict[str, Any] = dict(num_particles=PARTICLES, seed=options.seed)
     tables = [
@@ -181,20 +161,12 @@ def guides(options: Options) -> Result:
         for rows, law in ((discrete, True), (relaxed, False))
     ]
     table = pd.concat(tables).astype({"is_bound": bool})
-    metrics: dict[str, tuple[float, float | None, int]] = {}
+    metrics = {**bounds_of_rows(tables[0]), **bounds_of_rows(tables[1])}
     for name, row in table.iterrows():
-        key = re.sub("[^a-z]+", "_", str(name).lower())
-        for column, title in (
-            ("elbo", "elbo"),
-            ("iwae", f"iwae_{PARTICLES}"),
-            ("map_objective", "map"),
-        ):
+        for column in ("map_objective", "ess", "pareto_k", "seconds_per_image"):
             if np.isfinite(row[column]):
-                error = row.get(f"{column}_se")
-                metrics[f"{title}_{key}"] = (row[column], error, len(held_out))
-        for column in ("ess", "pareto_k", "seconds_per_image"):
-            if np.isfinite(row[column]):
-                metrics[f"{column}_{key}"] = (row[column], None, len(held_out))
+                title = column.removesuffix("_objective")
+                metrics[f"{title}_{snake_case(name)}"] = row[column], None, len(held_out)
     drawn = {"": tables[0].plot(), "relaxed": tables[1].plot()}
     return Result(metrics, drawn, table, entry)
 
@@ -226,20 +198,20 @@ PLAIN_RATES, PLAIN_STEPS, BUDGETS = (1e-3, 3e-3, 1e-2), 1000, (80, 90, 100, 110,
 def refinement(options: Options) -> Result:
     """Test-time inference on 256 upright and 256 turned digits: scheduled against plain Adam."""
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained(options, data, minutes=30)
+    entry = trained("part-whole", data, options, minutes=30)
     images = data.test.images[-256:]  # the schedule was chosen on others
-    metrics: dict[str, tuple[float, float | None, int]] = {}
+    metrics: Metrics = {}
     paths: dict[str, Tensor] = {}
     for name, shown in (("upright", images), ("rotated", images.rot90(1, (2, 3)))):
-        race = Race(entry, shown, options)
+        race = partial(timed_refinement, entry, shown, options)
         plain = max(
-            (race.run(method="adam", steps=PLAIN_STEPS, lr=rate) for rate in PLAIN_RATES),
+            (race(method="adam", steps=PLAIN_STEPS, lr=rate) for rate in PLAIN_RATES),
             key=lambda found: found.objective,
         )
         ours = next(
             found
             for budget in BUDGETS
-            for found in [race.run(steps=budget)]
+            for found in [race(steps=budget)]
             if found.objective >= plain.objective or budget == BUDGETS[-1]
         )
         reached = ours.objective >= plain.objective
@@ -262,23 +234,14 @@ class Finish(NamedTuple):
     steps: int
 
 
-class Race:
-    """Refinements of the same images by different means, each timed."""
-
-    def __init__(self, entry: Entry, images: Tensor, options: Options) -> None:
-        self.entry, self.images, self.options = entry, images, options
-
-    def run(self, steps: int, **settings) -> Finish:
-        """Refine, then score the answer with noise that it was not fitted to."""
-        model, seed = self.entry.model, self.options.seed
-        began = time.perf_counter()
-        found = refine(model, self.entry.guide, self.images, steps=steps, seed=seed, **settings)
-        seconds = time.perf_counter() - began
-        fresh = refine(model, found.guide, self.images, steps=0, seed=seed + 1).start.mean().item()
-        self.options.say(f"{settings}, {steps} steps: {fresh:.1f} nats in {seconds:.0f} seconds")
-        return Finish(found, fresh, seconds, steps)
-
-
-def mean_and_error(values: Tensor) -> tuple[float, float, int]:
-    """Mean over images, its standard error, and how many there are."""
-    return values.mean().item(), (values.std() / len(values) ** 0.5).item(), len(values)
+def timed_refinement(
+    entry: Entry, images: Tensor, options: Options, steps: int, **settings: Any
+) -> Finish:
+    """Refine, then score the answer with noise that it was not fitted to."""
+    model, seed = entry.model, options.seed
+    began = time.perf_counter()
+    found = refine(model, entry.guide, images, steps=steps, seed=seed, **settings)
+    seconds = time.perf_counter() - began
+    fresh = refine(model, found.guide, images, steps=0, seed=seed + 1).start.mean().item()
+    options.say(f"{settings}, {steps} steps: {fresh:.1f} nats in {seconds:.0f} seconds")
+    return Finish(found, fresh, seconds, steps)

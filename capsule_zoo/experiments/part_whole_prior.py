@@ -15,17 +15,10 @@ from torch import Tensor
 
 from capsule_zoo import figures
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole import (
-    WITH_POSES,
-    bounds,
-    mean_and_error,
-    steps,
-    tighten,
-    trained,
-)
-from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import evaluate, summarize
+from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
+from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error
+from capsule_zoo.experiments.part_whole import WITH_POSES, tighten
+from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.inference.ancestral import (
     Sites,
     image_log_likelihood,
@@ -45,8 +38,6 @@ from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Metrics = dict[str, tuple[float, float | None, int]]
 
 MINUTES = 40
 RIVAL_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
@@ -69,8 +60,9 @@ def prior(options: Options) -> Result:
     """
     data = load_dataset("mnist", root=options.data_root)
     minutes = options.minutes or MINUTES
-    ours = trained(replace(options, minutes=(1 - RIVAL_SHARE) * minutes), data, minutes=MINUTES)
-    ours = tighten(ours, data, options, steps=steps(600, minutes / MINUTES))
+    share = replace(options, minutes=(1 - RIVAL_SHARE) * minutes)
+    ours = trained("part-whole", data, share, MINUTES)
+    ours = tighten(ours, data, options, steps=shortened(600, minutes / MINUTES))
     vae = autoencoder(ours, data, options, RIVAL_SHARE * minutes)
     tops = {"part_whole": (ours, WITH_POSES), "vae": (vae, list(vae.guide.covers))}
 
@@ -149,7 +141,7 @@ def foretold(entry: Entry, images: Tensor, seed: int) -> Metrics:
     return found
 
 
-def ratio(part: Tensor, whole: Tensor) -> tuple[float, float, int]:
+def ratio(part: Tensor, whole: Tensor) -> Number:
     """Of two means over the same images, with its standard error to first order."""
     share = part.mean() / whole.mean()
     _, error, count = mean_and_error((part - share * whole) / whole.mean())
@@ -183,18 +175,20 @@ def nats(
 ) -> Metrics:
     """Bounds on 1,000 held-out images, and what the fitted top adds to the ELBO."""
     held_out = data.test[:1000]
-    idata = evaluate(entry.model, entry.guide, held_out, num_particles=50, seed=seed, draws=0)
     drawn = infer(entry.guide, held_out.images, sites, seed)
     gain = top.log_prob(drawn) - log_prior(entry.model, drawn)
-    found: Metrics = {**bounds(summarize(idata)), "top_gain": mean_and_error(gain)}
-    found["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+    found: Metrics = {
+        **held_out_bounds(entry, held_out, 50, seed),
+        "top_gain": mean_and_error(gain),
+        "model_parameters": (float(entry.model.num_parameters), None, 1),
+    }
     return {f"{metric}_{name}": value for metric, value in found.items()}
 
 
-def accuracy(classifier: FeatureClassifier, data: Dataset) -> tuple[float, float, int]:
+def accuracy(classifier: FeatureClassifier, data: Dataset) -> Number:
     """On the test images."""
     right = classifier.read(data.test.images).classes == data.test.labels.numpy()
-    return mean_and_error(torch.from_numpy(right).double())
+    return mean_and_error(right.astype(float))
 
 
 def looks(seen: Reading, real: Reading) -> Metrics:
@@ -207,7 +201,7 @@ def looks(seen: Reading, real: Reading) -> Metrics:
     used = share[share > 0]
     return {
         "frechet": frechet(seen.features, real.features),
-        "confidence": mean_and_error(torch.from_numpy(seen.confidence)),
+        "confidence": mean_and_error(seen.confidence),
         "classes": (float(np.exp(-(used * np.log(used)).sum())), None, len(seen.classes)),
     }
 

@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.accuracy_figures import accuracy_curves
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.part_whole import GUIDE_SIZES
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES, pictures
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.findings import pictures
+from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference.probe import Accuracy, fit_probe, latents
 from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.transformation_figures import accuracy_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Metrics = dict[str, tuple[float, float | None, int]]
 TURNS = 16  # that are tried at test time
 BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the parts' bound shrinks in proportion;
@@ -196,12 +196,8 @@ def augment(options: Options) -> Result:
     anew, about images rotated as in training (`rotated_...`). At last the model that never saw a
     turned digit is shown digits rotated by up to 180 degrees, each turned to where it explains the
     image best, one of 16 turns (`rotated_presence_pose_0_turned`).
-
-    Raises:
-        ValueError: `run` is given; the experiment is about its own training runs.
     """
-    if options.run:
-        raise ValueError("part-whole/augment measures its own training runs; leave --run out")
+    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     trained, steps = train_variants(options)
     found: dict[str, Accuracy] = {}

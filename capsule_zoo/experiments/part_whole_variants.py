@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyro
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.part_whole import bounds, mean_and_error, pictures, probes, tighten
+from capsule_zoo.data.sources import data_folder
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.findings import held_out_bounds, pictures, squared_error
+from capsule_zoo.experiments.part_whole import probes, tighten
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.ancestral import infer, mean_images
 from capsule_zoo.registry import Entry, create
-
-Metrics = dict[str, tuple[float, float | None, int]]
 
 MINUTES = 60  # of training, in all
 TIGHTENING = 0.2  # of a variant's time, for a guide with a density
@@ -38,6 +35,7 @@ def likelihoods(options: Options) -> Result:
 
     Both are densities of the same pixels, so that their bounds compare.
     """
+    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     kinds = ("composite", "mixture")
     return study({kind: Variant(data, {"likelihood": kind}) for kind in kinds}, options)
@@ -50,6 +48,7 @@ def colours(options: Options) -> Result:
     Where the data root has a folder `cifar10` of images by class, a subset perhaps, that is used;
     `training_images` says how many there were.
     """
+    options.refuse_run()
     variants = {
         "fashion_mnist": Variant(load_dataset("fashion-mnist", root=options.data_root), {}),
         "cifar10": Variant(photographs("cifar10", options), {"background": "learned"}),
@@ -59,10 +58,9 @@ def colours(options: Options) -> Result:
 
 def photographs(name: str, options: Options) -> Dataset:
     """The folder of images of that name under the data root, or else the data set of that name."""
-    root = options.data_root or os.environ.get("CAPSULE_ZOO_DATA")
-    folder = Path(root or "") / name
-    if root and (folder / "train").is_dir():
-        return load_dataset(f"folder:{folder}")
+    root = data_folder(options.data_root)
+    if root and (root / name / "train").is_dir():
+        return load_dataset(f"folder:{root / name}")
     return load_dataset(name, root=options.data_root)
 
 
@@ -95,12 +93,9 @@ def measure(points: Entry, normal: Entry, data: Dataset, seed: int) -> Metrics:
     """Probes, squared error of reconstructions, and bounds on 1,000 held-out images."""
     images = data.test.images
     parsed = infer(points.guide, images, seed=seed)
-    error = (mean_images(points.model, len(images), parsed) - images).square().sum((1, 2, 3))
-    held_out = data.test[:1000]
-    idata = evaluate(normal.model, normal.guide, held_out, num_particles=50, seed=seed, draws=0)
     return {
         **probes(points, data),
-        "squared_error": mean_and_error(error),
-        **bounds(summarize(idata)),
+        "squared_error": squared_error(mean_images(points.model, len(images), parsed), images),
+        **held_out_bounds(normal, data.test[:1000], 50, seed),
         "training_images": (float(len(data.train)), None, 1),
     }

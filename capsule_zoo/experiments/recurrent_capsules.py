@@ -6,23 +6,27 @@ they are seen (`energy.binary_mnist`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.energy import Metrics, Number, binary_mnist
-from capsule_zoo.experiments.part_whole import bounds, mean_and_error, pictures
+from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment, training
+from capsule_zoo.experiments.energy import binary_mnist
+from capsule_zoo.experiments.findings import (
+    bounds_of_rows,
+    held_out_bounds,
+    mean_and_error,
+    pictures,
+)
 from capsule_zoo.experiments.part_whole_variants import photographs
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import image_rows
-from capsule_zoo.inference import Run, compare, evaluate, summarize
+from capsule_zoo.inference import Run, compare
 from capsule_zoo.inference.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.recurrent_figures import drawings_of
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, create
 
 MINUTES = 90
 ONE_STEP = 0.1  # of the time, for the model that draws in one step
@@ -49,11 +53,8 @@ def learn(entry: Entry, data: Dataset, options: Options, minutes: float) -> Run:
 
 def trained(options: Options, data: Dataset) -> Entry:
     """The entry that the options name, or one trained on MNIST."""
-    if options.run:
-        return load(options.run)
-    entry = create("recurrent-capsules", image_shape=data.image_shape, classes=data.num_classes)
-    learn(entry, data, options, options.minutes or MINUTES)
-    return entry
+    how: dict[str, Any] = dict(transform=Binarize(), labels=True)
+    return training.trained("recurrent-capsules", data, options, MINUTES, **how)
 
 
 @torch.no_grad()
@@ -64,15 +65,14 @@ def class_error(entry: Entry, split: Split) -> Number:
     return wrong, (wrong * (1 - wrong) / count) ** 0.5, count
 
 
-def negative(metrics: Mapping[str, Number]) -> Metrics:
+def negative(bounds: Metrics) -> Metrics:
     """Bounds with their signs turned: `neg_elbo` for `elbo`, the smaller the better."""
-    return {f"neg_{name}": (-value, error, n) for name, (value, error, n) in metrics.items()}
+    return {f"neg_{name}": (-value, error, n) for name, (value, error, n) in bounds.items()}
 
 
 def held_out(entry: Entry, images: Split, particles: int, options: Options) -> Metrics:
     """Negative ELBO and IWAE, nats per image."""
-    settings: dict[str, Any] = dict(num_particles=particles, seed=options.seed, draws=0)
-    return negative(bounds(summarize(evaluate(entry.model, entry.guide, images, **settings))))
+    return negative(held_out_bounds(entry, images, particles, options.seed))
 
 
 @experiment("recurrent-capsules/mnist")
@@ -148,6 +148,7 @@ def nearest_to(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
 @experiment("recurrent-capsules/ablations", data="mnist")
 def ablations(options: Options) -> Result:
     """Capsules against linear layers, no margin loss, no attention, and DRAW (5 x 30 minutes)."""
+    options.refuse_run()
     data = binary_mnist(options)
     metrics: Metrics = {}
     pairs: dict[str, tuple] = {}
@@ -160,10 +161,7 @@ def ablations(options: Options) -> Result:
             metrics[f"class_error_{name}"] = class_error(entry, data.test)
         pairs[name] = entry.model, entry.guide
     table = compare(pairs, data.test[:WEIGHED], num_particles=PARTICLES, seed=options.seed)
-    for label, row in table.iterrows():
-        for bound, title in (("elbo", "elbo"), ("iwae", f"iwae_{PARTICLES}")):
-            value = -row[bound], row[f"{bound}_se"], table.attrs["num_images"]
-            metrics[f"neg_{title}_{label}"] = value
+    metrics |= negative(bounds_of_rows(table))
     return Result(metrics, {"": table.plot()}, table)
 
 
@@ -173,6 +171,7 @@ def cifar10(options: Options) -> Result:
 
     A folder of images of the data set, a subset perhaps, is used where there is one.
     """
+    options.refuse_run()
     data = photographs("cifar10", options)
     entry = create(
         "recurrent-capsules",

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split
 from capsule_zoo.data.transforms import Shift
-from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.energy import Metrics, binary_mnist
-from capsule_zoo.experiments.part_whole import mean_and_error
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.energy import binary_mnist
+from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.recurrent_capsules import WEIGHED
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import image_rows
@@ -100,6 +100,7 @@ def overlap(options: Options) -> Result:
     Squared errors are sums over pixels, to the digit: of what its own capsule draws, of what the
     other digit's capsule draws, and of the pair as it is.
     """
+    options.refuse_run()
     data = binary_mnist(options)
     entry = overlapping(data)
     train(entry, data, options, options.minutes or 90, transform=scattered, labels=True)
@@ -109,7 +110,7 @@ def overlap(options: Options) -> Result:
     own = entry.guide.take_out(pairs, labels)
     other = entry.guide.take_out(pairs, other_labels)
     metrics: Metrics = {
-        f"squared_error_{name}": mean_and_error((found - digits).square().sum((1, 2, 3)))
+        f"squared_error_{name}": squared_error(found, digits)
         for name, found in (("own", own), ("other", other), ("pair", pairs))
     }
     with torch.no_grad():

@@ -62,6 +62,11 @@ def trained(name: str, data: Dataset, options: Options, minutes: float, **settin
     return entry
 
 
+def shortened(steps: int, length: float) -> int:
+    """Optimizer steps where a run is `length` times as long as a full one, which takes `steps`."""
+    return max(2, round(steps * min(length, 1)))
+
+
 def side_by_side(task: Callable[[T], S], jobs: Iterable[T]) -> list[S]:
     """The task of every job, each on one thread of its own process, as many as torch has threads.
 

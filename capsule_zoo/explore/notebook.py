@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from capsule_zoo.terminal import Data, DataRoot
+
 NEEDED = ("ipywidgets", "anywidget")
 SERVERS = ("voila", "jupyterlab")  # the first one that is installed; Voila shows the widgets alone
 INSTALL = "pip install 'capsule-zoo[explore]'"
@@ -20,10 +22,8 @@ def explore(
     source: Annotated[
         str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
     ],
-    data: Annotated[
-        str | None, typer.Option(help="Data set, or folder:PATH.  [default: the one trained on]")
-    ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Folder with torchvision's own.")] = None,
+    data: Data = None,
+    data_root: DataRoot = None,
     out: Annotated[
         Path | None, typer.Option(help="The notebook.  [default: explore-ENTRY.ipynb]")
     ] = None,

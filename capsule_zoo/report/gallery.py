@@ -18,15 +18,8 @@ from pathlib import Path
 import torch
 
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.records import read_record
-from capsule_zoo.registry import (
-    WEIGHTS,
-    create,
-    describe,
-    list_models,
-    read_recipe,
-    small_sizes,
-)
+from capsule_zoo.records import figures_of, read_record
+from capsule_zoo.registry import WEIGHTS, create, describe, list_models, read_recipe, small_sizes
 from capsule_zoo.report.pictures import Picture, picture
 from capsule_zoo.report.published import PUBLISHED, Published
 from capsule_zoo.report.stories import Story, first_line, read_story, remainder
@@ -309,17 +302,10 @@ def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]
             summary, about = experiment.summary, remainder(experiment.function.__doc__)
         record = records.get(name)
         command = record["command"] if record else f"capsule-zoo reproduce {name}"
-        figures = (
-            [picture(p, caption(p, name)) for p in figures_of(folder / name)] if record else []
-        )
+        paths = figures_of(name, folder) if record else []
+        figures = [picture(path, caption(path, name)) for path in paths]
         found[name] = Finding(name, summary, about, command, record, figures)
     return found
-
-
-def figures_of(stem: Path) -> list[Path]:
-    """The PNG files beside a record: `<name>.png` and `<name>_<figure>.png`."""
-    plain = stem.with_name(f"{stem.name}.png")
-    return [*([plain] if plain.is_file() else []), *sorted(stem.parent.glob(f"{stem.name}_*.png"))]
 
 
 def caption(path: Path, name: str) -> str:

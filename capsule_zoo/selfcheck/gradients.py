@@ -15,27 +15,15 @@ from pyro import plate, sample
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from torch import Tensor, nn
 
-from capsule_zoo.guides import (
-    AmortizedPartWhole,
-    RecognitionMachine,
-)
+from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import (
-    ReweightedWakeSleep,
-    ScoreFunctionELBO,
-    WakeSleep,
-    loss_per_image,
-)
+from capsule_zoo.inference import ReweightedWakeSleep, ScoreFunctionELBO, WakeSleep, loss_per_image
 from capsule_zoo.inference.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.selection import LogitRelaxedBernoulli
 from capsule_zoo.selfcheck.checks import check
-from capsule_zoo.selfcheck.machines import (
-    binary,
-    listed,
-    randomised,
-)
+from capsule_zoo.selfcheck.machines import binary, listed, randomised
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 

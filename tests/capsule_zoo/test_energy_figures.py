@@ -1,19 +1,13 @@
 """Pictures of energy models show what they claim, and leave the random state alone."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from capsule_zoo import energy_figures
+from capsule_zoo.inference.ancestral import mean_images
 from capsule_zoo.registry import create, small_sizes
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 def shown(figure):
@@ -31,11 +25,31 @@ def test_every_picture_of_an_entry_is_drawn(name):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_fields_are_one_for_each_capsule_and_samples_36():
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *((name, {}) for name in ("capsule-rbm", "capsule-helmholtz", "vae")),
+        ("vae", {"likelihood": "bernoulli"}),
+        *((name, {}) for name in ("generative-capsnet", "generative-capsnet-continuous")),
+        *((name, {}) for name in ("conditional-autoencoder", "broadcast-autoencoder")),
+    ],
+)
+def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(name, sizes):
+    entry = create(name, **{**small_sizes(name), **sizes})
+    images = torch.rand(4, *entry.model.image_shape)
+    images.view(-1)[:2] = torch.tensor([0.0, 1.0])  # pictures are on the images' own scale
+    with torch.no_grad():
+        expected = entry.model.mean_image(entry.guide.expectations(images))[:, 0]
+    rows = shown(entry.figures["reconstructions"](entry, images))
+    np.testing.assert_allclose(rows, torch.cat([images[:, 0], expected]), atol=1e-6)
+    drawn = shown(entry.figures["samples"](entry, images))
+    np.testing.assert_allclose(drawn, mean_images(entry.model, 36)[:, 0], atol=1e-6)
+
+
+def test_fields_are_one_for_each_capsule():
     entry = create("capsule-rbm", **{**small_sizes("capsule-rbm"), "capsules": 12})
     images = torch.rand(3, *entry.model.image_shape)
     assert len(shown(energy_figures.fields(entry, images))) == 12
-    assert len(shown(energy_figures.samples(entry, images))) == 36
 
 
 def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():

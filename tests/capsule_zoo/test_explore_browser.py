@@ -1,13 +1,11 @@
 """The explorer in a real browser, headless: sliders, drags, drops and files do what they should.
 
-Slow, and skipped without Voila, selenium, Chromium and its driver. Screenshots are left in the
-test's folder.
+Slow, and skipped without Voila or a browser. Screenshots are left in the test's folder.
 """
 
 import base64
 import io
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,12 +24,7 @@ from capsule_zoo.registry import create, save, small_sizes
 
 pytest.importorskip("voila")
 webdriver = pytest.importorskip("selenium.webdriver")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 PATIENCE = 200  # seconds, for a kernel that starts on a busy machine
 PIXELS = """
     const image = document.querySelector(`img[alt="${arguments[0]}"]`);
@@ -110,7 +103,7 @@ def trained(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def page(trained, tmp_path):
+def page(trained, tmp_path, browser):
     assert run("explore", "run", "--no-open") == 0
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -118,25 +111,15 @@ def page(trained, tmp_path):
     words = [sys.executable, "-m", "voila", "explore-run.ipynb", "--no-browser", f"--port={port}"]
     log = (tmp_path / "voila.log").open("w")
     server = subprocess.Popen([*words, "--Voila.ip=127.0.0.1"], stdout=log, stderr=log)
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for word in ("--headless=new", "--no-sandbox", "--window-size=1100,900"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = None
+    browser.set_window_size(1100, 900)
     try:
         address = f"http://127.0.0.1:{port}/"
-        driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-        driver.set_page_load_timeout(PATIENCE)
-        driver.command_executor.client_config.timeout = PATIENCE
-        found = Page(driver, tmp_path)
+        found = Page(browser, tmp_path)
         found.wait(lambda: answers(f"{address}voila/static/favicon.ico"), "the server")
-        driver.get(address)
+        browser.get(address)
         found.wait(lambda: found.picture("parts"), "the pictures")
         yield found
     finally:
-        if driver:
-            driver.quit()
         server.terminate()
         server.wait(30)
         log.close()

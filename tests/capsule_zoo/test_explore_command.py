@@ -88,8 +88,3 @@ def test_an_entry_that_was_never_trained_is_shown_as_such(tmp_path, monkeypatch,
 def test_a_mistake_is_one_clear_line(words, message, folder, opened, capsys):
     assert message in refused(capsys, "explore", *words)
     assert not opened and not list(Path().glob("*.ipynb"))
-
-
-def test_help_has_an_example(capsys):
-    assert run("explore", "--help") == 0
-    assert "capsule-zoo explore part-whole-mnist" in capsys.readouterr().out

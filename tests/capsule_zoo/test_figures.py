@@ -1,6 +1,5 @@
 """Pictures show what they claim: colours add up to the image, rows are labelled."""
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -17,12 +16,6 @@ def model():
     return PartWholeCapsules(3, 5, image_size=12, template_size=5).with_discrete_presences()
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
 def test_parts_in_one_colour_add_up_to_the_image(model, likelihood, monkeypatch):
     model = model.sharing_parameters(likelihood=likelihood)
@@ -32,6 +25,12 @@ def test_parts_in_one_colour_add_up_to_the_image(model, likelihood, monkeypatch)
     painted = figures.coloured_parts(model, parts)
     expected = model.render(parts).movedim(1, -1).expand_as(painted)
     torch.testing.assert_close(painted, expected)
+
+
+def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
+    rows = figures.in_rows("parts", torch.arange(29), 12)
+    assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
+    assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
 
 
 def test_part_colours_are_all_different():

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import torch
+from miniature import few_digits, in_turn
 
-from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, generative_capsnet, reproduce
 from capsule_zoo.experiments.generative_capsnet import (
     DECODERS,
@@ -21,7 +19,6 @@ from capsule_zoo.experiments.generative_capsnet import (
 )
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, small_sizes
 
 OPTIONS = Options(progress=False)
 CAPSULES = dict(parts=3, maps=2, channels=3, hidden=4)
@@ -32,14 +29,13 @@ SIZES = {"digit_capsules": CAPSULES, "continuous": CAPSULES}
 @pytest.fixture
 def small(monkeypatch):
     """Few digits, tiny decoders, two seeds, and everything in one process."""
-    full = load_dataset("digits")
-    few = Dataset("digits", full.train[:40], full.validation[:8], full.test[:40])
+    few = few_digits(40, 40)
     decoders = {
         name: replace(decoder, sizes=SIZES.get(name, PLAIN)) for name, decoder in DECODERS.items()
     }
     for name, value in {
         "load_dataset": lambda *args, **kwargs: few,
-        "side_by_side": lambda task, jobs: list(map(task, jobs)),
+        "side_by_side": in_turn,
         "DECODERS": decoders,
         "SMALL_ENCODER": dict(channels=3, hidden=6),
         "SEEDS": 2,
@@ -130,21 +126,5 @@ def test_means_ratios_and_errors_by_hand():
     assert metrics["mine_digit4_ratio"] == (3.5, pytest.approx(1.5), 2)  # of 5 and 2
     assert metrics["mine_digit4_outside_to_blank"][0] == pytest.approx(4.5 / 25)
     assert metrics["blank_digit4_outside"] == (25.0, None, 1)
-
-
-def test_a_run_is_refused():
-    with pytest.raises(ValueError, match="leave --run out"):
-        reproduce("generative-capsnet/rotate", replace(OPTIONS, run="part-whole-mnist"))
-
-
-@pytest.mark.parametrize("name", [decoder.entry for decoder in DECODERS.values()][1:])
-def test_pictures_show_what_the_guide_expects(name):
-    entry = create(name, **small_sizes(name))
-    images = torch.rand(3, *entry.model.image_shape)
-    images[0, 0, 0, 0], images[0, 0, 0, 1] = 0.0, 1.0  # pictures are on the images' own scale
-    rebuilt = entry.figures["reconstructions"](entry, images)
-    with torch.no_grad():
-        expected = entry.model.mean_image(entry.guide.expectations(images))[1, 0]
-    np.testing.assert_allclose(rebuilt.axes[4].images[0].get_array(), expected, atol=1e-6)
-    assert entry.figures["samples"](entry, images).axes
-    plt.close("all")
+    once = measured({"mine": {"circle": errors[:1]}}, blank, protocol)
+    assert once["mine_digit4_outside"] == (5.0, None, 1)

@@ -5,9 +5,8 @@ import math
 import pyro
 import pytest
 import torch
+from miniature import few_digits
 
-from capsule_zoo import experiments
-from capsule_zoo.data import dataset_names, load_dataset
 from capsule_zoo.experiments import Options, part_whole, reproduce
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save
@@ -16,8 +15,7 @@ from capsule_zoo.registry import create, load, save
 @pytest.fixture
 def small_digits(monkeypatch):
     """The digits, but few of them, whatever data set is asked for."""
-    full = load_dataset("digits")
-    few = type(full)(full.name, full.train[:80], full.validation[:8], full.test[:16])
+    few = few_digits(80, 16)
     monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
 
 
@@ -93,15 +91,3 @@ def test_refine_races_both_methods_upright_and_rotated(small_digits, tmp_path, m
         value = {key: metrics[f"{name}_{key}"]["value"] for key in ("start", "plain", "scheduled")}
         assert value["plain"] >= value["start"] and value["scheduled"] >= value["start"]
         assert metrics[f"speedup_{name}"]["value"] >= 0
-
-
-def test_an_experiment_draws_by_its_seed():
-    toy = experiments.Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits")
-    first, again, other = (toy(Options(seed=seed)) for seed in (1, 1, 2))
-    assert first == again != other
-
-
-def test_every_experiment_says_what_it_shows():
-    for name in experiments.list_experiments("part-whole/*"):
-        found = experiments.find_experiment(name)
-        assert found.summary and found.data in dataset_names()

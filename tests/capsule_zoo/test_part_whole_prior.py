@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from miniature import few_digits
 
-from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, part_whole_prior, reproduce
 from capsule_zoo.models import Capsules, poses
 from capsule_zoo.records import read_record
@@ -15,8 +15,7 @@ KINDS += ["part_whole", "part_whole_fitted", "vae", "vae_fitted"]
 
 @pytest.fixture
 def small_digits(monkeypatch):
-    full = load_dataset("digits")
-    few = Dataset("digits", full.train[:120], full.validation[:8], full.test[:60])
+    few = few_digits(120, 60)
     monkeypatch.setattr(part_whole_prior, "load_dataset", lambda *args, **kwargs: few)
     return few
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from miniature import few_digits, in_turn
 from torch.nn import functional as F
 
 from capsule_zoo import registry
@@ -28,8 +29,7 @@ SMALL = {key: value for key, value in small_sizes("part-whole").items() if key !
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """Few digits whatever data set is asked for, small models, and everything in one process."""
-    full = load_dataset("digits")
-    few = type(full)(full.name, full.train[:60], full.validation[:8], full.test[:12])
+    few = few_digits(60, 12)
 
     def read(name, root=None):
         return few.transformed(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
@@ -47,7 +47,7 @@ def small(monkeypatch, tmp_path):
         for name, variant in VARIANTS.items()
     }
     monkeypatch.setattr(module, "VARIANTS", variants)
-    monkeypatch.setattr(module, "side_by_side", lambda task, jobs: list(map(task, jobs)))
+    monkeypatch.setattr(module, "side_by_side", in_turn)
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
 
@@ -90,11 +90,6 @@ def test_augment_trains_every_range_and_both_ways_out(small, tmp_path):
     assert result.entry.guide.options["turns"] == 4 and result.entry.model.rotations == 24
     pictures = {file.stem for file in path.parent.glob("*.png")}
     assert pictures == {"augment", "augment_canonical"}
-
-
-def test_augment_refuses_a_run():
-    with pytest.raises(ValueError, match="leave --run out"):
-        reproduce("part-whole/augment", Options(run="part-whole-mnist", progress=False))
 
 
 def test_time_is_shared_by_the_cost_of_a_step(small, monkeypatch):

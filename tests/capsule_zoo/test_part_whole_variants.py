@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from miniature import few_digits
 from PIL import Image
 
-from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole_variants, reproduce
 from capsule_zoo.experiments.part_whole_variants import Variant, learn, photographs
 from capsule_zoo.records import read_record
@@ -15,9 +16,8 @@ OPTIONS = Options(minutes=0.01, progress=False)
 
 
 @pytest.fixture
-def few_digits():
-    full = load_dataset("digits")
-    return Dataset("digits", full.train[:80], full.validation[:8], full.test[:16])
+def digits():
+    return few_digits(80, 16)
 
 
 def check_record(name, variants, folder):
@@ -32,25 +32,23 @@ def check_record(name, variants, folder):
     assert pictures == {f"{stem}_{variant}_{kind}" for variant in variants for kind in kinds}
 
 
-def test_likelihoods_trains_both_and_measures_both_alike(few_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(part_whole_variants, "load_dataset", lambda *args, **kwargs: few_digits)
+def test_likelihoods_trains_both_and_measures_both_alike(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(part_whole_variants, "load_dataset", lambda *args, **kwargs: digits)
     reproduce("part-whole/likelihoods", OPTIONS, folder=tmp_path)
     check_record("part-whole/likelihoods", ("composite", "mixture"), tmp_path)
 
 
-def test_variants_start_alike(few_digits):
+def test_variants_start_alike(digits):
     """One seed: likelihoods differ, the parameters that they start from do not."""
     starts = []
     for kind in ("composite", "mixture"):
-        made, _ = learn(Variant(few_digits, {"likelihood": kind}), OPTIONS, 1e-9)
+        made, _ = learn(Variant(digits, {"likelihood": kind}), OPTIONS, 1e-9)
         starts.append(made.model.state_dict())
         assert made.model.likelihood == kind
     assert all(torch.equal(value, starts[1][name]) for name, value in starts[0].items())
 
 
-def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(
-    tmp_path, monkeypatch, few_digits
-):
+def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monkeypatch, digits):
     generator = torch.Generator().manual_seed(0)
     for part, number in (("train", 30), ("test", 6)):
         for label in ("cat", "dog"):
@@ -66,7 +64,7 @@ def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(
 
     def load(name, root=None):
         asked.append(name)
-        return load_dataset(name, root) if name.startswith("folder:") else few_digits
+        return load_dataset(name, root) if name.startswith("folder:") else digits
 
     monkeypatch.setattr(part_whole_variants, "load_dataset", load)
     reproduce("part-whole/colours", options, folder=tmp_path)
@@ -74,12 +72,12 @@ def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(
     check_record("part-whole/colours", ("fashion_mnist", "cifar10"), tmp_path)
 
 
-def test_without_a_folder_the_data_set_of_that_name_is_meant(tmp_path, monkeypatch, few_digits):
+def test_without_a_folder_the_data_set_of_that_name_is_meant(tmp_path, monkeypatch, digits):
     asked = []
 
     def load(name, root=None):
         asked.append((name, root))
-        return few_digits
+        return digits
 
     monkeypatch.setattr(part_whole_variants, "load_dataset", load)
     photographs("cifar10", Options(data_root=tmp_path))

@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from capsule_zoo import __version__
-from capsule_zoo.records import FIELDS, machine, read_record, versions, write_record
+from capsule_zoo.records import FIELDS, figures_of, machine, read_record, versions, write_record
 
 METRICS = {"elbo": {"value": -1.5, "se": 0.1, "n": 100}, "exact": {"value": 2, "se": None, "n": 1}}
 REST = {"command": "make it", "seed": 0, "data": "digits", "seconds": 1.23456}
@@ -37,11 +37,14 @@ def test_versions_and_machine_are_those_of_this_process():
 
 
 def test_figures_lie_beside_the_record_and_are_closed(tmp_path):
-    figures = {"templates": plt.figure(), "guides": plt.figure()}
-    write_record("part-whole/digits", METRICS, figure=figures, folder=tmp_path, **REST)
-    write_record("part-whole/one", METRICS, figure=plt.figure(), folder=tmp_path, **REST)
-    drawn = {path.name for path in (tmp_path / "part-whole").glob("*.png")}
-    assert drawn == {"digits_templates.png", "digits_guides.png", "one.png"}
+    drawn = {
+        "one": {"": plt.figure(), "templates": plt.figure(), "guides": plt.figure()},
+        "one-shot": {"templates": plt.figure()},
+    }
+    for name, figures in drawn.items():
+        write_record(f"part-whole/{name}", METRICS, figures=figures, folder=tmp_path, **REST)
+    found = [path.name for path in figures_of("part-whole/one", tmp_path)]
+    assert found == ["one.png", "one_guides.png", "one_templates.png"]
     assert plt.get_fignums() == []
 
 

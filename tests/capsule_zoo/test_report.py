@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -172,26 +171,6 @@ def test_verdicts(value, higher, verdict):
     published = Published("a/b", "m", "share", "0.9", "them", "somewhere", higher=higher)
     assert Goal(published, "c", {"value": value, "se": 0.01, "n": 9}).verdict == verdict
     assert Goal(published, "c", None).verdict == ""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window; the tests are skipped where there is none."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    chromium = next(filter(None, map(shutil.which, names)), None)
-    driver = shutil.which("chromedriver")
-    if not (chromium and driver):
-        pytest.skip("there is no Chromium with its chromedriver to open the page with")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    opened.set_script_timeout(120)
-    yield opened
-    opened.quit()
 
 
 def visit(browser, page: Page, width: int, place: str = "") -> None:

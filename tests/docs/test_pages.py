@@ -56,7 +56,7 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
         seed=5,
         data="digits",
         seconds=60,
-        figure={"parses": plt.figure()},
+        figures={"parses": plt.figure()},
         folder=tmp_path,
     )
     measured, _, waiting = pages.experiments("part-whole", "../").partition("### Not measured yet")
@@ -65,11 +65,13 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
     assert "--seed 5" in measured and "part-whole/digits" not in waiting
 
 
-def test_an_entry_shows_its_sites_guides_and_weights(pages):
+def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_path):
     text = pages.entry("part-whole")
     for words in ("`object_pose`", "`routing`", "`delta` (default)", "load('part-whole-mnist')"):
         assert words in text
-    assert "no trained weights" in pages.entry("vae") and "RoutingPartWhole" in text
+    assert "RoutingPartWhole" in text and "no trained weights" not in text
+    monkeypatch.setattr(pages.registry, "WEIGHTS", tmp_path)
+    assert "no trained weights" in pages.entry("part-whole")
 
 
 def test_a_page_that_asks_for_what_there_is_not_is_refused(pages):

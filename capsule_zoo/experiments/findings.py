@@ -1,0 +1,58 @@
+"""What several experiments put into their results: numbers with standard errors, and pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_zoo.data import Split
+from capsule_zoo.experiments import Metrics, Number
+from capsule_zoo.inference import Comparison, evaluate, summarize
+from capsule_zoo.registry import Entry
+
+
+def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
+    """Mean over images or seeds, its standard error (None for one), and how many there are."""
+    values, count = torch.as_tensor(values), len(values)
+    error = (values.std() / count**0.5).item() if count > 1 else None
+    return values.mean().item(), error, count
+
+
+def squared_error(painted: Tensor, images: Tensor) -> Number:
+    """Mean over images (N, C, H, W) of the squared error, summed over the pixels of an image."""
+    return mean_and_error((painted - images).square().sum((1, 2, 3)))
+
+
+def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Metrics:
+    """`elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
+    idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
+    found = summarize(idata)
+    return {
+        "elbo": (found["elbo"], found["elbo_se"], len(images)),
+        f"iwae_{particles}": (found["iwae"], found["iwae_se"], len(images)),
+    }
+
+
+def bounds_of_rows(table: Comparison) -> Metrics:
+    """`elbo_<row>` and `iwae_<particles>_<row>` of every row that is a bound."""
+    particles, images = table.attrs["num_particles"], table.attrs["num_images"]
+    found: Metrics = {}
+    for name, row in table[table["is_bound"]].iterrows():
+        found[f"elbo_{snake_case(name)}"] = row["elbo"], row["elbo_se"], images
+        found[f"iwae_{particles}_{snake_case(name)}"] = row["iwae"], row["iwae_se"], images
+    return found
+
+
+def snake_case(row: Hashable) -> str:
+    """A row's name as part of a metric's: "free-form normal" as `free_form_normal`."""
+    return re.sub("[^a-z]+", "_", str(row).lower())
+
+
+def pictures(entry: Entry, images: Tensor) -> dict[str, Figure]:
+    """Every picture that the entry offers, by name."""
+    return {name: draw(entry, images) for name, draw in entry.figures.items()}

@@ -1,0 +1,33 @@
+"""A real browser for what is shown in one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+PATIENCE = 200  # seconds, for a page on a busy machine
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, whose console is kept; tests are skipped where there is none."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    driver = shutil.which("chromedriver")
+    if not (chromium and driver):
+        pytest.skip("there is no Chromium with its chromedriver to open a page with")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    opened = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    opened.command_executor.client_config.timeout = PATIENCE
+    opened.set_page_load_timeout(PATIENCE)
+    opened.set_script_timeout(PATIENCE)
+    yield opened
+    opened.quit()

@@ -1,0 +1,51 @@
+"""What holds of every experiment: it says what it shows, keeps to its seed, ignores no option."""
+
+import pytest
+import torch
+
+from capsule_zoo.data import dataset_names
+from capsule_zoo.experiments import Experiment, Options, find_experiment, list_experiments
+from capsule_zoo.experiments.findings import bounds_of_rows, mean_and_error
+from capsule_zoo.inference import Comparison
+
+OWN_RUNS = [
+    *(f"part-whole/{name}" for name in ("digits", "augment", "likelihoods", "colours")),
+    *(f"matrix-capsules/{name}" for name in ("routing", "viewpoints", "viewpoints-smallnorb")),
+    *(f"recurrent-capsules/{name}" for name in ("ablations", "overlap", "cifar10")),
+    *list_experiments("generative-capsnet/*"),
+]
+
+
+def test_every_experiment_says_what_it_shows_and_on_which_data():
+    for name in list_experiments():
+        assert find_experiment(name).summary and find_experiment(name).data in dataset_names()
+
+
+def test_an_experiment_draws_by_its_seed():
+    toy = Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits")
+    first, again, other = (toy(Options(seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", OWN_RUNS)
+def test_a_run_is_refused_where_it_would_not_be_measured(name):
+    with pytest.raises(ValueError, match="leave --run out"):
+        find_experiment(name)(Options(run="part-whole-mnist", progress=False))
+
+
+def test_a_mean_has_its_standard_error_unless_it_is_of_one():
+    values = [1.0, 2.0, 6.0]
+    for form in (values, torch.tensor(values), torch.tensor(values).numpy()):
+        assert mean_and_error(form) == (3.0, pytest.approx((7 / 3) ** 0.5), 3)
+    assert mean_and_error([4.0]) == (4.0, None, 1)
+
+
+def test_rows_that_are_no_bound_give_no_metric():
+    rows = {
+        "free-form, Normal": dict(elbo=-3.0, elbo_se=0.2, iwae=-2.0, iwae_se=0.1, is_bound=True),
+        "points": dict(map_objective=9.0, is_bound=False),
+    }
+    table = Comparison.from_dict(rows, orient="index")
+    table.attrs = {"num_particles": 7, "num_images": 5}
+    expected = {"elbo_free_form_normal": (-3, 0.2, 5), "iwae_7_free_form_normal": (-2, 0.1, 5)}
+    assert bounds_of_rows(table.astype({"is_bound": bool})) == expected
