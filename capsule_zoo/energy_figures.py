@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.figures import image_rows
+from capsule_zoo.figures import image_rows, in_rows
+from capsule_zoo.inference.ancestral import mean_images
 from capsule_zoo.registry import Entry
-from capsule_zoo.runs import sample_means
 
 
 def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
@@ -28,9 +28,8 @@ def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
 
 def samples(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
     """Mean images of 36 draws: the ends of Gibbs chains, or ancestral."""
-    drawn = on_scale_of(images)(sample_means(entry, 36, seed)).split(12)
-    rows = {f"draws {12 * i + 1}-{12 * i + 12}": part for i, part in enumerate(drawn)}
-    return image_rows(rows, "Draws from the model")
+    drawn = on_scale_of(images)(mean_images(entry.model, 36, seed=seed))
+    return image_rows(in_rows("draws", drawn), "Draws from the model")
 
 
 @torch.no_grad()
@@ -54,11 +53,7 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
         painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
     added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
     tiles = torch.stack([signed_colours(field / field.abs().max()) for field in added])
-    rows = {
-        f"capsules {first + 1}-{min(first + 10, len(tiles))}": tiles[first : first + 10]
-        for first in range(0, len(tiles), 10)
-    }
-    return image_rows(rows, "What single capsules add to the mean image")
+    return image_rows(in_rows("capsules", tiles, 10), "What single capsules add to the mean image")
 
 
 @torch.no_grad()

@@ -23,7 +23,6 @@ from torch import Tensor
 from capsule_zoo.cards import examine
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import Comparison, Run, compare, evaluate, fit, summarize, widen
-from capsule_zoo.inference.ancestral import mean_images
 from capsule_zoo.records import machine, read_record, save_figure, versions, write_json
 from capsule_zoo.registry import (
     Entry,
@@ -220,11 +219,6 @@ def compare_run(
             wide = widen(entry.model, guide, data.train[:WIDEN_IMAGES], seed=seed)
             pairs[f"{name}, widened"] = (entry.model, wide)
     return compare(pairs, data.test[:images], num_particles=particles, seed=seed)
-
-
-def sample_means(entry: Entry, number: int, seed: int) -> Tensor:
-    """Mean images (number, C, H, W) of draws from the discrete model's prior."""
-    return mean_images(entry.model, number, seed=seed)
 
 
 def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from capsule_zoo.data import Binarize, Dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.energy import (
-    Metrics,
+    DRAWN,
     binary_mnist,
     measured,
-    pictures,
     reconstruction_error,
     standard_fashion,
 )
+from capsule_zoo.experiments.findings import bounds_of_rows, held_out_bounds, pictures
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import (
-    ReweightedWakeSleep,
-    ScoreFunctionELBO,
-    WakeSleep,
-    compare,
-    evaluate,
-    summarize,
-)
+from capsule_zoo.inference import ReweightedWakeSleep, ScoreFunctionELBO, WakeSleep, compare
 from capsule_zoo.registry import Entry, create
 
 PARTICLES = 1000
@@ -31,13 +22,7 @@ WEIGHED = 500  # images
 
 def bounds(entry: Entry, data: Dataset, options: Options) -> Metrics:
     """ELBO and IWAE of the first test images."""
-    images = data.test[:WEIGHED]
-    settings: dict[str, Any] = dict(num_particles=PARTICLES, seed=options.seed, draws=0)
-    found: dict[str, Any] = summarize(evaluate(entry.model, entry.guide, images, **settings))
-    return {
-        "elbo": (found["elbo"], found["elbo_se"], found["num_images"]),
-        f"iwae_{PARTICLES}": (found["iwae"], found["iwae_se"], found["num_images"]),
-    }
+    return held_out_bounds(entry, data.test[:WEIGHED], PARTICLES, options.seed)
 
 
 @experiment("capsule-helmholtz/mnist")
@@ -49,6 +34,7 @@ def mnist(options: Options) -> Result:
 @experiment("capsule-helmholtz/objectives", data="mnist")
 def objectives(options: Options) -> Result:
     """One machine under wake-sleep, reweighted wake-sleep and the ELBO, in one table (an hour)."""
+    options.refuse_run()
     data = binary_mnist(options)
     rows = {
         "wake_sleep": WakeSleep(),
@@ -63,12 +49,7 @@ def objectives(options: Options) -> Result:
         train(entry, data, options, minutes, objective=objective, transform=Binarize())
         pairs[name] = (entry.model, entry.guide)
     table = compare(pairs, data.test[:WEIGHED], num_particles=200, seed=options.seed)
-    metrics: Metrics = {}
-    for label, row in table.iterrows():
-        number = table.attrs["num_images"]
-        metrics[f"elbo_{label}"] = (row["elbo"], row["elbo_se"], number)
-        metrics[f"iwae_200_{label}"] = (row["iwae"], row["iwae_se"], number)
-    return Result(metrics, {"": table.plot()}, table, entry)
+    return Result(bounds_of_rows(table), {"": table.plot()}, table, entry)
 
 
 @experiment("capsule-helmholtz/fashion", data="fashion-mnist")
@@ -77,6 +58,7 @@ def fashion(options: Options) -> Result:
 
     Pixels are standardised; the error is on the scale of the pixels, nats on that of the scores.
     """
+    options.refuse_run()
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
@@ -85,4 +67,4 @@ def fashion(options: Options) -> Result:
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
         **bounds(entry, data, options),
     }
-    return Result(metrics, pictures(entry, data), None, entry)
+    return Result(metrics, pictures(entry, data.test.images[:DRAWN]), None, entry)

@@ -13,18 +13,18 @@ from matplotlib.figure import Figure
 
 from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.energy import (
-    Metrics,
+    DRAWN,
     binary_mnist,
     log_likelihoods,
     measured,
-    pictures,
     probe,
     reconstruction_error,
     spectra,
     standard_fashion,
 )
+from capsule_zoo.experiments.findings import pictures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import ExactSwitches
 from capsule_zoo.inference.evaluate import standard_error
@@ -45,6 +45,7 @@ def mnist(options: Options) -> Result:
 @experiment("capsule-rbm/learning-curve", data="mnist")
 def learning_curve(options: Options) -> Result:
     """Reconstruction error by updates, on grey pixels as in the paper (some 4 minutes)."""
+    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
     curves, metrics = pd.DataFrame(index=pd.Index(UPDATES[1:], name="updates")), Metrics()
@@ -70,6 +71,7 @@ def learning_curve(options: Options) -> Result:
 @experiment("capsule-rbm/mean-field", data="mnist")
 def mean_field(options: Options) -> Result:
     """What the paper's mean field costs: the same machine trained by it and exactly (an hour)."""
+    options.refuse_run()
     data = binary_mnist(options)
     metrics: Metrics = {}
     for name in ("exact", "mean_field"):
@@ -89,6 +91,7 @@ def mean_field(options: Options) -> Result:
 @experiment("capsule-rbm/spectra", data="mnist")
 def spectra_of_three(options: Options) -> Result:
     """What 40 switches tell of a digit, beside 640 hidden units and a VAE's code (30 minutes)."""
+    options.refuse_run()
     data = binary_mnist(options)
     rows, metrics = {}, Metrics()
     for name, kind in ENTRIES.items():
@@ -109,6 +112,7 @@ def fashion(options: Options) -> Result:
 
     Pixels are standardised; errors are on the scale of the pixels, nats on that of the scores.
     """
+    options.refuse_run()
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
@@ -122,5 +126,6 @@ def fashion(options: Options) -> Result:
         metrics[f"reconstruction_error_{name}"] = error
         for metric, value in log_likelihoods(entry, data, options).items():
             metrics[f"{metric}_{name}"] = value
-        figures |= {f"{name}_{key}": figure for key, figure in pictures(entry, data).items()}
+        drawn = pictures(entry, data.test.images[:DRAWN])
+        figures |= {f"{name}_{key}": figure for key, figure in drawn.items()}
     return Result(metrics, figures)

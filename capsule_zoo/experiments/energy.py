@@ -13,24 +13,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
-from capsule_zoo.experiments import Options, Result
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments import Metrics, Number, Options, Result
+from capsule_zoo.experiments.findings import pictures
+from capsule_zoo.experiments.training import trained
 from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.evaluate import standard_error
 from capsule_zoo.inference.probe import Accuracy, Information, latents, probe_scores
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry
 
 TEMPERATURES = 14_500
 CHAINS = 100
-PROBED = 10_000
-
-Number = tuple[float, float | None, int]
-Metrics = dict[str, Number]
+PROBED = 10_000  # images, on which a probe is fitted
+DRAWN = 100  # images, of which pictures are made
 
 
 def binary_mnist(options: Options) -> Dataset:
@@ -54,11 +52,7 @@ def measured(
 ) -> Result:
     """Train an entry on MNIST, unless the options name a run, and measure and draw it."""
     data = binary_mnist(options)
-    if options.run:
-        entry = load(options.run)
-    else:
-        entry = create(name, image_shape=data.image_shape)
-        train(entry, data, options, options.minutes or minutes, transform=Binarize())
+    entry = trained(name, data, options, minutes, transform=Binarize())
     options.say("Measuring")
     found = spectra(entry, data.test.images)
     metrics: Metrics = {
@@ -68,7 +62,8 @@ def measured(
         **{f"{site}_on": (float(s.mean()), None, len(s)) for site, s in found.items()},
     }
     labels = data.test.labels.numpy()
-    figures = {"spectra": energy_figures.spectra(found, labels), **pictures(entry, data)}
+    drawn = pictures(entry, data.test.images[:DRAWN])
+    figures = {"spectra": energy_figures.spectra(found, labels), **drawn}
     return Result(metrics, figures, None, entry)
 
 
@@ -119,8 +114,3 @@ def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
     known = data.train[:PROBED].binarized()
     features = [list(spectra(entry, x).values())[-1] for x in (known.images, data.test.images)]
     return probe_scores(features[0], known.labels, features[1], data.test.labels)
-
-
-def pictures(entry: Entry, data: Dataset) -> dict[str, Figure]:
-    """Every picture of the entry, of test images of many classes."""
-    return {name: draw(entry, data.test.images[:100]) for name, draw in entry.figures.items()}

@@ -9,6 +9,8 @@ from capsule_zoo.experiments.findings import bounds_of_rows, mean_and_error
 from capsule_zoo.inference import Comparison
 
 OWN_RUNS = [
+    *(f"capsule-rbm/{name}" for name in ("learning-curve", "mean-field", "spectra", "fashion")),
+    *(f"capsule-helmholtz/{name}" for name in ("objectives", "fashion")),
     *(f"part-whole/{name}" for name in ("digits", "augment", "likelihoods", "colours")),
     *(f"matrix-capsules/{name}" for name in ("routing", "viewpoints", "viewpoints-smallnorb")),
     *(f"recurrent-capsules/{name}" for name in ("ablations", "overlap", "cifar10")),
