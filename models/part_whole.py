@@ -144,10 +144,9 @@ class ParentSelection(PyroModule):
         dummy_vote = identity.expand_as(votes[:, :, :1])
         scale = self.sigma_min + F.softplus(self.raw_scale)
         scale_off = torch.full_like(scale, self.sigma_off)
+        log_t = log_presence(parents.presence, relaxed)
         return ChildLaw(
-            parent_log_weights(
-                log_presence(parents.presence, relaxed), self.log_affinity, self.epsilon
-            ),
+            parent_log_weights(log_t, self.log_affinity, self.epsilon),
             F.pad(self.presence_logits, (1, 0), value=self.dummy_logit),
             torch.cat([dummy_vote, votes], dim=2),
             F.pad(scale, (1, 0), value=self.sigma_dummy),
@@ -314,11 +313,8 @@ class PartWholeCapsules(Model):
 
     def _enumerated(self, name: str, law: ChildLaw) -> Capsules:
         """Children as the story tells them; the parent's choice is an enumerated site."""
-        parent = pyro.sample(
-            f"{name}_parent",
-            dist.Categorical(logits=law.log_weights),
-            infer={"enumerate": "parallel"},
-        )
+        choice = dist.Categorical(logits=law.log_weights)
+        parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
         image = torch.arange(law.vote.shape[0], device=parent.device)[:, None]
         child = torch.arange(law.vote.shape[1], device=parent.device)
         logits = Vindex(law.presence_logits)[child, parent]
@@ -334,8 +330,7 @@ class PartWholeCapsules(Model):
     def _marginal(self, name: str, law: ChildLaw) -> Capsules:
         """Children with the parent's choice summed out: p(t), then p(A | t)."""
         presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
-        pose = pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
-        return Capsules(presence, pose)
+        return Capsules(presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence)))
 
     def _presence_mixture(self, law: ChildLaw) -> ParentMixture:
         logits = law.presence_logits.expand_as(law.log_weights)

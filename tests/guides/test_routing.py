@@ -97,6 +97,15 @@ def test_bound_of_variational_bayes_never_falls(votes):
     assert (bounds[-1] - bounds[0] > 1e-3).all()
 
 
+def test_variational_bayes_of_many_votes_under_a_vague_prior_is_em():
+    votes = Votes.dense(rand(1, 2000, J, D))
+    vague = VBRouting(1, kappa=1e-12, nu=1e-12, psi=1e-12)
+    found, expected = (routing(votes, law()) for routing in (vague, EMRouting(1)))
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=0.05, atol=0)
+
+
 def log_evidence(values, routing):
     """Of votes (n, D) that one parent takes, Normal-Gamma prior with mean 0, closed form."""
     n = len(values)
