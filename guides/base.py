@@ -28,10 +28,8 @@ class Guide(NamedModule):
     """An approximate posterior over the latent sites of one model.
 
     A guide is called as its model is, `guide(images, labels=None)`. It holds the model without
-    owning it: the model's parameters are not the guide's.
-
-    Attributes:
-        model_class: of the models that the guide fits.
+    owning it: the model's parameters are not the guide's. Its `model_class` is that of the models
+    that it fits.
 
     Raises:
         ValueError: the model is of another class.
