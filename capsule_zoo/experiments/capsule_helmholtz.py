@@ -62,7 +62,7 @@ def fashion(options: Options) -> Result:
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
-    train(entry, data, options, options.minutes or 30)
+    train(entry, data, options, options.minutes or 30, lr=1e-3)  # at .005 gradients overflow
     metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
         **bounds(entry, data, options),
