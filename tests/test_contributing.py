@@ -58,9 +58,9 @@ def run(house: Path, *words: str) -> str:
 def test_the_example_passes_the_tests_of_every_model(house):
     chosen = " or ".join(["blob", *OF_ALL])
     folders = ["tests/test_contract.py", "tests/capsule_zoo", "tests/docs"]
-    printed = run(house, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders, "-k", chosen)
-    assert int(re.search(r"(\d+) passed", printed)[1]) > 20 + len(OF_ALL)
-    assert "skipped" not in printed
+    printed = run(house, "-m", "pytest", "-v", "-p", "no:cacheprovider", *folders, "-k", chosen)
+    verdicts = re.findall(r"::.+ ([A-Z]+) +\[ *\d+%\]$", printed, re.MULTILINE)
+    assert len(verdicts) > 20 + len(OF_ALL) and set(verdicts) == {"PASSED"}
 
 
 def test_the_example_is_listed_trained_evaluated_and_shown(house):
