@@ -17,6 +17,7 @@ from torch import Tensor
 
 from capsule_zoo.figures import image_rows, in_rows
 from capsule_zoo.inference.ancestral import mean_images
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.registry import Entry
 
 
@@ -48,8 +49,7 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
     Red is more ink than with all capsules off, blue less, each capsule on a scale of its own.
     """
     model = entry.model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
     added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
     tiles = torch.stack([signed_colours(field / field.abs().max()) for field in added])
@@ -83,8 +83,7 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figur
 @torch.no_grad()
 def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figure:
     """Ancestral draws of a Helmholtz machine above what its own Gibbs chain makes of them."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
         scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
         rows = {"ancestral": scale(drawn["image"]["fn"].mean.squeeze(1))}

@@ -13,6 +13,7 @@ from torch import Tensor
 from capsule_zoo.energy_figures import on_scale_of
 from capsule_zoo.figures import image_rows
 from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
 from capsule_zoo.registry import Entry
 
@@ -20,8 +21,7 @@ from capsule_zoo.registry import Entry
 @torch.no_grad()
 def drawings_of(entry: Entry, images: Tensor, seed: int = 0) -> list[Drawing]:
     """The guide's drawing of images (B, C, H, W): before the first step, and after each."""
-    with torch.random.fork_rng(devices=[]), in_eval_mode(entry.guide):
-        torch.manual_seed(seed)
+    with seeded(seed), in_eval_mode(entry.guide):
         return [entry.model.begin(len(images)), *entry.guide(images)]
 
 

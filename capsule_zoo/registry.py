@@ -27,11 +27,11 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from capsule_zoo.data.files import write_whole
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check
 from capsule_zoo.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from capsule_zoo.models.base import Model
+from capsule_zoo.records import write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -195,7 +195,7 @@ def save(entry: Entry, folder: str | Path, **config: object) -> None:
     folder = Path(folder)
     save_checkpoint(folder / "model.safetensors", entry.model.state_dict())
     save_checkpoint(folder / "guide.safetensors", entry.guide.state_dict())
-    _write_json(folder / "config.json", {**recipe(entry), **config})
+    write_json(folder / "config.json", {**recipe(entry), **config})
 
 
 def load(source: str | Path) -> Entry:
@@ -254,17 +254,13 @@ def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None
     states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
     save_checkpoint(folder / f"{name}.safetensors", states)
     path = folder / f"{name}.json"
-    _write_json(path, {**recipe(entry), **card})
+    write_json(path, {**recipe(entry), **card})
     return path
 
 
 def recipe(entry: Entry) -> dict:
     """What rebuilds an entry, but for its weights."""
     return {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
-
-
-def _write_json(path: Path, content: dict) -> None:
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def factory_of(name: str) -> Callable[..., Entry]:

@@ -24,10 +24,9 @@ from capsule_zoo.experiments.energy import (
     spectra,
     standard_fashion,
 )
-from capsule_zoo.experiments.findings import pictures
+from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import ExactSwitches
-from capsule_zoo.inference.evaluate import standard_error
 from capsule_zoo.registry import create
 
 UPDATES = (0, 10, 30, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 12_000)
@@ -83,8 +82,8 @@ def mean_field(options: Options) -> Result:
         with torch.no_grad():
             images = data.test.images[:1000]
             gap = entry.make_guide("mean_field").free_energy(images)
-            gap = (gap - ExactSwitches(entry.model).free_energy(images)).numpy()
-        metrics[f"mean_field_gap_{name}"] = (float(gap.mean()), standard_error(gap), len(gap))
+            gap = gap - ExactSwitches(entry.model).free_energy(images)
+        metrics[f"mean_field_gap_{name}"] = mean_and_error(gap)
     return Result(metrics, {}, None, entry)
 
 

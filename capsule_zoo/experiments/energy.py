@@ -18,7 +18,7 @@ from torch import Tensor
 from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
 from capsule_zoo.experiments import Metrics, Number, Options, Result
-from capsule_zoo.experiments.findings import pictures
+from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.evaluate import standard_error
@@ -74,8 +74,7 @@ def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Nu
         (entry.model.mean_image(entry.guide.expectations(x)) - x).abs().flatten(1).mean(1)
         for x in images.split(500)
     ]
-    found = scale * torch.cat(errors).numpy()
-    return float(found.mean()), standard_error(found), len(found)
+    return mean_and_error(scale * torch.cat(errors))
 
 
 @torch.no_grad()

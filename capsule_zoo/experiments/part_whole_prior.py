@@ -26,6 +26,7 @@ from capsule_zoo.inference.ancestral import (
     log_prior,
     mean_images,
 )
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.inference.sample_quality import (
     FeatureClassifier,
     Reading,
@@ -154,8 +155,7 @@ def redrawn_from_parents(model: PartWholeCapsules, parsed: Sites, seed: int) -> 
     model = model.sharing_parameters(presence="discrete", selection="enumerate")
     kept = {name: parsed[name] for name in WITH_POSES}
     objects, parts = Capsules(*kept.values()), Capsules(*(parsed[name] for name in PARTS))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         kept["part_parent"] = Categorical(model.responsibilities(objects, parts)).sample()
         nodes = (
             poutine.trace(poutine.condition(model, kept)).get_trace(batch_size=len(parts[0])).nodes

@@ -25,6 +25,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.inference import Run, compare
 from capsule_zoo.inference.ancestral import image_log_likelihood, infer, mean_images
+from capsule_zoo.inference.classification import Share
 from capsule_zoo.recurrent_figures import drawings_of
 from capsule_zoo.registry import Entry, create
 
@@ -61,8 +62,7 @@ def trained(options: Options, data: Dataset) -> Entry:
 def class_error(entry: Entry, split: Split) -> Number:
     """How often the longest capsule is not that of the class, and its binomial standard error."""
     found = torch.cat([entry.model.classify(x).argmax(1) for x in split.images.split(500)])
-    wrong, count = (found != split.labels).float().mean().item(), len(split)
-    return wrong, (wrong * (1 - wrong) / count) ** 0.5, count
+    return Share.of(found != split.labels)
 
 
 def negative(bounds: Metrics) -> Metrics:

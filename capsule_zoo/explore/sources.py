@@ -13,6 +13,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.explore.on_request import RequestView
 from capsule_zoo.explore.part_whole import PartWholeView
 from capsule_zoo.explore.view import View
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.conditional_autoencoder import OnRequest
@@ -63,8 +64,7 @@ def open_source(
         title = Path(source).resolve().name
     elif source in list_models():
         dataset = load_dataset(data or "digits", root)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             entry = create(source, image_shape=dataset.image_shape)
         title = f"{source}, not trained"
     else:
