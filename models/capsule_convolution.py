@@ -5,7 +5,9 @@ Child i, with pose M_i, votes V_ij = M_i W_ij for parent j; W_ij belongs to the 
 the child's place in the window, and is learned. A routing infers the parents from the votes.
 
 Scales. Poses and transformations start near the identity, so that poses keep their size from layer
-to layer, however many children they are the mean of. What a parent is worth grows with the number
+to layer, however many children they are the mean of. Transformations start nearer to it than their
+noise is wide: from further away routing settles who has which child by chance, before anything is
+learned, and learning is several times slower. What a parent is worth grows with the number
 of its votes, n_j, which differs between layers by orders of magnitude; so it is measured against a
 fair share n, the number that a parent gets where all are there and shared equally:
 
@@ -42,7 +44,8 @@ from capsule_zoo.models.switchable_gaussians import (
 from capsule_zoo.models.votes import Votes, Windows
 
 POSE = 4  # a pose is a 4x4 matrix
-SPREAD = 0.3  # deviation of the first poses and transformations from the identity
+POSE_SPREAD = 0.3  # deviation of the first poses from the identity
+SPREAD = 0.1  # the same of the first transformations
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
 _AT_ONCE = 2**21  # numbers of votes to hold at a time; a chunk with its gradient fits in a cache
 
@@ -69,8 +72,7 @@ class CapsuleGrid(NamedTuple):
 class PrimaryCapsules(PyroModule):
     """The first capsules: poses and presences read off a feature map by a 1x1 convolution.
 
-    Where features have a mean square of 1, the first poses are as far from the identity as the
-    first transformations are (`SPREAD`).
+    Where features have a mean square of 1, the first poses deviate by .3 from the identity.
 
     Called on features (N, channels, H, W) it returns a `CapsuleGrid` of H x W cells.
     """
@@ -80,7 +82,7 @@ class PrimaryCapsules(PyroModule):
         check_at_least(1, channels=channels, capsules=capsules)
         self.capsules = capsules
         self.read = PyroModule[nn.Conv2d](channels, capsules * (POSE * POSE + 1), 1)
-        nn.init.normal_(self.read.weight, std=SPREAD / math.sqrt(channels))
+        nn.init.normal_(self.read.weight, std=POSE_SPREAD / math.sqrt(channels))
         pose = torch.eye(POSE).flatten()
         start = torch.cat([pose.new_zeros(1), pose]).repeat(capsules)  # log-odds 0, identity
         self.read.bias = nn.Parameter(start)

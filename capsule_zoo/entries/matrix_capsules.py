@@ -44,6 +44,6 @@ def matrix_capsules(
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
         figures={"votes": picture("capsule_zoo.routing_figures:votes")},
-        training=dict(lr=5e-3, schedule="linear", batch_size=64, labels=True),
+        training=dict(lr=3e-3, schedule="linear", batch_size=32, labels=True),
         default_guide="exact",
     )

@@ -20,7 +20,7 @@ from capsule_zoo.registry import Entry, create
 from capsule_zoo.routing_figures import by_iterations, mistakes, votes
 
 ITERATIONS = (1, 2, 3, 4, 5)
-SHIFT = transforms.Shift(2)  # pixels, of training images
+SHIFT = transforms.Shift(1)  # pixels, of training images
 
 
 def digits_and_entry(options: Options, minutes: float) -> tuple[Dataset, Entry]:
