@@ -7,9 +7,10 @@ the child's place in the window, and is learned. A routing infers the parents fr
 Scales. Poses and transformations start near the identity, so that poses keep their size from layer
 to layer, however many children they are the mean of. Transformations start nearer to it than their
 noise is wide: from further away routing settles who has which child by chance, before anything is
-learned, and learning is several times slower. What a parent is worth grows with the number
-of its votes, n_j, which differs between layers by orders of magnitude; so it is measured against a
-fair share n, the number that a parent gets where all are there and shared equally:
+learned, and learning is several times slower (the released code has deviations of .3). What a
+parent is worth grows with the number of its votes, n_j, which differs between layers by orders of
+magnitude; so it is measured against a fair share n, the number that a parent gets where all are
+there and shared equally:
 
     a_j = sigmoid(lambda [beta_a - n_j / n (beta_u + mean of ln sigma)])
 

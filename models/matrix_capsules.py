@@ -23,9 +23,9 @@ and is given to the model, for models know no guides: `MatrixCapsules(EMRouting(
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR): section 4 and figure 1
-    for the network, section 4.1 for the spread loss. The deviations of the first transformations
-    and the shape of the margin's growth are those of their released code, the paper gives none; it
-    grows over 200 times as many updates there. For the scale of costs see `capsule_convolution`.
+    for the network, section 4.1 for the spread loss. The shape of the margin's growth is that of
+    their released code, the paper gives none; it grows over 200 times as many updates there. For
+    the first transformations and the scale of costs see `capsule_convolution`.
 """
 
 from __future__ import annotations
