@@ -65,7 +65,7 @@ def gathering(options: Options) -> Result:
 
 
 NETWORK = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small preset's votes
-STEPS = 600  # for each of fifteen trainings
+STEPS = 1200  # for each of fifteen trainings
 REFERENCE = ("em", 3)  # whose votes the free energies are of
 COMPARED = 500  # images, of the free energies
 
