@@ -63,10 +63,14 @@ def nudges(rows: Mapping[str, Tensor]) -> Figure:
 
 
 def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """A panel for each table; columns are routings, rows the number of iterations."""
+    """A panel for each table; columns are routings, rows the number of iterations.
+
+    A routing has one colour in all panels, in whatever order its table has the columns.
+    """
+    order = list(next(iter(tables.values())).columns)
     figure, axes = plt.subplots(1, len(tables), figsize=(3.6 * len(tables), 3.2), squeeze=False)
     for axis, (name, table) in zip(axes[0], tables.items(), strict=True):
-        for routing, values in table.items():
+        for routing, values in table[order].items():
             axis.plot(table.index, values, ".-", label=str(routing))
         axis.set_xlabel("iterations")
         axis.set_ylabel(name)

@@ -6,8 +6,8 @@ the child's place in the window, and is learned. A routing infers the parents fr
 
 Scales. Poses and transformations start near the identity, so that poses keep their size from layer
 to layer, however many children they are the mean of. Transformations start nearer to it than their
-noise is wide: from further away routing settles who has which child by chance, before anything is
-learned, and learning is several times slower (the released code has deviations of .3). What a
+noise is wide. From further away, .3 as in the released code, pilots needed twice as many digits,
+perhaps because routing settles by chance who has which child before anything is learned. What a
 parent is worth grows with the number of its votes, n_j, which differs between layers by orders of
 magnitude; so it is measured against a fair share n, the number that a parent gets where all are
 there and shared equally:

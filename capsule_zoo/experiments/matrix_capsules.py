@@ -100,7 +100,6 @@ def routings(options: Options) -> Result:
     for (name, number), energy in energies.items():
         metrics[f"free_energy_{name}_{number}"] = mean_and_error(energy)
     nats = pd.Series({key: energy.mean().item() for key, energy in energies.items()}).unstack(0)
-    nats = nats[list(ROUTINGS)]  # unstacked in the order of the alphabet
     panels = {"test error": errors, "free energy (nats)": nats, "images per second": speeds}
     table = pd.concat(panels, axis=1)
     return Result(metrics, {"": by_iterations(panels)}, table, reference)

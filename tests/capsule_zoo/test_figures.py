@@ -1,6 +1,7 @@
 """Pictures show what they claim: colours add up to the image, rows are labelled."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from pyro import poutine
@@ -8,6 +9,7 @@ from pyro import poutine
 from capsule_zoo import figures
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.routing_figures import by_iterations
 
 
 @pytest.fixture
@@ -57,3 +59,14 @@ def test_samples_are_seeded_and_leave_the_random_state(model):
 def pixels(figure):
     """Of all pictures in a figure of rows."""
     return np.stack([axis.images[0].get_array() for axis in figure.axes if axis.images])
+
+
+def test_a_routing_has_one_colour_in_all_panels_whatever_the_order_of_columns():
+    errors = pd.DataFrame({"em": [0.1, 0.2], "dynamic": [0.3, 0.4]}, index=[1, 2])
+    figure = by_iterations({"error": errors, "again": errors[["dynamic", "em"]]})
+    lines = [
+        {line.get_label(): (line.get_color(), tuple(line.get_ydata())) for line in axis.lines}
+        for axis in figure.axes
+    ]
+    assert lines[0] == lines[1]
+    assert len({colour for colour, _ in lines[0].values()}) == 2
