@@ -20,7 +20,7 @@ def matrix_capsules(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     preset: str = "small",
     routing: str = "em",
-    iterations: int = 3,
+    iterations: int = 2,
     **sizes: Any,
 ) -> Entry:
     """A classifier whose layers are inferred by routing; see `capsule_zoo.models.matrix_capsules`.
@@ -29,7 +29,8 @@ def matrix_capsules(
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (68 K parameters) or "full" (310 K).
         routing: "em", "vb" or "dynamic".
-        iterations: of the routing.
+        iterations: of the routing; the paper has three, which learn more slowly (the experiment
+            `matrix-capsules/routing`).
         sizes: arguments of `MatrixCapsules`, over those of the preset.
     """
     for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):

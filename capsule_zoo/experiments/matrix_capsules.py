@@ -26,8 +26,7 @@ SHIFT = transforms.Shift(1)  # pixels, of training images
 def digits_and_entry(options: Options, minutes: float) -> tuple[Dataset, Entry]:
     """MNIST, and the network that the options name or one trained for so long."""
     data = load_dataset("mnist", root=options.data_root)
-    sizes = dict(iterations=2)  # three learn more slowly: see `routings`
-    return data, trained("matrix-capsules", data, options, minutes, sizes, transform=SHIFT)
+    return data, trained("matrix-capsules", data, options, minutes, transform=SHIFT)
 
 
 @experiment("matrix-capsules/mnist")

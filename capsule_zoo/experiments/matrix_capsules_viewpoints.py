@@ -176,9 +176,9 @@ def viewpoints(options: Options) -> Result:
     """Capsules against a CNN on novel azimuths and elevations of rendered toys (4 core-hours).
 
     `minutes` are those of all twelve trainings together, which go side by side where there are
-    cores. Errors are means over three seeds at matched familiar errors, with the standard error
-    over seeds; `fgsm_40_...` are errors on familiar views under a white-box attack that changes
-    pixels by .040.
+    cores; measuring on the way takes some twenty more. Errors are means over three seeds at
+    matched familiar errors, with the standard error over seeds; `fgsm_40_...` are errors on
+    familiar views under a white-box attack that changes pixels by .040.
     """
     return compared("toys3d", options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -58,13 +58,12 @@ def trained(
     data: Dataset,
     options: Options,
     minutes: float,
-    sizes: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Entry:
     """What the options name, or the entry of that name trained on `data` for so long."""
     if options.run:
         return load(options.run)
-    entry = create(name, image_shape=data.image_shape, **(sizes or {}))
+    entry = create(name, image_shape=data.image_shape)
     train(entry, data, options, options.minutes or minutes, **settings)
     return entry
 
