@@ -45,6 +45,7 @@ STEPS = 3000  # of every run
 IMAGES = 300  # test images of each rare class
 INFERRED = 60  # images whose transformation is inferred
 DIGIT = 28
+CONCEPTS = ("autoencoder", "digit_capsules")  # whose codes are shown
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,10 @@ def shift_beyond(options: Options) -> Result:
 
 @experiment("generative-capsnet/rotate", data="mnist")
 def rotate(options: Options) -> Result:
-    """All digits at every angle, 4 and 9 within 45 degrees; angles inferred (60 core-minutes)."""
+    """All digits at every angle, 4 and 9 within 45 degrees; angles inferred (60 core-minutes).
+
+    The figures `concepts` are the article's: what one unit or kind of a code means at every angle.
+    """
     return study(TURNED, options, infer=True)
 
 
@@ -156,7 +160,7 @@ def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
     `minutes` are those of all runs together; without them every run takes `STEPS` steps.
 
     Args:
-        infer: also infer how test images of the other classes were turned.
+        infer: also infer how test images of the other classes were turned, and show concepts.
     """
     options.refuse_run()
     with TemporaryDirectory() as folder:
@@ -179,6 +183,9 @@ def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
     metrics |= measured(errors, blank, protocol)
     drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
     drawn["painted"] = painted(entries, data, protocol)
+    if infer:
+        for name in CONCEPTS:
+            drawn[f"concepts_{name}"] = concepts(entries[name], data, protocol)
     return Result(metrics, drawn, as_table(metrics), entries["digit_capsules"])
 
 
@@ -309,14 +316,39 @@ def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line
     )
 
 
+def some_requests(data: Dataset, protocol: Protocol) -> Tensor:
+    """About ten requests along the first line, (points, parameters)."""
+    line = next(iter(protocol.lines.values()))
+    return data.test.images.new_tensor(line[:: max(1, len(line) // 10)])
+
+
 @torch.no_grad()
 def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
     """One digit 4 as requested along the first line, and as every decoder paints it."""
-    line = next(iter(protocol.lines.values()))
-    asked = data.test.images.new_tensor(line[:: max(1, len(line) // 10)])
+    asked = some_requests(data, protocol)
     images = of_class(data, RARE[0])[:1].expand(len(asked), -1, -1, -1)
     numbers = protocol.requests.numbers(asked)
     rows = {"requested": protocol.requests.move(images, asked)}
     for name, entry in entries.items():
         rows[name] = entry.model.mean_image(entry.guide.expectations(images), numbers)
     return image_rows(rows, "A test digit of a rare class, as requested")
+
+
+@torch.no_grad()
+def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
+    """The first ten codes with a single unit, or a single kind, painted along the first line.
+
+    A unit is as large as it gets on test images; a kind is sure, and its pose is zero.
+    """
+    numbers = protocol.requests.numbers(some_requests(data, protocol))
+    codes = entry.guide.expectations(data.test.images[:1000])
+    latents = {name: torch.zeros_like(code[: len(numbers)]) for name, code in codes.items()}
+    first, units = next(iter(codes.items()))
+    kinds, count = "object_kind" in codes, units.shape[1]
+    rows = {}
+    for i in range(min(10, count)):
+        one = F.one_hot(torch.tensor([i]), count)
+        code = one.log() if kinds else one * units.abs().amax(0)
+        latents[first] = code.expand(len(numbers), -1)
+        rows[f"{'kind' if kinds else 'unit'} {i}"] = entry.model.mean_image(latents, numbers)
+    return image_rows(rows, "One unit of the code at a time, as requested")
