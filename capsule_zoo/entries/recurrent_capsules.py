@@ -56,7 +56,7 @@ def _entry(model: RecurrentCapsules) -> Entry:
         guide=RecurrentEncoder(model),
         guides={"recurrent": lambda entry: RecurrentEncoder(entry.model)},
         objective=TraceMeanField_ELBO(),
-        training=dict(lr=1e-3, schedule="linear", batch_size=128, clip=100.0),
+        training=dict(lr=1e-3, schedule="linear", batch_size=64, clip=100.0),
         figures=PICTURES,
         default_guide="recurrent",
     )
