@@ -57,7 +57,7 @@ def _entry(
             "deterministic": partial(guide, deterministic=True),
         },
         objective=Trace_ELBO(),
-        training=dict(lr=1e-3, schedule="linear", batch_size=128),
+        training=dict(lr=1e-3, schedule="linear", batch_size=64),
         figures=PICTURES,
         default_guide="variational",
     )
