@@ -21,6 +21,7 @@ from capsule_zoo.routing_figures import nudges
 
 NUDGES = torch.linspace(-2, 2, 9)  # deviations
 MEASURED = 1000  # test images
+STANDARDISED = 2000  # training images, which say how large poses are
 
 
 @experiment("matrix-capsules/pose", data="mnist")
@@ -56,7 +57,9 @@ def decoded(
     """A decoder of the class poses, trained for so long, and the network as the guide to it."""
     latent = entry.model.num_classes * POSE * POSE
     decoder = VariationalAutoencoder(data.image_shape, latent)
-    guide = ClassPose(decoder, entry.model.to(options.device))
+    guide = ClassPose(decoder, entry.model.to(options.device)).to(options.device)
+    known = data.train[:STANDARDISED]
+    guide.standardise(known.images.to(options.device), known.labels.to(options.device))
     fit(
         decoder,
         guide,
@@ -70,7 +73,7 @@ def decoded(
         progress=options.progress,
     )
     entry.model.cpu()
-    return decoder.cpu(), guide
+    return decoder.cpu(), guide.cpu()
 
 
 def nudged(codes: Tensor, element: int, by: float) -> Tensor:

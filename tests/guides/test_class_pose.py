@@ -31,6 +31,19 @@ def test_the_code_is_the_pose_of_the_label_or_of_the_likeliest(pair):
             assert code[n].norm().item() == pytest.approx(pose[n, label].norm().item())
 
 
+def test_standardised_codes_have_mean_and_deviation_one_in_every_class(pair):
+    guide = pair[1]
+    images, labels = torch.rand(30, *SHAPE), torch.arange(30) % 2  # no image of the third class
+    plain = guide(images, torch.full_like(labels, 2))
+    guide.standardise(images, labels)
+    codes = guide(images, labels).unflatten(1, (3, 16))
+    for label in (0, 1):
+        own = codes[labels == label, label]
+        torch.testing.assert_close(own.mean(0), torch.ones(16), atol=1e-3, rtol=0)
+        torch.testing.assert_close(own.std(0), torch.ones(16), atol=1e-3, rtol=0)
+    torch.testing.assert_close(guide(images, torch.full_like(labels, 2)), plain)
+
+
 def test_the_decoder_learns_while_the_network_stays(pair):
     model, guide = pair
     split = Split(torch.rand(8, *SHAPE), torch.arange(8) % 3)
