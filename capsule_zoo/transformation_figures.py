@@ -73,8 +73,9 @@ def error_curves(
         axis.set_title(title, fontsize=9)
         axis.set_xlabel(axis_label)
     axes[0, 0].set_ylabel("mean squared error, pixels in [-1, 1]")
-    axes[0, -1].legend(fontsize=7)
     figure.set_layout_engine("constrained")
+    # Beside the panels, for curves may run anywhere in them
+    figure.legend(*axes[0, -1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     return figure
 
 

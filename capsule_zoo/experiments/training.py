@@ -53,13 +53,7 @@ def train(
     return run
 
 
-def trained(
-    name: str,
-    data: Dataset,
-    options: Options,
-    minutes: float,
-    **settings: Any,
-) -> Entry:
+def trained(name: str, data: Dataset, options: Options, minutes: float, **settings: Any) -> Entry:
     """What the options name, or the entry of that name trained on `data` for so long."""
     if options.run:
         return load(options.run)

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from miniature import few_digits, in_turn
 
 from capsule_zoo.experiments import Options, generative_capsnet, reproduce
@@ -13,12 +14,14 @@ from capsule_zoo.experiments.generative_capsnet import (
     RARE,
     SHIFTED,
     TURNED,
+    concepts,
     errors_of_rare,
     measured,
     on_canvas,
 )
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import read_record
+from capsule_zoo.registry import create
 
 OPTIONS = Options(progress=False)
 CAPSULES = dict(parts=3, maps=2, channels=3, hidden=4)
@@ -70,6 +73,31 @@ def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
     shown = ("concepts_autoencoder", "concepts_digit_capsules") if name == "rotate" else ()
     assert pictures == {f"{name}_{kind}" for kind in (*lines, "painted", *shown)}
     assert set(result.table.index) == set(DECODERS)
+
+
+def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
+    """Against the model with one-hot kinds, and against a unit of the size found by hand."""
+    data = on_canvas(TURNED, OPTIONS)
+    places = TURNED.lines["circle"][::3]
+    numbers = TURNED.requests.numbers(torch.tensor(places))
+    sizes = dict(image_shape=(1, 28, 28), guide_sizes=dict(channels=3, hidden=6))
+    capsules = create("generative-capsnet", kinds=3, pose=2, **CAPSULES, **sizes)
+    sure = capsules.model.with_discrete_presences()
+    plain = create("conditional-autoencoder", **PLAIN, **sizes).use_guide("deterministic")
+    largest = plain.guide.expectations(data.test.images)["image_code"].abs().amax(0)
+    none = torch.zeros(len(places), 2)
+    with torch.no_grad():
+        for entry, i, model, latents in (
+            (capsules, 2, sure, {"object_kind": none.new_tensor([0, 0, 1]).expand(10, -1)}),
+            (plain, 1, plain.model, {"image_code": none + largest * none.new_tensor([0, 1])}),
+        ):
+            pose = {"object_pose": none} if entry is capsules else {}
+            expected = model.mean_image(latents | pose, numbers)
+            axes = np.array(concepts(entry, data, TURNED).axes).reshape(-1, len(places))
+            shown = [np.asarray(axis.images[0].get_array()) for axis in axes[i]]
+            np.testing.assert_allclose(
+                np.stack(shown).reshape(10, 28, 28), expected[:, 0], rtol=1e-5
+            )
 
 
 def test_minutes_are_shared_by_all_runs(small, tmp_path):
