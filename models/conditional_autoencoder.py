@@ -7,6 +7,8 @@ angle or a shift over its largest size. A decoder paints from both.
     z ~ Normal(0, I)                                # the code, (B, latent)
     image ~ Normal(decoder(z, T), sigma_image)      # (B, C, H, W); T is the request, (B, 2)
 
+The decoder ends in a sigmoid that leaks: its means may pass 0 and 1 by a little.
+
 `ConditionalAutoencoder` is the baseline: one hidden layer mixes code and request, and the rest is
 the decoder of the VAE, or the code is broadcast over a grid, each cell with its coordinates, and
 convolutions make of it what belongs there. Generative CapsNets put capsules in its place.
@@ -35,9 +37,21 @@ from capsule_zoo.models.vae import Decoder, Upsampler
 
 Latents = Mapping[str, Tensor]
 
+# Where a canvas is large most pixels are black for every request, and the first updates turn all of
+# them so far down that a sigmoid leaves no gradient to paint with: at 68 x 68 the autoencoder, the
+# broadcast decoder and digit capsules stayed black. All of them learn where the sigmoid leaks and
+# starts dark; from an activity of zero they must still turn black first, and are slow.
+LEAK = 0.1
+DARK = -2.0
+
+
+def leaky_sigmoid(activity: Tensor) -> Tensor:
+    """Mean pixels from activities of any size; it goes on beyond 0 and 1 at a slope of `LEAK`."""
+    return (1 - LEAK) * activity.sigmoid() + LEAK * activity
+
 
 class OnRequest(Model):
-    """Base of the models that paint on request: subclasses write `prior` and `logits`.
+    """Base of the models that paint on request: subclasses write `prior` and `paint`.
 
     Args:
         image_shape: (channels, height, width).
@@ -68,8 +82,8 @@ class OnRequest(Model):
         """The law of one image's latents, by site."""
         raise NotImplementedError
 
-    def logits(self, latents: Latents, request: Tensor) -> Tensor:
-        """Logits of the mean pixels (B, C, H, W), of latents by site and requests (B, n)."""
+    def paint(self, latents: Latents, request: Tensor) -> Tensor:
+        """Mean pixels (B, C, H, W), of latents by site and requests (B, n)."""
         raise NotImplementedError
 
     def forward(
@@ -111,7 +125,7 @@ class OnRequest(Model):
                 f"request must be ({batch}, {n}) or (1, {n}), not {tuple(request.shape)}; give "
                 "the numbers of one request for each image"
             )
-        return self.logits(latents, request.expand(batch, -1)).sigmoid()
+        return self.paint(latents, request.expand(batch, -1))
 
 
 def centred_normal(like: Tensor, *shape: int, deviation: float = 1.0) -> dist.TorchDistribution:
@@ -134,7 +148,7 @@ class MixedDecoder(PyroModule):
     ) -> None:
         super().__init__()
         self.mix = PyroModule[nn.Linear](inputs, hidden)
-        self.decoder = Decoder(hidden, image_shape, channels)
+        self.decoder = Decoder(hidden, image_shape, channels, start=DARK)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.decoder(F.elu(self.mix(inputs)))
@@ -152,7 +166,7 @@ class BroadcastDecoder(PyroModule):
         self, inputs: int, image_shape: tuple[int, int, int], hidden: int, channels: int
     ) -> None:
         super().__init__()
-        self.upsample = Upsampler(2 * channels, image_shape, channels)
+        self.upsample = Upsampler(2 * channels, image_shape, channels, start=DARK)
         self.mix = PyroModule[nn.Conv2d](inputs + 2, hidden, 1)
         self.spread = PyroModule[nn.Conv2d](hidden, 2 * channels, 3, padding=1)
 
@@ -208,5 +222,5 @@ class ConditionalAutoencoder(OnRequest):
     def prior(self) -> dict[str, dist.TorchDistribution]:
         return {"image_code": centred_normal(self.decoder.mix.weight, self.latent)}
 
-    def logits(self, latents: Latents, request: Tensor) -> Tensor:
-        return self.decoder(torch.cat([latents["image_code"], request], -1))
+    def paint(self, latents: Latents, request: Tensor) -> Tensor:
+        return leaky_sigmoid(self.decoder(torch.cat([latents["image_code"], request], -1)))

@@ -13,7 +13,7 @@ has been.
     r_c ~ Normal(address_c(u_c), jitter)                        # row and column, (B, C, 2)
     a_c = sigmoid(activation_c(u_c))                            # (B, C, maps)
     F[i, j] = sum_c relu(1 - |i - q_c0|) relu(1 - |j - q_c1|) a_c,   q = (r + 1) (S - 1) / 2
-    image ~ Normal(sigmoid(two transposed convolutions of F), sigma_image)
+    image ~ Normal(leaky_sigmoid(two transposed convolutions of F), sigma_image)
 
 An address of -1 is the first cell and of 1 the last; around q a part is shared out bilinearly, with
 weights that sum to one on the grid and leave no trace beyond it. `ContinuousCapsNet` has no kinds:
@@ -30,7 +30,8 @@ References:
     The article's networks are autoencoders: codes are points and the loss is a squared error, as
     with the guide `ConditionalEncoder(model, deterministic=True)`. Its first attempt, which failed,
     routed by a softmax over learned cell addresses (`address="learned"`); there each map of a cell
-    had an address of its own. Its transposed convolutions are rectified where ours have ELUs.
+    had an address of its own. Its transposed convolutions are rectified where ours have ELUs, and
+    ours end in a sigmoid that leaks (`capsule_zoo.models.conditional_autoencoder`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ from torch import Tensor, nn
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.conditional_autoencoder import Latents, OnRequest, centred_normal
+from capsule_zoo.models.conditional_autoencoder import (
+    DARK,
+    Latents,
+    OnRequest,
+    centred_normal,
+    leaky_sigmoid,
+)
 from capsule_zoo.models.vae import Upsampler
 
 
@@ -110,7 +117,7 @@ def _uniform(inputs: int, *shape: int) -> nn.Parameter:
 
 
 class Canvas(PyroModule):
-    """Routing by address: capsules to maps, and maps to the logits of mean pixels (B, C, H, W).
+    """Routing by address: capsules to maps, and maps to activities of pixels (B, C, H, W).
 
     Args:
         image_shape: (channels, height, width); the grid has a quarter of its rows and columns.
@@ -125,7 +132,7 @@ class Canvas(PyroModule):
     ) -> None:
         super().__init__()
         check_one_of("address", address, ("fixed", "learned"))
-        self.upsample = Upsampler(maps, image_shape, channels)
+        self.upsample = Upsampler(maps, image_shape, channels, start=DARK)
         self.grid = rows, columns = self.upsample.quarter
         self.learned, self.address_length = address == "learned", 2
         if self.learned:
@@ -194,9 +201,10 @@ class RoutedByAddress(OnRequest):
             laws["part_jitter"] = centred_normal(like, self.parts, length, deviation=self.jitter)
         return laws
 
-    def logits(self, latents: Latents, request: Tensor) -> Tensor:
+    def paint(self, latents: Latents, request: Tensor) -> Tensor:
         address, activation = self.capsules(latents, request)
-        return self.canvas(Parts(address + latents.get("part_jitter", 0.0), activation))
+        parts = Parts(address + latents.get("part_jitter", 0.0), activation)
+        return leaky_sigmoid(self.canvas(parts))
 
 
 class GenerativeCapsNet(RoutedByAddress):

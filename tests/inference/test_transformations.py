@@ -36,9 +36,9 @@ class Blob(OnRequest):
     def prior(self):
         return {"image_code": centred_normal(torch.zeros(1).double(), 1)}
 
-    def logits(self, latents, request):
+    def paint(self, latents, request):
         code = self.strength * latents["image_code"][..., None, None]
-        return (blob(*request.unbind(-1)) * (0.6 + 0.1 * code.tanh())).logit(eps=1e-9)
+        return blob(*request.unbind(-1)) * (0.6 + 0.1 * code.tanh())
 
 
 def untrained(model):

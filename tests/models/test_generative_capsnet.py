@@ -1,13 +1,15 @@
 """Routing by address against its formula, cell by cell, in value and gradient."""
 
 import itertools
+from functools import partial
 
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.models import ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models.conditional_autoencoder import DARK, LEAK, leaky_sigmoid
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot, Parts, splat
 
 SIZE = (4, 6)
@@ -147,11 +149,34 @@ def test_jitter_is_added_to_addresses(kind):
     assert offset.shape == (2, 5, 2)
     request = torch.randn(2, 2).double()
     address, activation = model.capsules(latents, request)
-    moved = model.canvas(Parts(address + offset, activation)).sigmoid()
+    moved = leaky_sigmoid(model.canvas(Parts(address + offset, activation)))
     torch.testing.assert_close(model.mean_image(latents, request), moved)
     assert "part_jitter" not in {site.name for site in small(kind).sites}
     trace = poutine.trace(model).get_trace(batch_size=3000)
     assert trace.nodes["part_jitter"]["value"].std().item() == pytest.approx(0.2, rel=0.05)
+
+
+DECODERS = {
+    "kinds": GenerativeCapsNet,
+    "continuous": ContinuousCapsNet,
+    "convolutional": ConditionalAutoencoder,
+    "broadcast": partial(ConditionalAutoencoder, decoder="broadcast"),
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_black_is_no_dead_end(kind):
+    """Decoders start dark, and painted black they still feel every pixel's error."""
+    torch.manual_seed(0)
+    model = DECODERS[kind]((1, 28, 28)).double()
+    (bias,) = (p for name, p in model.named_parameters() if name.endswith("paint.bias"))
+    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    assert (bias == DARK).all()
+    assert -0.4 < model.mean_image(latents).mean() < 0.1
+    with torch.no_grad():
+        bias.fill_(-1000.0)
+    (slope,) = torch.autograd.grad(model.mean_image(latents).sum(), bias)
+    torch.testing.assert_close(slope, torch.full_like(slope, LEAK * 2 * 28 * 28))
 
 
 def test_refusals():
