@@ -149,6 +149,7 @@ class Job:
     protocol: Protocol
     options: Options
     folder: Path
+    guide: str | None = None  # in place of the decoder's own
 
 
 Errors = dict[str, np.ndarray]  # by line, (rare classes, points)
@@ -219,7 +220,7 @@ def learn(job: Job) -> tuple[int, Errors]:
         window=(DIGIT, DIGIT),
         guide_sizes=SMALL_ENCODER,
         **decoder.sizes,
-    ).use_guide(decoder.guide)
+    ).use_guide(job.guide or decoder.guide)
     classes = range(data.num_classes)
     ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
     asked = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
@@ -285,15 +286,20 @@ def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) ->
 def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
     """Median error, in degrees, of the angles inferred from turned test images of usual classes."""
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
-    images = data.test.images[usual][:INFERRED]
-    generator = torch.Generator().manual_seed(options.seed)
+    _, angles, found = turned(entry, data.test.images[usual][:INFERRED], options.seed)
+    error = ((found - angles + 180) % 360 - 180).abs()
+    return error.median().item(), None, len(angles)
+
+
+def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Images at random angles, these angles (B, 1), and those inferred by an entry, in degrees."""
+    generator = torch.Generator().manual_seed(seed)
     angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
     requests = Rotations()
-    turned = requests.move(images, angles)
+    moved = requests.move(images, angles)
     grid = torch.arange(-180.0, 180.0, 15.0)
-    found = infer_transformation(entry.model, entry.guide, turned, requests, grid=grid)
-    error = ((found.best - angles + 180) % 360 - 180).abs()
-    return error.median().item(), None, len(images)
+    found = infer_transformation(entry.model, entry.guide, moved, requests, grid=grid)
+    return moved, angles, found.best
 
 
 def as_table(metrics: Metrics) -> pd.DataFrame:

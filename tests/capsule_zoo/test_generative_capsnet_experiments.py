@@ -8,7 +8,12 @@ import pytest
 import torch
 from miniature import few_digits, in_turn
 
-from capsule_zoo.experiments import Options, generative_capsnet, reproduce
+from capsule_zoo.experiments import (
+    Options,
+    generative_capsnet,
+    generative_capsnet_bounds,
+    reproduce,
+)
 from capsule_zoo.experiments.generative_capsnet import (
     DECODERS,
     RARE,
@@ -18,7 +23,9 @@ from capsule_zoo.experiments.generative_capsnet import (
     errors_of_rare,
     measured,
     on_canvas,
+    turned,
 )
+from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
 from capsule_zoo.inference.transformations import infer_transformation
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
@@ -73,6 +80,36 @@ def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
     shown = ("concepts_autoencoder", "concepts_digit_capsules") if name == "rotate" else ()
     assert pictures == {f"{name}_{kind}" for kind in (*lines, "painted", *shown)}
     assert set(result.table.index) == set(DECODERS)
+
+
+def test_bounds_of_laws_under_every_angle(small, monkeypatch, tmp_path):
+    """All classes at every angle; the capsule network with the higher bound is kept."""
+    for name, value in {"side_by_side": in_turn, "WEIGHED": 10, "PARTICLES": 3}.items():
+        monkeypatch.setattr(generative_capsnet_bounds, name, value)
+    result, path = reproduce("generative-capsnet/mnist", OPTIONS, folder=tmp_path)
+    metrics = read_record("generative-capsnet/mnist", tmp_path)["metrics"]
+    for name in ("vae", "digit_capsules", "continuous"):
+        assert metrics[f"updates_{name}"]["value"] == 2
+        assert metrics[f"elbo_{name}"]["value"] < metrics[f"iwae_3_{name}"]["value"]
+        assert metrics[f"elbo_{name}"]["n"] == 10
+        assert 0 <= metrics[f"inferred_degrees_{name}"]["value"] <= 180
+    better = max(CAPSNETS, key=lambda name: metrics[f"elbo_{name}"]["value"])
+    assert result.entry.name == DECODERS[better].entry
+    assert not result.entry.guide.deterministic
+    pictures = {file.stem for file in path.parent.glob("*.png")}
+    assert {"mnist_dreams", "mnist_turned_back", "mnist_samples"} < pictures
+    everything = torch.arange(-180.0, 180.0, 12.0)[:, None]
+    assert EVERY_ANGLE.inside(everything.tolist()).all()
+
+
+def test_turned_images_turn_back(small):
+    """By the true angle an image comes back, and what is inferred has the angles' shape."""
+    entry = create("generative-capsnet-continuous", **CAPSULES, guide_sizes=dict(channels=3))
+    images = small.test.images[:3]
+    moved, angles, found = turned(entry, images, seed=0)
+    assert found.shape == angles.shape == (3, 1)
+    back = TURNED.requests.move(moved, -angles)
+    assert (back - images).square().mean() < 0.1 * (moved - images).square().mean()
 
 
 def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
