@@ -95,7 +95,8 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
 def folder(path: Path, size: Size | None = None) -> Source:
     """The user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
 
-    Without a test folder a fifth of the images, always the same ones, is held out for testing.
+    Images come in a random order, which is always the same, so that the first ones are of all
+    classes. Without a test folder a fifth of them, always the same ones, is held out for testing.
     Files whose suffix is not that of an image are left alone. All images become grey if all of
     them are, else RGB.
 
@@ -118,10 +119,16 @@ def folder(path: Path, size: Size | None = None) -> Source:
     images = _read_images([file for file, _ in train_files + test_files], size)
     labels = torch.tensor([label for _, label in train_files + test_files])
     count = len(train_files)
-    train, test = (images[:count], labels[:count]), (images[count:], labels[count:])
+    train, test = _mixed(images[:count], labels[:count]), _mixed(images[count:], labels[count:])
     if not test_files:
         train, test = _split_at_random(*train, count=max(1, count // 5))
     return Source(train, test, class_names, validation=len(train[0]) // 10)
+
+
+def _mixed(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The same images in an order that is random, and the same on every call."""
+    order = torch.randperm(len(images), generator=seeded_generator(0))
+    return images[order], labels[order]
 
 
 def _split_at_random(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +226,18 @@ def test_train_and_test_folders_are_kept_apart(tmp_path):
     assert (len(data.train), len(data.validation), len(data.test)) == (2, 0, 1)
     assert data.test.labels.tolist() == [1]
     assert data.test.images.unique().tolist() == pytest.approx([0.4])
+
+
+def test_the_first_images_of_a_folder_are_of_all_classes(tmp_path):
+    """Files are read class by class, and `data.test[:n]` is what everything is measured on."""
+    for split, kind, k in itertools.product(("train", "test"), ("a", "b"), range(20)):
+        write(tmp_path / split / kind / f"{k}.png", 10 * k + (kind == "b"))
+    data, again = (load_dataset(f"folder:{tmp_path}", validation=0) for _ in range(2))
+    for split, same in ((data.train, again.train), (data.test, again.test)):
+        assert len(split) == 40 and set(split[:10].labels.tolist()) == {0, 1}
+        value = (split.images[:, 0, 0, 0] * 255).round().long()
+        assert torch.equal(value % 10, split.labels) and len(value.unique()) == 40
+        assert torch.equal(split.images, same.images)
 
 
 def test_size_brings_images_of_several_sizes_together(grey_folder):
