@@ -89,6 +89,7 @@ class Model(NamedModule):
         plate_dims: the dim of each plate; `"images"` is always there and always outermost.
         image_shape: (channels, height, width) of the images that the model draws.
         pixel_range: smallest and largest admissible pixel.
+        means_in_range: whether the mean of every pixel lies between them.
         supervised: True where the model explains labels, so that there is no loss without them.
         normalised: False where the trace is the joint density up to a constant only, as that of
             an energy model: its log weights are then no bounds.
@@ -98,6 +99,7 @@ class Model(NamedModule):
     plate_dims: dict[str, int] = {"images": -1}
     image_shape: tuple[int, int, int]
     pixel_range: tuple[float, float] = (0.0, 1.0)
+    means_in_range: bool = True
     normalised: bool = True
     supervised: bool = False
 

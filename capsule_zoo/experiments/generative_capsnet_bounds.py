@@ -2,8 +2,8 @@
 
 The article's networks are autoencoders, and so are those of the other experiments. Here all classes
 are asked for at every angle under the variational guide, so that there is a bound on log p(image),
-the prior draws digits, and a posterior says how an image was turned. The decoder of a VAE, with the
-same encoder, stands beside the capsules.
+a prior to draw from, and a posterior that says how an image was turned. The decoder of a VAE, with
+the same encoder, stands beside the capsules.
 """
 
 from __future__ import annotations
