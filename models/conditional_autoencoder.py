@@ -24,6 +24,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -36,6 +37,7 @@ from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, c
 from capsule_zoo.models.vae import Decoder, Upsampler
 
 Latents = Mapping[str, Tensor]
+U = TypeVar("U", bound=Upsampler)
 
 # Where a canvas is large most pixels are black for every request, and the first updates turn all of
 # them so far down that a sigmoid leaves no gradient to paint with: at 68 x 68 the autoencoder, the
@@ -49,6 +51,12 @@ DARK = -2.0
 def leaky_sigmoid(activity: Tensor) -> Tensor:
     """Mean pixels from activities of any size; it goes on beyond 0 and 1 at a slope of `LEAK`."""
     return (1 - LEAK) * activity.sigmoid() + LEAK * activity
+
+
+def starting_dark(upsampler: U) -> U:
+    """The same upsampler, whose pixels all start at an activity of `DARK`."""
+    nn.init.constant_(upsampler.paint.bias, DARK)
+    return upsampler
 
 
 class OnRequest(Model):
@@ -151,7 +159,7 @@ class MixedDecoder(PyroModule):
     ) -> None:
         super().__init__()
         self.mix = PyroModule[nn.Linear](inputs, hidden)
-        self.decoder = Decoder(hidden, image_shape, channels, start=DARK)
+        self.decoder = starting_dark(Decoder(hidden, image_shape, channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.decoder(F.elu(self.mix(inputs)))
@@ -169,7 +177,7 @@ class BroadcastDecoder(PyroModule):
         self, inputs: int, image_shape: tuple[int, int, int], hidden: int, channels: int
     ) -> None:
         super().__init__()
-        self.upsample = Upsampler(2 * channels, image_shape, channels, start=DARK)
+        self.upsample = starting_dark(Upsampler(2 * channels, image_shape, channels))
         self.mix = PyroModule[nn.Conv2d](inputs + 2, hidden, 1)
         self.spread = PyroModule[nn.Conv2d](hidden, 2 * channels, 3, padding=1)
 

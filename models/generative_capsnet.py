@@ -48,11 +48,11 @@ from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.conditional_autoencoder import (
-    DARK,
     Latents,
     OnRequest,
     centred_normal,
     leaky_sigmoid,
+    starting_dark,
 )
 from capsule_zoo.models.vae import Upsampler
 
@@ -132,7 +132,7 @@ class Canvas(PyroModule):
     ) -> None:
         super().__init__()
         check_one_of("address", address, ("fixed", "learned"))
-        self.upsample = Upsampler(maps, image_shape, channels, start=DARK)
+        self.upsample = starting_dark(Upsampler(maps, image_shape, channels))
         self.grid = rows, columns = self.upsample.quarter
         self.learned, self.address_length = address == "learned", 2
         if self.learned:

@@ -45,17 +45,9 @@ class Upsampler(PyroModule):
         maps: at a quarter of the size, (B, maps, *quarter).
         image_shape: (channels, height, width).
         channels: maps at half the size.
-        start: what the bias of all pixels starts at; PyTorch's draw by default.
     """
 
-    def __init__(
-        self,
-        maps: int,
-        image_shape: tuple[int, int, int],
-        channels: int,
-        *,
-        start: float | None = None,
-    ) -> None:
+    def __init__(self, maps: int, image_shape: tuple[int, int, int], channels: int) -> None:
         super().__init__()
         colours, height, width = image_shape
         self.size = height, width
@@ -63,8 +55,6 @@ class Upsampler(PyroModule):
         self.quarter = halved(self.half)
         self.grow = PyroModule[nn.ConvTranspose2d](maps, channels, 4, 2, padding=1)
         self.paint = PyroModule[nn.ConvTranspose2d](channels, colours, 4, 2, padding=1)
-        if start is not None:
-            nn.init.constant_(self.paint.bias, start)
 
     def forward(self, maps: Tensor) -> Tensor:
         (height, width), (rows, columns) = self.half, self.size
@@ -79,18 +69,10 @@ class Decoder(Upsampler):
         latent: numbers in a code.
         image_shape: (channels, height, width).
         channels: maps at half the image's size; twice as many at a quarter.
-        start: of `Upsampler`.
     """
 
-    def __init__(
-        self,
-        latent: int,
-        image_shape: tuple[int, int, int],
-        channels: int,
-        *,
-        start: float | None = None,
-    ) -> None:
-        super().__init__(2 * channels, image_shape, channels, start=start)
+    def __init__(self, latent: int, image_shape: tuple[int, int, int], channels: int) -> None:
+        super().__init__(2 * channels, image_shape, channels)
         self.expand = PyroModule[nn.Linear](latent, 2 * channels * math.prod(self.quarter))
 
     def forward(self, code: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Values are means over the seeds, each with its standard error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -194,10 +194,21 @@ def plan(protocol: Protocol, options: Options, folder: Path) -> list[Job]:
     """A job for every decoder and seed."""
     runs = [(name, options.seed + i) for name in DECODERS for i in range(SEEDS)]
     options.say(f"Training {len(DECODERS)} decoders from {SEEDS} seeds each")
+    return jobs_of(runs, protocol, options, folder)
+
+
+def jobs_of(
+    runs: Sequence[tuple[str, int]],
+    protocol: Protocol,
+    options: Options,
+    folder: Path,
+    guide: str | None = None,
+) -> list[Job]:
+    """A job for every decoder and seed of `runs`, which share the minutes equally."""
     minutes = options.minutes and options.minutes / len(runs)
     own = replace(options, minutes=minutes, progress=False)
     return [
-        Job(name, protocol, replace(own, seed=seed), folder / f"{name}_{seed}")
+        Job(name, protocol, replace(own, seed=seed), folder / f"{name}_{seed}", guide)
         for name, seed in runs
     ]
 

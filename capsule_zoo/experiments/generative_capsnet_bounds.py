@@ -22,8 +22,8 @@ from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import bounds_of_rows, pictures
 from capsule_zoo.experiments.generative_capsnet import (
     TURNED,
-    Job,
     inferred_angles,
+    jobs_of,
     learn,
     on_canvas,
     some_requests,
@@ -53,11 +53,10 @@ def mnist(options: Options) -> Result:
     options.refuse_run()
     data = on_canvas(EVERY_ANGLE, options)
     names = ("vae", *CAPSNETS)
-    minutes = options.minutes and options.minutes / len(names)
-    own = replace(options, minutes=minutes, progress=False)
+    runs = [(name, options.seed) for name in names]
     metrics: Metrics = {}
     with TemporaryDirectory() as folder:
-        jobs = [Job(name, EVERY_ANGLE, own, Path(folder) / name, "variational") for name in names]
+        jobs = jobs_of(runs, EVERY_ANGLE, options, Path(folder), "variational")
         options.say(f"Training {', '.join(names)}")
         for name, (steps, errors) in zip(names, side_by_side(learn, jobs), strict=True):
             metrics[f"updates_{name}"] = (float(steps), None, 1)
