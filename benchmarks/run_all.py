@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = [] if given.tables else given.names or names()
     failed = [name for name in chosen if not run(name, options, given.out)]
     if given.out == FOLDER:
-        readme.main(HERE / "README.md")
+        readme.main()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

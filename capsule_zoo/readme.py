@@ -1,4 +1,6 @@
-"""Tables in Markdown files, filled in from the records: `python -m capsule_zoo.readme [FILE]`.
+"""Tables in Markdown files, filled in from the records: `python -m capsule_zoo.readme`.
+
+The pages are the README, that of the benchmarks, and those of the results of each model.
 
 A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end -->` is replaced by
 the table of that record's metrics, so that no number is typed by hand. Shell patterns after the
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _BLOCK = re.compile(
     flags=re.DOTALL,
 )
 _RATIO = "ratio_"
+_PAGES = ("README.md", "benchmarks/README.md", "results/*/README.md")
 
 
 def fill(text: str, folder: str | Path = FOLDER) -> str:
@@ -83,11 +85,16 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def main(path: str | Path = "README.md") -> None:
-    """Fill in a file of the checkout that is the current folder, by default its README."""
-    file = Path(path)
-    write_whole(file, fill(file.read_text()).encode())
+def pages(root: str | Path = ".") -> list[Path]:
+    """The Markdown files of a checkout that show records."""
+    return [path for pattern in _PAGES for path in sorted(Path(root).glob(pattern))]
+
+
+def main() -> None:
+    """Fill in the pages of the checkout that is the current folder."""
+    for page in pages():
+        write_whole(page, fill(page.read_text()).encode())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""The README: its numbers are those of the records, and its Python runs."""
+"""The pages that show records: their numbers are those of the records, and the README's Python runs."""
 
 import re
 from pathlib import Path
@@ -10,17 +10,28 @@ from capsule_zoo.records import write_record
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+PAGES = {str(page.relative_to(ROOT)): page for page in readme.pages(ROOT)}
 
 
-def test_every_number_is_that_of_its_record():
-    text = README.read_text()
-    assert "<!-- record:" in text
+@pytest.mark.parametrize("name", PAGES)
+def test_every_number_is_that_of_its_record(name):
+    text = PAGES[name].read_text()
+    assert re.search("<!-- (record|ratios):", text)
     assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.readme"
 
 
-def test_its_pictures_are_there():
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README.read_text()):
-        assert (ROOT / picture).is_file(), picture
+@pytest.mark.parametrize("name", PAGES)
+def test_what_it_links_to_is_there(name):
+    page = PAGES[name]
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        assert link.startswith("http") or (page.parent / link).exists(), link
+
+
+def test_every_family_with_records_has_a_page_that_the_readme_links_to():
+    families = {path.parent.name for path in (ROOT / "results").glob("*/*.json")}
+    for family in families - {"benchmarks", "selfcheck"}:
+        assert f"results/{family}/README.md" in PAGES
+        assert f"(results/{family}/README.md)" in README.read_text()
 
 
 def test_its_python_runs(capsys):
