@@ -1,4 +1,4 @@
-"""The pages that show records: their numbers are those of the records, and the README's Python runs."""
+"""Pages that show records: their numbers are those of the records, and the README's Python runs."""
 
 import re
 from pathlib import Path
