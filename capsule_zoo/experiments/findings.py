@@ -15,12 +15,21 @@ from capsule_zoo.experiments import Metrics, Number
 from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.registry import Entry
 
+BOOTSTRAPS = 2000  # resampled sets of images
+
 
 def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
     """Mean over images or seeds, its standard error (None for one), and how many there are."""
     values, count = torch.as_tensor(values), len(values)
     error = (values.std() / count**0.5).item() if count > 1 else None
     return values.mean().item(), error, count
+
+
+def median_and_error(values: Tensor, seed: int) -> Number:
+    """Median over images (N,), its standard error by the bootstrap, and how many there are."""
+    numbers, random = values.double().cpu().numpy(), np.random.default_rng(seed)
+    again = np.median(random.choice(numbers, (BOOTSTRAPS, len(numbers))), axis=1)
+    return float(np.median(numbers)), float(again.std()), len(numbers)
 
 
 def squared_error(painted: Tensor, images: Tensor) -> Number:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
 from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.findings import mean_and_error, median_and_error
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures import image_rows
 from capsule_zoo.inference.transformations import Requested, infer_transformation
@@ -299,7 +299,7 @@ def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
     _, angles, found = turned(entry, data.test.images[usual][:INFERRED], options.seed)
     error = ((found - angles + 180) % 360 - 180).abs()
-    return error.median().item(), None, len(angles)
+    return median_and_error(error.squeeze(1), seed=options.seed)
 
 
 def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ import torch
 
 from capsule_zoo.data import dataset_names
 from capsule_zoo.experiments import Experiment, Options, find_experiment, list_experiments
-from capsule_zoo.experiments.findings import bounds_of_rows, mean_and_error
+from capsule_zoo.experiments.findings import bounds_of_rows, mean_and_error, median_and_error
 from capsule_zoo.inference import Comparison
 
 OWN_RUNS = [
@@ -51,3 +51,12 @@ def test_rows_that_are_no_bound_give_no_metric():
     table.attrs = {"num_particles": 7, "num_images": 5}
     expected = {"elbo_free_form_normal": (-3, 0.2, 5), "iwae_7_free_form_normal": (-2, 0.1, 5)}
     assert bounds_of_rows(table.astype({"is_bound": bool})) == expected
+
+
+def test_the_error_of_a_median_is_that_of_normal_draws():
+    """A median of n normal draws has the standard error sqrt(pi / 2n), which the bootstrap finds."""
+    draws = torch.randn(2001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    value, error, count = median_and_error(draws, seed=0)
+    assert value == draws.median() and count == 2001
+    assert error == pytest.approx((torch.pi / 2 / count) ** 0.5, rel=0.3)
+    assert median_and_error(draws, seed=0)[1] == error
