@@ -63,16 +63,16 @@ class Upsampler(PyroModule):
 
 
 def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
-    """What the layer makes of its maps.
+    """What the layer, which doubles the size, makes of its maps.
 
     For one colour it is written out as a product and the sum of the patches that overlap, which
     takes half the time: torch's convolutions are made for many maps on either side.
     """
-    if layer.out_channels > 1:
+    if layer.out_channels > 1 or layer.bias is None:
         return layer(maps)
+    rows, columns = maps.shape[2:]
     patches = layer.weight.flatten(1).T @ maps.flatten(2)
-    size = [2 * n for n in maps.shape[2:]]
-    return F.fold(patches, size, layer.kernel_size, 1, layer.padding, layer.stride) + layer.bias
+    return F.fold(patches, (2 * rows, 2 * columns), 4, padding=1, stride=2) + layer.bias
 
 
 class Decoder(Upsampler):
