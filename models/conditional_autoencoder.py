@@ -42,8 +42,7 @@ U = TypeVar("U", bound=Upsampler)
 # Where a canvas is large most pixels are black for every request, and the first updates turn all of
 # them so far down that a sigmoid leaves no gradient to paint with: at 68 x 68 the autoencoder, the
 # broadcast decoder and digit capsules stayed black. All of them learn where the sigmoid leaks and
-# starts dark; from an activity of zero they must still turn black first, and are slow. Continuous
-# capsules learnt with the plain sigmoid too; with the leak one seed in three takes far longer.
+# starts dark; from an activity of zero they must still turn black first, and are slow.
 LEAK = 0.1
 DARK = -2.0
 

@@ -92,6 +92,15 @@ class Parts(NamedTuple):
     activation: Tensor
 
 
+def scatter(bias: nn.Parameter) -> None:
+    """Have addresses start all over the grid, by the biases of what computes them.
+
+    Where all parts start in one place they add up to a spot far too bright. The first updates then
+    drive them off the grid, where no gradient reaches them, and from some seeds none comes back.
+    """
+    nn.init.uniform_(bias, -1, 1)
+
+
 class CapsuleNetworks(PyroModule):
     """One network of two layers for each capsule: (B, capsules, inputs) to (B, capsules, outputs).
 
@@ -242,6 +251,7 @@ class GenerativeCapsNet(RoutedByAddress):
         numbers = pose + len(self.identity)
         self.vote = PyroModule[nn.Linear](numbers, kinds * parts * length)  # all W_kc and b_kc
         self.address = CapsuleNetworks(parts, length, hidden, self.canvas.address_length)
+        scatter(self.address.bias_out)
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
     def with_discrete_presences(self) -> GenerativeCapsNet:
@@ -294,6 +304,7 @@ class ContinuousCapsNet(RoutedByAddress):
         self.latent = latent
         self.mix = PyroModule[nn.Linear](latent + len(self.identity), hidden)
         self.address = PyroModule[nn.Linear](hidden, parts * self.canvas.address_length)
+        scatter(self.address.bias)
         self.activation = PyroModule[nn.Linear](hidden, parts * self.maps)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:

@@ -179,6 +179,18 @@ def test_black_is_no_dead_end(kind):
     torch.testing.assert_close(slope, torch.full_like(slope, LEAK * 2 * 28 * 28))
 
 
+@pytest.mark.parametrize("kind", ["kinds", "continuous"])
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_start_all_over_the_grid(kind, seed):
+    """A uniform place has a deviation of .58; of twenty parts' the estimate errs by .06."""
+    torch.manual_seed(seed)
+    model = DECODERS[kind]((1, 68, 68))
+    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    address = model.capsules(latents, torch.zeros(2, 2)).address
+    assert address.abs().max() < 1.6
+    assert (address.std(1) > 0.35).all()
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="parts must be at least 1, not 0"):
         small(parts=0)
