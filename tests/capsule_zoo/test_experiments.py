@@ -54,7 +54,7 @@ def test_rows_that_are_no_bound_give_no_metric():
 
 
 def test_the_error_of_a_median_is_that_of_normal_draws():
-    """A median of n normal draws has the standard error sqrt(pi / 2n), which the bootstrap finds."""
+    """The standard error of a median of n normal draws is sqrt(pi / 2n); the bootstrap finds it."""
     draws = torch.randn(2001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     value, error, count = median_and_error(draws, seed=0)
     assert value == draws.median() and count == 2001

@@ -187,7 +187,7 @@ def test_parts_start_all_over_the_grid(kind, seed):
     model = DECODERS[kind]((1, 68, 68))
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
     address = model.capsules(latents, torch.zeros(2, 2)).address
-    assert address.abs().max() < 1.6
+    assert (address.abs() < 1).float().mean() > 0.8  # on the grid
     assert (address.std(1) > 0.35).all()
 
 
