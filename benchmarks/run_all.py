@@ -1,4 +1,4 @@
-"""Every benchmark in one run, and the tables of `benchmarks/README.md` from the records.
+"""Every benchmark in one run, and the tables of all pages from the records.
 
     python benchmarks/run_all.py                         # from the root of a checkout
     python benchmarks/run_all.py render rbm --repeats 10 --threads 2

@@ -16,7 +16,7 @@ PAGES = {str(page.relative_to(ROOT)): page for page in readme.pages(ROOT)}
 @pytest.mark.parametrize("name", PAGES)
 def test_every_number_is_that_of_its_record(name):
     text = PAGES[name].read_text()
-    assert re.search("<!-- (record|ratios):", text)
+    assert "<!-- record:" in text
     assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.readme"
 
 
@@ -24,7 +24,7 @@ def test_every_number_is_that_of_its_record(name):
 def test_what_it_links_to_is_there(name):
     page = PAGES[name]
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        assert link.startswith("http") or (page.parent / link).exists(), link
+        assert link.startswith("http") or (page.parent / link).is_file(), link
 
 
 def test_every_family_with_records_has_a_page_that_the_readme_links_to():
