@@ -19,6 +19,17 @@ An address of -1 is the first cell and of 1 the last; around q a part is shared 
 weights that sum to one on the grid and leave no trace beyond it. `ContinuousCapsNet` has no kinds:
 a code z ~ Normal(0, I) and T go through one dense layer to all addresses and activations.
 
+So far code and request are mixed before anything is read from them (`motion="mixed"`), and a network
+must find out by itself that a request has nothing to do with what the parts are. With
+`motion="linear"` it cannot but know. The code alone says what the parts are and, for each, a matrix,
+and requests move parts linearly:
+
+    u_c = sum_k k_k (W_kc pose + b_kc)
+    r_c ~ Normal(matrix_c(u_c) [T, 1], jitter)                  # without the 1 for rotations
+
+Turning is linear in the cosine and sine of the angle, and shifting in the shift, so that where the
+matrices are learned they hold for every request. Which matrices, it is not told.
+
 For training the kind is relaxed to a Concrete variable, whose site holds logarithms. With
 `jitter=0` addresses are what the networks say; otherwise the site `part_jitter` holds how far each
 part lies from there, so that its posterior does not depend on T.
@@ -30,7 +41,7 @@ References:
     The article's networks are autoencoders: codes are points and the loss is a squared error, as
     with the guide `ConditionalEncoder(model, deterministic=True)`. Its first attempt, which failed,
     routed by a softmax over learned cell addresses (`address="learned"`); there each map of a cell
-    had an address of its own. Its transposed convolutions are rectified where ours have ELUs, and
+    had an address of its own. Linear motion is not the article's, which mixes. Its transposed convolutions are rectified where ours have ELUs, and
     ours end in a sigmoid that leaks (`capsule_zoo.models.conditional_autoencoder`).
 """
 
@@ -161,7 +172,7 @@ class Canvas(PyroModule):
 
 
 class RoutedByAddress(OnRequest):
-    """What both variants share: the canvas that parts are routed to, and their jitter.
+    """What both variants share: the canvas that parts are routed to, their motion and their jitter.
 
     Args:
         image_shape: (channels, height, width).
@@ -169,12 +180,14 @@ class RoutedByAddress(OnRequest):
         maps: numbers in an activation.
         channels: maps at half the image's size.
         address: "fixed" or "learned", see `Canvas`.
+        motion: "mixed" (parts are computed from code and request) or "linear" (from the code, and
+            moved by the request), see the top of this file.
         jitter: deviation of an address; 0 for none.
         identity, sigma_image: of `OnRequest`.
 
     Raises:
         ValueError: a size below 1, a negative jitter, a deviation that is not positive, or an
-            unknown way to address.
+            unknown way to address or to move.
     """
 
     def __init__(
@@ -185,6 +198,7 @@ class RoutedByAddress(OnRequest):
         maps: int = 32,
         channels: int = 32,
         address: str = "fixed",
+        motion: str = "mixed",
         jitter: float = 0.0,
         identity: tuple[float, ...] = (1.0, 0.0),
         sigma_image: float = 0.15,
@@ -192,8 +206,34 @@ class RoutedByAddress(OnRequest):
         super().__init__(image_shape, identity, sigma_image)
         check_at_least(1, parts=parts, maps=maps, channels=channels)
         check_at_least(0, jitter=jitter)
+        check_one_of("motion", motion, ("mixed", "linear"))
         self.parts, self.maps, self.jitter = parts, maps, jitter
         self.canvas = Canvas(image_shape, maps, channels, address)
+        self.linear, self.constant = motion == "linear", not any(identity)
+
+    @property
+    def numbers_heard(self) -> int:
+        """Numbers of a request that parts are computed from."""
+        return 0 if self.linear else len(self.identity)
+
+    @property
+    def address_numbers(self) -> int:
+        """Numbers that a part's networks say of its address."""
+        moves = len(self.identity) + self.constant if self.linear else 1
+        return self.canvas.address_length * moves
+
+    def heard(self, code: Tensor, request: Tensor) -> Tensor:
+        """What parts are computed from: codes (B, n), and requests where the two are mixed."""
+        return code if self.linear else torch.cat([code, request], -1)
+
+    def place(self, said: Tensor, request: Tensor) -> Tensor:
+        """Addresses (B, C, n), of what the networks say of them (B, C, `address_numbers`)."""
+        if not self.linear:
+            return said
+        if self.constant:  # zeros leave the image as it is, and move nothing away from the middle
+            request = F.pad(request, (0, 1), value=1.0)
+        matrices = said.unflatten(-1, (self.canvas.address_length, -1))
+        return torch.einsum("bcan,bn->bca", matrices, request)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
         """The law of one image's code, by site."""
@@ -248,9 +288,9 @@ class GenerativeCapsNet(RoutedByAddress):
         check_at_least(1, kinds=kinds, pose=pose, length=length, hidden=hidden)
         check_positive(temperature=temperature)
         self.kinds, self.pose, self.length, self.temperature = kinds, pose, length, temperature
-        numbers = pose + len(self.identity)
+        numbers = pose + self.numbers_heard
         self.vote = PyroModule[nn.Linear](numbers, kinds * parts * length)  # all W_kc and b_kc
-        self.address = CapsuleNetworks(parts, length, hidden, self.canvas.address_length)
+        self.address = CapsuleNetworks(parts, length, hidden, self.address_numbers)
         scatter(self.address.bias_out)
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
@@ -274,9 +314,9 @@ class GenerativeCapsNet(RoutedByAddress):
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         kind, pose = latents["object_kind"], latents["object_pose"]
         kind = kind.exp() if self.relaxed else kind
-        votes = self.vote(torch.cat([pose, request], -1)).unflatten(1, (self.kinds, -1))
+        votes = self.vote(self.heard(pose, request)).unflatten(1, (self.kinds, -1))
         parts = (kind[:, None] @ votes).view(len(votes), self.parts, self.length)
-        return Parts(self.address(parts), self.activation(parts).sigmoid())
+        return Parts(self.place(self.address(parts), request), self.activation(parts).sigmoid())
 
 
 class ContinuousCapsNet(RoutedByAddress):
@@ -302,8 +342,8 @@ class ContinuousCapsNet(RoutedByAddress):
         super().__init__(image_shape, parts=parts, **options)
         check_at_least(1, latent=latent, hidden=hidden)
         self.latent = latent
-        self.mix = PyroModule[nn.Linear](latent + len(self.identity), hidden)
-        self.address = PyroModule[nn.Linear](hidden, parts * self.canvas.address_length)
+        self.mix = PyroModule[nn.Linear](latent + self.numbers_heard, hidden)
+        self.address = PyroModule[nn.Linear](hidden, parts * self.address_numbers)
         scatter(self.address.bias)
         self.activation = PyroModule[nn.Linear](hidden, parts * self.maps)
 
@@ -311,8 +351,8 @@ class ContinuousCapsNet(RoutedByAddress):
         return {"image_code": centred_normal(self.mix.weight, self.latent)}
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
-        mixed = F.relu(self.mix(torch.cat([latents["image_code"], request], -1)))
-        address, activation = (
+        mixed = F.relu(self.mix(self.heard(latents["image_code"], request)))
+        said, activation = (
             read(mixed).unflatten(1, (self.parts, -1)) for read in (self.address, self.activation)
         )
-        return Parts(address, activation.sigmoid())
+        return Parts(self.place(said, request), activation.sigmoid())

@@ -37,7 +37,7 @@ from capsule_zoo.registry import Entry, load
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CAPSNETS = ("digit_capsules", "continuous")
+CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
 EVERY_ANGLE = replace(TURNED, rare=TURNED.usual)
 WEIGHED = 1000  # images
 PARTICLES = 100
@@ -46,7 +46,7 @@ DREAMS = 6
 
 @experiment("generative-capsnet/mnist")
 def mnist(options: Options) -> Result:
-    """Nats, with all digits at every angle under the variational guide (20 core-minutes).
+    """Nats, with all digits at every angle under the variational guide (35 core-minutes).
 
     Bounds are of plain test images. The capsule network with the higher one is kept.
     """

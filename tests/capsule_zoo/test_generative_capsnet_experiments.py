@@ -33,7 +33,6 @@ from capsule_zoo.registry import create
 OPTIONS = Options(progress=False)
 CAPSULES = dict(parts=3, maps=2, channels=3, hidden=4)
 PLAIN = dict(latent=2, channels=3, hidden=4)
-SIZES = {"digit_capsules": CAPSULES, "continuous": CAPSULES}
 
 
 @pytest.fixture
@@ -41,7 +40,8 @@ def small(monkeypatch):
     """Few digits, tiny decoders, two seeds, and everything in one process."""
     few = few_digits(40, 40)
     decoders = {
-        name: replace(decoder, sizes=SIZES.get(name, PLAIN)) for name, decoder in DECODERS.items()
+        name: replace(decoder, sizes={**decoder.sizes, **(CAPSULES if name in CAPSNETS else PLAIN)})
+        for name, decoder in DECODERS.items()
     }
     for name, value in {
         "load_dataset": lambda *args, **kwargs: few,
@@ -88,7 +88,7 @@ def test_bounds_of_laws_under_every_angle(small, monkeypatch, tmp_path):
         monkeypatch.setattr(generative_capsnet_bounds, name, value)
     result, path = reproduce("generative-capsnet/mnist", OPTIONS, folder=tmp_path)
     metrics = read_record("generative-capsnet/mnist", tmp_path)["metrics"]
-    for name in ("vae", "digit_capsules", "continuous"):
+    for name in ("vae", *CAPSNETS):
         assert metrics[f"updates_{name}"]["value"] == 2
         assert metrics[f"elbo_{name}"]["value"] < metrics[f"iwae_3_{name}"]["value"]
         assert metrics[f"elbo_{name}"]["n"] == 10
@@ -140,7 +140,7 @@ def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
 def test_minutes_are_shared_by_all_runs(small, tmp_path):
     options = replace(OPTIONS, minutes=30, seed=5)
     jobs = generative_capsnet.plan(TURNED, options, tmp_path)
-    assert {job.options.minutes for job in jobs} == {3.0}
+    assert {job.options.minutes for job in jobs} == {30 / (2 * len(DECODERS))}
     runs = {(job.decoder, job.options.seed) for job in jobs}
     assert runs == {(name, seed) for name in DECODERS for seed in (5, 6)}
     assert len({job.folder for job in jobs}) == len(jobs)

@@ -103,6 +103,58 @@ def test_part_capsules_are_votes_weighed_by_kind():
             torch.testing.assert_close(value[b, c], expected)
 
 
+KINDS = [GenerativeCapsNet, ContinuousCapsNet]
+IDENTITIES = {"rotations": (1.0, 0.0), "shifts": (0.0, 0.0)}
+
+
+@pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
+    """Addresses are linear in the request (with a 1 for shifts), and activations do not hear it."""
+    model = small(kind, motion="linear", identity=identity)
+    latents = {name: law.sample((3,)) for name, law in model.prior().items()}
+    numbers = [[1.0, 0.0], [0.0, 1.0], *([[0.0, 0.0]] if not any(identity) else [])]
+    found = [
+        model.capsules(latents, torch.tensor([n], dtype=torch.float64).expand(3, -1))
+        for n in numbers
+    ]
+    far = torch.randn(3, 2, dtype=torch.float64) * 5
+    address, activation = model.capsules(latents, far)
+    x, y = (parts.address for parts in found[:2])
+    start = found[2].address if len(found) == 3 else torch.zeros_like(x)
+    weight = far[..., None, None]
+    expected = start + weight[:, 0] * (x - start) + weight[:, 1] * (y - start)
+    torch.testing.assert_close(address, expected)
+    for parts in found:
+        torch.testing.assert_close(parts.activation, activation)
+    assert not torch.allclose(x, y)
+    assert (start != 0).any() == (not any(identity))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_matrices_that_turn_an_image_turns_as_requested(kind):
+    """By right angles the canvas turns exactly, where its filters look alike from all four sides."""
+    model = small(kind, motion="linear", image_shape=(1, 28, 28))
+    latents = {name: law.sample((2,)) for name, law in model.prior().items()}
+    place = torch.rand(2, 5, 2, dtype=torch.float64) - 0.5  # row and column
+    row, column = place.unbind(-1)
+    matrices = torch.stack([row, -column, column, row], -1)  # counter-clockwise as seen
+    model.address.forward = lambda parts: (  # type: ignore[method-assign]
+        matrices if kind is GenerativeCapsNet else matrices.flatten(1)
+    )
+    with torch.no_grad():
+        for layer in model.canvas.upsample.modules():
+            if isinstance(layer, torch.nn.ConvTranspose2d):
+                turns = [layer.weight.rot90(k, (2, 3)) for k in range(4)]
+                layer.weight.copy_(torch.stack(turns).mean(0))
+    still, turned = (
+        model.mean_image(latents, torch.tensor([numbers], dtype=torch.float64))
+        for numbers in ([1.0, 0.0], [0.0, 1.0])
+    )
+    torch.testing.assert_close(turned, still.rot90(1, (2, 3)))
+    assert not torch.allclose(turned, still)
+
+
 def test_a_sure_kind_is_the_same_relaxed_and_discrete():
     model = small()
     sure = torch.eye(3).double()
@@ -130,7 +182,7 @@ def test_relaxed_kinds_do_not_underflow():
     torch.testing.assert_close(same, plain.log_prob(simplex) + simplex.log().sum(-1))
 
 
-@pytest.mark.parametrize("kind", [GenerativeCapsNet, ContinuousCapsNet])
+@pytest.mark.parametrize("kind", KINDS)
 def test_learned_addresses_are_a_softmax_over_cells(kind):
     model = small(kind, address="learned")
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
@@ -141,7 +193,7 @@ def test_learned_addresses_are_a_softmax_over_cells(kind):
     torch.testing.assert_close(model.canvas.route(parts), expected)
 
 
-@pytest.mark.parametrize("kind", [GenerativeCapsNet, ContinuousCapsNet])
+@pytest.mark.parametrize("kind", KINDS)
 def test_jitter_is_added_to_addresses(kind):
     model = small(kind, jitter=0.2)
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
@@ -179,14 +231,15 @@ def test_black_is_no_dead_end(kind):
     torch.testing.assert_close(slope, torch.full_like(slope, LEAK * 2 * 28 * 28))
 
 
-@pytest.mark.parametrize("kind", ["kinds", "continuous"])
+@pytest.mark.parametrize("motion", ["mixed", "linear"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_parts_start_all_over_the_grid(kind, seed):
+def test_parts_start_all_over_the_grid(kind, motion, seed):
     """A uniform place has a deviation of .58; of twenty parts' the estimate errs by .06."""
     torch.manual_seed(seed)
-    model = DECODERS[kind]((1, 68, 68))
+    model = kind((1, 68, 68), motion=motion)
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
-    address = model.capsules(latents, torch.zeros(2, 2)).address
+    address = model.capsules(latents, torch.tensor([model.identity]).expand(2, -1)).address
     assert (address.abs() < 1).float().mean() > 0.8  # on the grid
     assert (address.std(1) > 0.35).all()
 
@@ -198,6 +251,8 @@ def test_refusals():
         small(jitter=-0.1)
     with pytest.raises(ValueError, match="address must be one of 'fixed', 'learned'"):
         small(address="found")
+    with pytest.raises(ValueError, match="motion must be one of 'mixed', 'linear'"):
+        small(motion="bilinear")
     with pytest.raises(ValueError, match="temperature must be positive"):
         small(temperature=0.0)
     with pytest.raises(ValueError, match="latent must be at least 1"):
