@@ -182,9 +182,10 @@ def test_relaxed_kinds_do_not_underflow():
     torch.testing.assert_close(same, plain.log_prob(simplex) + simplex.log().sum(-1))
 
 
+@pytest.mark.parametrize("motion", ["mixed", "linear"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_learned_addresses_are_a_softmax_over_cells(kind):
-    model = small(kind, address="learned")
+def test_learned_addresses_are_a_softmax_over_cells(kind, motion):
+    model = small(kind, address="learned", motion=motion)
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
     parts = model.capsules(latents, torch.zeros(2, 2).double())
     assert parts.address.shape == (2, 5, 4)
