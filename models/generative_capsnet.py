@@ -19,10 +19,10 @@ An address of -1 is the first cell and of 1 the last; around q a part is shared 
 weights that sum to one on the grid and leave no trace beyond it. `ContinuousCapsNet` has no kinds:
 a code z ~ Normal(0, I) and T go through one dense layer to all addresses and activations.
 
-So far code and request are mixed before anything is read from them (`motion="mixed"`), and a network
-must find out by itself that a request has nothing to do with what the parts are. With
-`motion="linear"` it cannot but know. The code alone says what the parts are and, for each, a matrix,
-and requests move parts linearly:
+So far code and request are mixed before anything is read from them (`motion="mixed"`), and a
+network must find out by itself that a request has nothing to do with what the parts are. With
+`motion="linear"` it cannot but know: the code alone says what the parts are and gives each a
+matrix, and requests move parts linearly:
 
     u_c = sum_k k_k (W_kc pose + b_kc)
     r_c ~ Normal(matrix_c(u_c) [T, 1], jitter)                  # without the 1 for rotations
@@ -41,8 +41,9 @@ References:
     The article's networks are autoencoders: codes are points and the loss is a squared error, as
     with the guide `ConditionalEncoder(model, deterministic=True)`. Its first attempt, which failed,
     routed by a softmax over learned cell addresses (`address="learned"`); there each map of a cell
-    had an address of its own. Linear motion is not the article's, which mixes. Its transposed convolutions are rectified where ours have ELUs, and
-    ours end in a sigmoid that leaks (`capsule_zoo.models.conditional_autoencoder`).
+    had an address of its own. Linear motion is not the article's, which mixes. Its transposed
+    convolutions are rectified where ours have ELUs, and ours end in a sigmoid that leaks
+    (`capsule_zoo.models.conditional_autoencoder`).
 """
 
 from __future__ import annotations

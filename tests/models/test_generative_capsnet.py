@@ -133,7 +133,7 @@ def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_matrices_that_turn_an_image_turns_as_requested(kind):
-    """By right angles the canvas turns exactly, where its filters look alike from all four sides."""
+    """By right angles it turns exactly, where its filters look alike from all four sides."""
     model = small(kind, motion="linear", image_shape=(1, 28, 28))
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
     place = torch.rand(2, 5, 2, dtype=torch.float64) - 0.5  # row and column
