@@ -154,7 +154,7 @@ class RecurrentCapsules(Model):
         window: int = 12,
         likelihood: str = "bernoulli",
         sigma_image: float = 0.15,
-        label_weight: float = 100.0,
+        label_weight: float = 1000.0,
     ) -> None:
         super().__init__()
         check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)

@@ -247,7 +247,7 @@ GENERATIVE = (
 RECURRENT = (
     Published(
         "recurrent-capsules/mnist",
-        "class_error",
+        "class_error_grey",
         "Test error, MNIST",
         "0.0312",
         "recurrent capsule network",
@@ -255,7 +255,7 @@ RECURRENT = (
     ),
     Published(
         "recurrent-capsules/mnist",
-        "class_error",
+        "class_error_grey",
         "Test error, MNIST",
         "0.0025",
         "CapsNet, a classifier alone",

@@ -22,7 +22,8 @@ ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "draw")
 
 PROMISED = {
     "mnist": (
-        {*BOUNDS, "reconstruction", "kl_1", "kl_2", "class_error", "neg_elbo_one_step"},
+        {*BOUNDS, "reconstruction", "kl_1", "kl_2", "neg_elbo_one_step"}
+        | {"class_error", "class_error_grey"},
         {"strokes", "samples"},
     ),
     "steps": ({"reconstruction_0", "reconstruction_1", "reconstruction_2"}, {""}),
@@ -44,6 +45,7 @@ def miniature(monkeypatch, unpainted):
     binary = few.binarized()
     for module in (recurrent_capsules, recurrent_overlap):
         monkeypatch.setattr(module, "binary_mnist", lambda options: binary)
+    monkeypatch.setattr(recurrent_capsules, "load_dataset", lambda name, root: few)
     monkeypatch.setattr(recurrent_capsules, "photographs", lambda name, options: few)
     monkeypatch.setitem(PRESETS, "small", TINY)
     monkeypatch.setitem(recurrent_capsules.ABLATIONS, "draw", ("draw", dict(steps=2, units=4)))
