@@ -9,8 +9,8 @@
         z_t ~ Normal(mean, deviation),    (mean, log deviation) = linear(e_t)
         drawing = model.step(drawing, z_t)
 
-The canvas is thus the model's own. `read` looks through a window of attention, placed by h_{t-1},
-or at everything.
+The canvas is thus the model's own, and is left to it. `read` looks through a window of attention,
+placed by h_{t-1}, or at everything.
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation"; to look once is ours.
@@ -31,7 +31,13 @@ from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.attention_window import Aim
-from capsule_zoo.models.recurrent_capsules import CoupledLSTM, Drawing, RecurrentCapsules, flat
+from capsule_zoo.models.recurrent_capsules import (
+    CoupledLSTM,
+    Drawing,
+    Drawn,
+    RecurrentCapsules,
+    flat,
+)
 from capsule_zoo.models.vector_capsules import CLASS
 
 
@@ -69,27 +75,27 @@ class RecurrentEncoder(Guide):
         """
         model = self.model
         model.check_images(images)
-        drawings = [model.begin(len(images))]
+        drawings, codes = [model.begin(len(images))], []
         hidden = cell = drawings[0].hidden
-        once = self.look(images, drawings[0], attend) if model.capsules == "once" else None
+        vectors = None if model.capsules == "none" else model.look(images, drawings[0])
+        length = None if vectors is None else vectors.norm(dim=-1)
         with pyro.plate("images", len(images), dim=-1):
             for name in self.covers:
-                drawing = drawings[-1]
-                if model.capsules == "every":
-                    seen = self.look(images, drawing, attend)
-                else:
-                    seen = self.read(images, drawing)
-                    seen = seen if once is None else torch.cat([once, seen], 1)
-                hidden, cell = self.cell(torch.cat([seen, drawing.hidden], 1), hidden, cell)
+                drawing, seen = drawings[-1], []
+                if model.capsules == "every" and codes:
+                    vectors = model.look(images, drawing)
+                if vectors is not None:
+                    seen.append(flat(vectors if attend is None else attend[..., None] * vectors))
+                if model.capsules != "every":
+                    seen.append(self.read(images, drawing))
+                hidden, cell = self.cell(torch.cat([*seen, drawing.hidden], 1), hidden, cell)
                 mean, log_deviation = self.code(hidden).chunk(2, dim=1)
                 law = dist.Normal(mean, log_deviation.exp()).to_event(1)
-                drawings.append(model.step(drawing, model.plan(pyro.sample(name, law))))
+                codes.append(pyro.sample(name, law))
+                drawings.append(model.step(drawing, model.plan(codes[-1])))
+        drawn = Drawn(drawings[-1], images, length)
+        model.handover.leave(drawn, [*codes, *model.parameters()])
         return drawings[1:]
-
-    def look(self, images: Tensor, drawing: Drawing, attend: Tensor | None) -> Tensor:
-        """What the model's capsules see, as numbers for the cell."""
-        vectors = self.model.look(images, drawing)
-        return flat(vectors if attend is None else attend[..., None] * vectors)
 
     def read(self, images: Tensor, drawing: Drawing) -> Tensor:
         """Image and error, through the window if there is one, as numbers for the cell."""

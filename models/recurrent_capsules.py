@@ -23,6 +23,9 @@ Those capsules see the image alone, once (`capsules="once"`), or at each step th
 is still missing from the canvas, image - sigmoid(c_{t-1}) (`capsules="every"`, as in the paper). In
 the latter case the class is read at the first step, before anything is drawn.
 
+The guide runs the model's steps on its draws, and its capsules. Replayed on them, the model takes
+the drawing and the capsules' lengths from there (`capsule_zoo.models.handover`).
+
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
     steps, the size of the code, where attention is (its figure shows it) and on which lengths the
@@ -54,6 +57,7 @@ from capsule_zoo.models.base import (
     check_one_of,
     check_positive,
 )
+from capsule_zoo.models.handover import Handover
 from capsule_zoo.models.switchable_gaussians import Routing
 from capsule_zoo.models.vae import LIKELIHOODS, pixel_law
 from capsule_zoo.models.vector_capsules import CLASS, VectorCapsules, keep_scale, margin_loss
@@ -108,6 +112,20 @@ class Drawing(NamedTuple):
 def flat(vectors: Tensor) -> Tensor:
     """Class capsules (B, classes, 16) as numbers of order one for the next layer."""
     return CLASS**0.5 * vectors.flatten(1)
+
+
+class Drawn(NamedTuple):
+    """What the guide hands to the model.
+
+    Attributes:
+        drawing: of its codes, after all steps.
+        images: that it was given.
+        length: of the class capsules on these, (B, classes); None for plain DRAW.
+    """
+
+    drawing: Drawing
+    images: Tensor
+    length: Tensor | None
 
 
 class RecurrentCapsules(Model):
@@ -167,6 +185,7 @@ class RecurrentCapsules(Model):
         self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
         self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
         self.window_size = window if attention else None
+        self.handover = Handover()
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
         colours, height, width = image_shape
         inputs = latent
@@ -202,14 +221,23 @@ class RecurrentCapsules(Model):
         with pyro.plate("images", batch, dim=-1):
             law = dist.Normal(origin, 1.0).to_event(1)
             codes = [pyro.sample(site.name, law) for site in self.sites]
-            drawing = self.begin(batch)
-            for plan in self.plan(torch.cat(codes)).split(batch):  # all steps' capsules at once
-                drawing = self.step(drawing, plan)
+            drawn = self.handover.take([*codes, *self.parameters()])
+            drawing = self.draw(codes) if drawn is None else drawn.drawing
             images = pyro.sample("image", self.image_law(drawing), obs=images)
             if labels is not None:
+                known = drawn is not None and drawn.images is images
+                length = drawn.length if known else self.classify(images)
                 there = F.one_hot(labels, self.num_classes)
-                pyro.factor("label", -self.label_weight * margin_loss(self.classify(images), there))
+                pyro.factor("label", -self.label_weight * margin_loss(length, there))
         return images
+
+    @pyro_method
+    def draw(self, codes: list[Tensor]) -> Drawing:
+        """All steps, from their codes, (B, latent) each."""
+        drawing = self.begin(len(codes[0]))
+        for plan in self.plan(torch.cat(codes)).split(len(codes[0])):  # all capsules at once
+            drawing = self.step(drawing, plan)
+        return drawing
 
     @pyro_method
     def begin(self, batch: int) -> Drawing:

@@ -1,6 +1,7 @@
 """The recurrent pair: one canvas, bounded cells, the divergence of each step, labels, masks."""
 
 import math
+from unittest.mock import patch
 
 import pyro
 import pytest
@@ -34,10 +35,49 @@ def test_the_guide_draws_on_the_models_canvas(mode, attention):
     model, guide = pair(capsules=mode, attention=attention)
     images = noise(model)
     seen = poutine.trace(guide).get_trace(images)
-    drawn = poutine.trace(poutine.replay(model, trace=seen)).get_trace(images)
+    codes = {site.name: seen.nodes[site.name]["value"].clone() for site in model.sites}
+    drawn = poutine.trace(poutine.condition(model, data=codes)).get_trace(images)
     drawings = seen.nodes["_RETURN"]["value"]
     assert len(drawings) == model.steps
     torch.testing.assert_close(drawings[-1].mean, drawn.nodes["image"]["fn"].mean)
+
+
+def loss_and_gradients(model, guide, images, labels):
+    """Loss, gradients by name, and how often the model drew for itself."""
+    pyro.set_rng_seed(0)
+    with patch.object(model, "draw", wraps=model.draw) as draw:
+        loss = loss_per_image(TraceMeanField_ELBO(), model, guide, images, labels)
+    modules = torch.nn.ModuleList([model, guide])
+    modules.zero_grad()
+    loss.backward()
+    found = {name: p.grad for name, p in modules.named_parameters() if p.grad is not None}
+    return loss, found, draw.call_count
+
+
+@pytest.mark.parametrize(("mode", "attention"), MODES)
+def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, monkeypatch):
+    """Loss and gradients are those of a model that draws for itself."""
+    model, guide = pair(capsules=mode, attention=attention)
+    labels = None if mode == "none" else torch.tensor([0, 2, 1, 2])
+    images = noise(model)
+    loss, gradients, draws = loss_and_gradients(model, guide, images, labels)
+    assert draws == 0
+    monkeypatch.setattr(model.handover, "take", lambda rests_on: None)
+    alone, expected, draws = loss_and_gradients(model, guide, images, labels)
+    assert draws == 1
+    torch.testing.assert_close(loss, alone)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself():
+    model, guide = pair(label_weight=7.0)
+    images, labels = noise(model), torch.tensor([0, 2, 1, 2])
+    seen = poutine.trace(guide).get_trace(noise(model))
+    drawn = poutine.trace(poutine.replay(model, trace=seen)).get_trace(images, labels)
+    loss = margin_loss(model.classify(images), torch.eye(3)[labels])
+    torch.testing.assert_close(drawn.nodes["label"]["fn"].log_factor, -7 * loss)
 
 
 def test_the_paper_preset_has_the_papers_sizes():
