@@ -75,7 +75,8 @@ class RecurrentEncoder(Guide):
         """
         model = self.model
         model.check_images(images)
-        drawings, codes = [model.begin(len(images))], []
+        drawings: list[Drawing] = [model.begin(len(images))]
+        codes: list[Tensor] = []
         hidden = cell = drawings[0].hidden
         vectors = None if model.capsules == "none" else model.look(images, drawings[0])
         length = None if vectors is None else vectors.norm(dim=-1)
