@@ -1,0 +1,29 @@
+"""Run a network that knows one batch dim on tensors with any number of batch dims.
+
+Plates to the left of `images`, such as the particles of a vectorised objective, add batch dims in
+front of that of the images. Convolutions and batch normalisation know a single one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim: int) -> Tensor:
+    """Apply `network` to `inputs` with all batch dims flattened into one, and unflatten the result.
+
+    Args:
+        network: takes (B, *event) and returns (B, *output).
+        inputs: (*batch, *event) with one batch dim or more.
+        event_dim: number of dims of one event.
+
+    Returns:
+        (*batch, *output). With one batch dim it is `network(inputs)` itself, nothing is reshaped.
+    """
+    batch = inputs.shape[: inputs.dim() - event_dim]
+    if len(batch) == 1:
+        return network(inputs)
+    output = network(inputs.reshape(-1, *inputs.shape[len(batch) :]))
+    return output.reshape(*batch, *output.shape[1:])
