@@ -93,8 +93,8 @@ class Capsules(NamedTuple):
         Raises:
             EnumeratedPresence: one of them varies along a dim of enumeration.
         """
-        refuse_enumeration(f"{level.name}_presence", presence, level.size)
-        refuse_enumeration(f"{level.name}_pose", pose[..., 0], level.size)
+        refuse_enumeration(f"{level.name}_presence", presence)
+        refuse_enumeration(f"{level.name}_pose", pose[..., 0])
         if presence.shape != pose.shape[:-1]:  # one was conditioned on values without outer dims
             shape = torch.broadcast_shapes(presence.shape, pose.shape[:-1])
             presence, pose = presence.expand(shape), pose.expand(*shape, pose.shape[-1])
