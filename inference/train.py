@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from pyro.infer import ELBO
@@ -29,6 +30,7 @@ from capsule_zoo.models.base import (
 )
 
 HELD_OUT_IMAGES = 1000
+PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
 
 
 def fit(
@@ -38,8 +40,9 @@ def fit(
     *,
     objective: ELBO | None = None,
     optimizer: OptimizerFactory | None = None,
-    lr: float | dict[str, float] = 1e-3,
-    schedule: str = "constant",
+    lr: float | dict[str, float] | None = None,
+    schedule: str | None = None,
+    warmup: int | None = None,
     epochs: int | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -70,8 +73,10 @@ def fit(
         optimizer: makes a torch optimizer from parameter groups; default `torch.optim.Adam`, with
             all of a parameter's update in one kernel.
         lr: one learning rate, or `{"model": ..., "guide": ...}`; read by the default optimizer
-            and set on the groups of any other.
+            and set on the groups of any other. Where `lr`, `schedule`, `warmup` or `clip` is None,
+            the guide's `fit_settings` say it, else they are 1e-3, "constant", 0 and no clipping.
         schedule: "constant", "cosine" or "linear"; the latter two end at zero.
+        warmup: steps over which the rates rise to their full size, from the first one on.
         epochs, steps, minutes: at least one; the first limit that is reached ends the run.
         batch_size: images of a step, those of all processes together.
         seed: governs the order of the data and every draw of the run.
@@ -80,7 +85,7 @@ def fit(
         validate_every: steps between two checks (held-out value, checkpoint); default an epoch,
             but at least 100 steps.
         patience: stop after so many checks without a lower value, and restore the best state.
-        clip: largest norm of the gradient.
+        clip: largest norm of the gradient; `math.inf` for none.
         checkpoint: safetensors file, replaced whole at every check and at the end.
         resume: checkpoint to go on from, to the numbers of an uninterrupted run.
         labels: hand the labels to model and guide too.
@@ -91,7 +96,9 @@ def fit(
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
-    _check_arguments(model, guide, lr, schedule, freeze, validate_every, patience, clip)
+    given = dict(lr=lr, schedule=schedule, warmup=warmup, clip=clip)
+    pace = {**PACE, **getattr(guide, "fit_settings", {}), **_without_none(given)}
+    _check_arguments(model, guide, freeze, validate_every, patience, **pace)
     train, validation = _splits(data, labels)
     for split in (train, validation):
         if split is not None:
@@ -110,7 +117,7 @@ def fit(
     ):
         trainer = Trainer(model, guide, objective, batches, validation, workers, labels)
         refreeze()
-        trainer.set_optimizer(optimizer or _adam, lr, schedule, clip)
+        trainer.set_optimizer(optimizer or _adam, **pace)
         trainer.set_checks(validate_every or max(len(batches), 100), patience, checkpoint)
         trainer.start(resume, seed)
         with budget.bar(shown=progress and workers.is_first) as bar:
@@ -119,6 +126,10 @@ def fit(
 
 
 _adam = partial(torch.optim.Adam, fused=True)  # a tenth off the step of a large decoder
+
+
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 class _InOrder(Batches):
@@ -145,11 +156,13 @@ def _splits(data: Dataset | Split | Tensor, labels: bool) -> tuple[Split, Split 
 def _check_arguments(
     model: nn.Module,
     guide: nn.Module,
-    lr: float | dict[str, float],
-    schedule: str,
     freeze: str | None,
     validate_every: int | None,
     patience: int | None,
+    *,
+    lr: float | dict[str, float],
+    schedule: str,
+    warmup: int,
     clip: float | None,
 ) -> None:
     for role, module in (("model", model), ("guide", guide)):
@@ -165,6 +178,7 @@ def _check_arguments(
     check_one_of("schedule", schedule, tuple(SCHEDULES))
     check_one_of("freeze", freeze, (None, "model", "guide"))
     counts = {"validate_every": validate_every, "patience": patience}
-    check_at_least(1, **{name: value for name, value in counts.items() if value is not None})
+    check_at_least(1, **_without_none(counts))
+    check_at_least(0, warmup=warmup)
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive or None, not {clip!r}")

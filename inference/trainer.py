@@ -72,7 +72,12 @@ class Trainer:
         self.seed = batches.seed
 
     def set_optimizer(
-        self, factory: OptimizerFactory, lr: float | dict, schedule: str, clip: float | None
+        self,
+        factory: OptimizerFactory,
+        lr: float | dict,
+        schedule: str,
+        warmup: int,
+        clip: float | None,
     ) -> None:
         groups: list[dict[str, Any]] = []
         seen: set[nn.Parameter] = set()
@@ -88,7 +93,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         self.parameters = [p for group in groups for p in group["params"]]
-        self.schedule, self.clip = SCHEDULES[schedule], clip
+        self.schedule, self.warmup, self.clip = SCHEDULES[schedule], max(warmup, 1), clip
 
     def set_checks(
         self, validate_every: int, patience: int | None, checkpoint: str | os.PathLike | None
@@ -139,8 +144,9 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or math.inf)
         if not torch.isfinite(loss + norm):
             self._explain(images, labels, before)
+        share = self.schedule(fraction) * min((self.progress.step + 1) / self.warmup, 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self.schedule(fraction)
+            group["lr"] = group["initial_lr"] * share
         self.optimizer.step()
         self.random = random_state(self.workers.device)
         rate = self.optimizer.param_groups[0]["lr"]

@@ -190,8 +190,8 @@ class PartWholeCapsules(Model):
 
     def __init__(
         self,
-        objects: int = 16,
-        parts: int = 24,
+        objects: int = 32,
+        parts: int = 16,
         *,
         layers: tuple[int, ...] | None = None,
         template_size: int = 11,
@@ -205,7 +205,7 @@ class PartWholeCapsules(Model):
         sigma_place: float | None = None,
         rotations: int = 1,
         instances: int = 1,
-        sigma_min: float = 0.05,
+        sigma_min: float = 0.02,
         sigma_off: float = 1.0,
         sigma_dummy: float = 1.0,
         epsilon: float = 0.02,

@@ -55,7 +55,8 @@ def probes(entry: Entry, data: Dataset) -> dict[str, Accuracy]:
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
     """The same model with the trained guide's points turned into densities, the model frozen."""
     guide = entry.guide.with_poses(pose)
-    train(entry, data, options, guide=guide, **{"lr": 1e-3, "freeze": "model", **limits})
+    settings = {"lr": 1e-3, "warmup": 0, "freeze": "model", **limits}
+    train(entry, data, options, guide=guide, **settings)
     return replace(entry, guide=guide, default_guide=pose)
 
 
