@@ -151,7 +151,7 @@ def compare(
     table = runs.compare_run(entry, dataset, names, tune_steps=tune_steps, **shared)
     print(table.drop(columns="is_bound").dropna(axis=1, how="all").round(3).to_string(na_rep=""))
     write_whole(folder / "compare.csv", table.to_csv(index_label="guide").encode())
-    save_figure(table.plot(), folder / "compare.png")
+    save_figure(table.draw(), folder / "compare.png")
     found = table.to_dict(orient="index")
     runs.note(folder, "compare", found)
     print(f"drawn in {folder / 'compare.png'}")
