@@ -19,7 +19,7 @@ from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.isolation import frozen, isolated_parameters
 from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
-from capsule_zoo.inference.trainer import OptimizerFactory, Trainer
+from capsule_zoo.inference.trainer import CheckpointPlace, OptimizerFactory, Trainer
 from capsule_zoo.inference.workers import join_workers
 from capsule_zoo.models.base import (
     check_at_least,
@@ -50,7 +50,7 @@ def fit(
     validate_every: int | None = None,
     patience: int | None = None,
     clip: float | None = None,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: CheckpointPlace | None = None,
     resume: str | os.PathLike | None = None,
     device: str | torch.device = "cpu",
     progress: bool = True,
@@ -81,7 +81,8 @@ def fit(
             but at least 100 steps.
         patience: stop after so many checks without a lower value, and restore the best state.
         clip: largest norm of the gradient.
-        checkpoint: safetensors file, replaced whole at every check and at the end.
+        checkpoint: safetensors file, replaced whole at every check and at the end; or a function
+            that is called with the tree to save, in the first process only.
         resume: checkpoint to go on from, to the numbers of an uninterrupted run.
         labels: hand the labels to model and guide too.
 

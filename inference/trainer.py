@@ -37,6 +37,7 @@ from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.workers import Workers
 
 OptimizerFactory = Callable[[list], torch.optim.Optimizer]
+CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 
 class Trainer:
@@ -91,7 +92,7 @@ class Trainer:
         self.schedule, self.clip = SCHEDULES[schedule], clip
 
     def set_checks(
-        self, validate_every: int, patience: int | None, checkpoint: str | os.PathLike | None
+        self, validate_every: int, patience: int | None, checkpoint: CheckpointPlace | None
     ) -> None:
         self.validate_every, self.patience, self.checkpoint = validate_every, patience, checkpoint
 
@@ -160,7 +161,8 @@ class Trainer:
         set_random_state(before, self.workers.device)
         site = first_bad_site(*self.pair, images, labels)
         if site or certain:
-            raise NonFiniteLoss(self.progress.step + 1, site, self.checkpoint)
+            file = None if callable(self.checkpoint) else self.checkpoint
+            raise NonFiniteLoss(self.progress.step + 1, site, file)
 
     def _check(self) -> str | None:
         """Held-out value, best state, checkpoint; the reason to stop early, if there is one."""
@@ -225,7 +227,10 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "config": self._config(),
         }
-        save_checkpoint(self.checkpoint, tree)
+        if callable(self.checkpoint):
+            self.checkpoint(tree)
+        else:
+            save_checkpoint(self.checkpoint, tree)
 
     def _load(self, tree: dict) -> None:
         for role, module in self.modules.items():
