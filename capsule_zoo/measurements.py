@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capsule_zoo.data import Dataset
+from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import (
     Comparison,
     compare,
@@ -77,7 +77,7 @@ def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) ->
             f"{entry.name} does not predict labels, so it has no error rate; see: "
             f"capsule-zoo {measuring_command(entry)} RUN"
         )
-    rate = error_rate(entry.model, data.test[:images])
+    rate = error_rate(entry.model, _first(data.test, images))
     found = {"error_rate": rate.value, "error_rate_se": rate.se}
     return {"data": data.test.name, **found, "num_images": rate.n}
 
@@ -110,7 +110,8 @@ def log_partition_run(
             f"{entry.name} is not an energy model, so it has no log partition function to "
             f"estimate; see: capsule-zoo {measuring_command(entry)} RUN"
         )
-    test = (data.binarized() if isinstance(model.visible, BernoulliUnits) else data).test[:images]
+    shown = data.binarized() if isinstance(model.visible, BernoulliUnits) else data
+    test = _first(shown.test, images)
     starts = {"ais": data.train.images, "raise": test.images[:chains]}
     free_energy = torch.cat([model.free_energy(part) for part in test.images.split(500)]).double()
     error = standard_error(free_energy.numpy())
@@ -176,6 +177,11 @@ def compare_run(
             wide = widen(entry.model, guide, points, steps=tune_steps, seed=seed)
             pairs[f"{name}, widened"] = (entry.model, wide)
     return compare(pairs, data.test[:images], num_particles=particles, seed=seed)
+
+
+def _first(split: Split, number: int | None) -> Split:
+    """Return the first images of a split; the split itself where no number is given."""
+    return split if number is None else split[:number]
 
 
 def measuring_command(entry: Entry) -> str:

@@ -34,6 +34,7 @@ from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save,
 
 LIMITS = ("epochs", "steps", "minutes")
 EPOCHS = 10  # where neither the user nor the entry gives a limit
+BATCH_SIZE = 128  # where neither of them gives one
 MAY_CHANGE = ("limits", "lr")  # in a run that goes on
 TRANSFORMS = {"rotate": transforms.Rotate, "shift": transforms.Shift}
 MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
@@ -104,7 +105,7 @@ class RunSettings:
 
     def for_fit(self, entry: Entry) -> dict[str, Any]:
         """Return the arguments of `fit`: the entry's own training settings, under these."""
-        settings = dict(entry.training)
+        settings = {"batch_size": BATCH_SIZE, **entry.training}
         chosen = {"lr": self.lr, "batch_size": self.batch_size}
         settings |= {key: value for key, value in chosen.items() if value is not None}
         if self.limits:
@@ -158,7 +159,7 @@ def train(
     transform = make_transform(settings.transform)
     entry, data = _begin(name, settings, data_root)
     arguments = settings.for_fit(entry)
-    settings = replace(settings, batch_size=arguments.get("batch_size", settings.batch_size))
+    settings = replace(settings, batch_size=arguments["batch_size"])
     files = _RunFiles(folder, entry, settings.config(), begun=resume)
     try:
         run = fit(
@@ -177,7 +178,7 @@ def train(
     except NonFiniteLoss as error:
         kept = files.checkpoint if files.begun else None
         raise NonFiniteLoss(error.step, error.site, kept) from error
-    if run.steps == 0:
+    if run.steps == 0 and run.stopped != "interrupted":
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
         files.finish(run, data.test.images)

@@ -245,7 +245,10 @@ class Trainer:
             )
         for role, module in self.modules.items():
             module.load_state_dict(tree[role])
+        rates = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(tree["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["initial_lr"] = rate  # of this call, which may differ from the one before
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(tree["objective"])
         self.best = tree["best"]
