@@ -25,9 +25,9 @@ from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.objective import check_objective
 from capsule_zoo.inference.optimizers import OptimizerFactory, optimizer_factory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
-from capsule_zoo.inference.trainer import Trainer
+from capsule_zoo.inference.trainer import CheckpointPlace, Trainer
 from capsule_zoo.inference.training_data import Data, held_out, training_batches
-from capsule_zoo.inference.workers import join_workers, usable_device
+from capsule_zoo.inference.workers import find_device, join_workers
 from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 
 PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
@@ -55,7 +55,7 @@ def fit(
     patience: int | None = None,
     callbacks: Sequence[Callback] = (),
     clip: float | None = None,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: CheckpointPlace | None = None,
     resume: str | os.PathLike | None = None,
     device: str | torch.device = "cpu",
     progress: bool = True,
@@ -108,7 +108,8 @@ def fit(
             written, also at the end and after Ctrl-C, by the first process only. True stops the
             run. What they draw does not change the run.
         clip: largest norm of the gradient; `math.inf` for none.
-        checkpoint: safetensors file, replaced whole at every check and at the end.
+        checkpoint: safetensors file, replaced whole at every check and at the end; or a function
+            that is called with the tree to save, in the first process only.
         resume: checkpoint to go on from, to the numbers of an uninterrupted run.
         labels: hand the labels to model and guide too, as a supervised model needs.
 
@@ -132,7 +133,7 @@ def fit(
         patience=patience,
     )
     factory = optimizer_factory(optimizer)
-    device = usable_device(device)
+    device = find_device(device)
     batches = training_batches(data, model, batch_size, seed, transform, labels)
     held = held_out(data, validation, model, labels)
     _check_supervised(model, labels)

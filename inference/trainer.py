@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,8 @@ from capsule_zoo.inference.optimizers import OptimizerFactory, make_optimizer
 from capsule_zoo.inference.progress import Progress
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.workers import Workers
+
+CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 
 class Trainer:
@@ -99,7 +101,7 @@ class Trainer:
         self,
         validate_every: int,
         patience: int | None,
-        checkpoint: str | os.PathLike | None,
+        checkpoint: CheckpointPlace | None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.validate_every, self.patience, self.checkpoint = validate_every, patience, checkpoint
@@ -251,8 +253,11 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "config": self._config(),
         }
-        save_checkpoint(self.checkpoint, tree)
-        self.saved = self.checkpoint
+        if callable(self.checkpoint):
+            self.checkpoint(tree)
+        else:
+            save_checkpoint(self.checkpoint, tree)
+            self.saved = self.checkpoint
 
     def _load(self, tree: dict) -> None:
         for role, module in self.modules.items():
@@ -267,7 +272,10 @@ class Trainer:
             )
         for role, module in self.modules.items():
             module.load_state_dict(tree[role])
+        rates = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(tree["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["initial_lr"] = rate  # of this call, which may differ from the one before
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(tree["objective"])
         self.best = tree["best"]
