@@ -18,11 +18,10 @@ import torch
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.inference import check_pair
-from capsule_zoo.inference.ancestral import infer, mean_images
+from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.classification import error_rate
 from capsule_zoo.models.classifier import Classifier
-from capsule_zoo.registry import Entry, describe
+from capsule_zoo.registry import Entry, summary
 
 FIELDS = (
     *("entry", "sizes", "guide", "what", "data", "split", "seed", "training"),
@@ -50,8 +49,7 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
     if isinstance(entry.model, Classifier):
         rate = error_rate(entry.model, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
-    latents = infer(entry.guide, split.images, seed=seed)
-    painted = mean_images(entry.model, len(split), latents, seed, images=split.images)
+    painted = reconstruct(entry.model, entry.guide, split, seed=seed)
     error = (painted - split.images).square().sum((1, 2, 3)).double()
     value, se = error.mean().item(), (error.std() / len(error) ** 0.5).item()
     return Headline(metric="squared_error", value=value, se=se, n=len(error))
@@ -84,7 +82,7 @@ def examine(entry: Entry, data: Dataset) -> dict:
     with in_eval_mode(*discrete):  # a run in training would move running means
         check_pair(*discrete, data.test.images[:2])
     return {
-        "what": describe(entry.name),
+        "what": summary(entry.name),
         "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
         "headline": {"on": data.test.name, **headline(entry, data.test)},
         "checks": [

@@ -28,6 +28,13 @@ from capsule_zoo.inference.transformations import (
     Transformations,
     infer_transformation,
 )
+from capsule_zoo.inference.verbs import (
+    classify,
+    encode,
+    posterior_predictive,
+    reconstruct,
+    sample,
+)
 from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.widen import Widened, widen
 
@@ -49,7 +56,9 @@ __all__ = [
     "WakeSleep",
     "Widened",
     "check_pair",
+    "classify",
     "compare",
+    "encode",
     "evaluate",
     "fit",
     "infer_transformation",
@@ -57,8 +66,11 @@ __all__ = [
     "log_partition",
     "log_weights",
     "loss_per_image",
+    "posterior_predictive",
     "pretrain",
+    "reconstruct",
     "refine",
+    "sample",
     "summarize",
     "widen",
 ]
