@@ -32,6 +32,13 @@ from capsule_zoo.inference.transformations import (
     Transformations,
     infer_transformation,
 )
+from capsule_zoo.inference.verbs import (
+    classify,
+    encode,
+    posterior_predictive,
+    reconstruct,
+    sample,
+)
 from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.widen import Widened, widen
 
@@ -56,7 +63,9 @@ __all__ = [
     "Widened",
     "as_module",
     "check_pair",
+    "classify",
     "compare",
+    "encode",
     "evaluate",
     "fit",
     "infer_transformation",
@@ -64,8 +73,11 @@ __all__ = [
     "log_partition",
     "log_weights",
     "loss_per_image",
+    "posterior_predictive",
     "pretrain",
+    "reconstruct",
     "refine",
+    "sample",
     "summarize",
     "widen",
 ]
