@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 LIMITS = ("epochs", "steps", "minutes")
 DEFAULTS: dict[str, Any] = {
     "data": "digits",
+    "size": None,
     "sizes": {},
     "guide": None,
     "seed": 0,
@@ -49,7 +50,10 @@ DEFAULTS: dict[str, Any] = {
     "transform": None,
     "limits": {},
 }
-TRANSFORMS = {"rotate": transforms.Rotate, "shift": lambda pixels: transforms.Shift(int(pixels))}
+TRANSFORMS = {
+    "rotate": transforms.Rotate,
+    "shift": lambda number: transforms.Shift(int(number) if number.is_integer() else number),
+}
 WIDEN_IMAGES = 2000
 
 
@@ -108,7 +112,8 @@ def train(
 def _begin(name: str, settings: dict[str, Any], data_root: Path | None) -> tuple[Entry, Dataset]:
     """An untrained entry, and data of the size that it takes, as settings ask for them."""
     shape = settings["sizes"].get("image_shape")
-    data = load_dataset(settings["data"], data_root, size=None if shape is None else shape[1:])
+    size = settings["size"] or (None if shape is None else shape[1:])
+    data = load_dataset(settings["data"], data_root, size=size)
     pyro.set_rng_seed(settings["seed"])
     entry = create(name, **{"image_shape": data.image_shape, **settings["sizes"]})
     return entry.use_guide(settings["guide"] or entry.default_guide), data
