@@ -36,6 +36,10 @@ def train(
         str | None, typer.Option(help="Data set, or folder:PATH.  [default: digits]")
     ] = None,
     data_root: DataRoot = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Pixels of the images, such as 28, or 28x20 (height x width)."),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data.  [default: the entry's, or 10]")
     ] = None,
@@ -74,7 +78,8 @@ def train(
     Examples:
       capsule-zoo train part-whole --minutes 3
       capsule-zoo train part-whole --data mnist --minutes 30 --set objects=24 --set parts=32
-      capsule-zoo train part-whole --data folder:pictures --transform rotate=20 --out runs/mine
+      capsule-zoo train part-whole --data folder:pictures --size 28 --out runs/mine
+      capsule-zoo train part-whole --transform rotate=20
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
     from capsule_zoo import runs
@@ -83,6 +88,7 @@ def train(
     limits = _given(epochs=epochs, steps=steps, minutes=minutes)
     given = _given(
         data=data,
+        size=size,
         sizes=_read_sizes(set_),
         guide=guide,
         seed=seed,
