@@ -111,7 +111,7 @@ def compare(
         elbo = per_image_elbo(idata)
         if row["is_bound"]:
             measured[name] = idata.attrs["bound_on"]
-            _refuse_several("is a bound on", measured)
+            _refuse_several(measured)
             reference = elbo if reference is None else reference
             row["elbo_difference"] = float((elbo - reference).mean())
             row["elbo_difference_se"] = standard_error(elbo - reference)
@@ -133,9 +133,9 @@ def _refuse_labels_next_to_images(pairs: Mapping[str, tuple[Callable, Callable]]
         labels = [name for name, supervised in kinds.items() if supervised]
         images = [name for name, supervised in kinds.items() if not supervised]
         raise ValueError(
-            f"{_listed(labels)} explain labels, and {_listed(images)} explain images, so that no "
-            "number ranks them; compare models of labels among themselves, with labels=..., or "
-            "measure capsule_zoo.inference.classification.error_rate(model, split)"
+            f"some models explain labels ({_listed(labels)}), others images ({_listed(images)}), "
+            "and no number ranks both; compare models of labels among themselves, with labels=...,"
+            " or measure capsule_zoo.inference.classification.error_rate(model, split)"
         )
 
 
@@ -144,20 +144,20 @@ def _refuse_relaxed_next_to_others(presences: Mapping[str, str]) -> None:
     others = [name for name, presence in presences.items() if presence != "relaxed"]
     if relaxed and others:
         raise ValueError(
-            f"{_listed(relaxed)} are evaluated with relaxed presences, {_listed(others)} are not, "
-            "and a relaxed bound may exceed log p(image) of the discrete model; leave out "
+            f"presences are relaxed in {_listed(relaxed)}, but not in {_listed(others)}, and a "
+            "relaxed bound may exceed log p(image) of the discrete model; leave out "
             "discrete=False, or compare the relaxed rows in a table of their own"
         )
 
 
-def _refuse_several(verb: str, measured: Mapping[str, str]) -> None:
+def _refuse_several(measured: Mapping[str, str]) -> None:
     if len(set(measured.values())) > 1:
-        found = "; ".join(f"{name!r} {verb} {what}" for name, what in measured.items())
+        found = "; ".join(f"{name!r} bounds {what}" for name, what in measured.items())
         raise ValueError(f"rows measure different things: {found}; compare them separately")
 
 
 def _listed(names: list[str]) -> str:
-    return f"row{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+    return ", ".join(map(repr, names))
 
 
 def _draw_bounds(axes: Axes, table: pd.DataFrame) -> None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from toys import Conjugate, ExactGuide, LinearGuide, NoGuide, PointGuide, conjugate_images
+from toys import (
+    Conjugate,
+    ExactGuide,
+    LabelLaw,
+    LinearGuide,
+    NoGuide,
+    PointGuide,
+    conjugate_images,
+)
 
 from capsule_zoo.inference import Comparison, IncompatibleGuide, compare, evaluate
 from capsule_zoo.inference.widen import Widened
@@ -98,7 +108,7 @@ def test_relaxed_and_discrete_rows_share_no_table():
     pair = relaxed_pair()
     images = torch.rand(2, *pair[0].image_shape)
     pairs = {"soft": pair, "hard": discrete_pair(pair)}
-    with pytest.raises(ValueError, match=r"row 'soft' .*relaxed presences, row 'hard'.*leave out"):
+    with pytest.raises(ValueError, match=r"relaxed in 'soft', but not in 'hard'.*leave out"):
         compare(pairs, images, num_particles=2, discrete=False)
     both = compare(pairs, images, num_particles=2)  # as they are by default: the same model
     assert both.attrs["presence"] == "discrete" and both["elbo_difference"].tolist() == [0, 0]
@@ -112,21 +122,31 @@ def test_models_of_labels_and_of_images_share_no_table():
     cnn, vae = (create(name, **small_sizes(name)) for name in ("cnn", "vae"))
     pairs = {"vae": (vae.model, vae.guide), "cnn": (cnn.model, cnn.guide)}
     images = torch.rand(4, *cnn.model.image_shape)
-    with pytest.raises(ValueError, match=r"row 'cnn' explain labels.*labels=.*error_rate"):
+    with pytest.raises(ValueError, match=r"labels \('cnn'\).*labels=.*error_rate"):
         compare(pairs, images)
     with pytest.raises(ValueError, match=r"labels=.*error_rate"):
         compare({"cnn": pairs["cnn"]}, images)
     labels = torch.tensor([0, 1, 0, 1])
     table = compare({"cnn": pairs["cnn"]}, images, labels=labels, num_particles=2)
-    scores = cnn.model.scores(images).log_softmax(1)[torch.arange(4), labels]
+    scores = cnn.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
     assert table.loc["cnn", "elbo"] == pytest.approx(scores.mean().item(), rel=1e-5)
     assert table.attrs["bound_on"] == "log p(label | image)"
+
+
+def test_rows_bound_one_thing():
+    """A model that has a law of the labels, next to one that does not read them."""
+    images, labels = conjugate_images(3), torch.tensor([0, 1, 1])
+    joint, plain = LabelLaw().double(), Conjugate().double()
+    pairs = {"joint": (joint, ExactGuide(joint)), "plain": (plain, ExactGuide(plain))}
+    with pytest.raises(ValueError, match=r"'joint' bounds log p\(image, label\); 'plain' bounds"):
+        compare(pairs, images, labels=labels)
+    assert compare(pairs, images)["is_bound"].all()
 
 
 def test_every_pair_is_checked_before_the_first_is_evaluated(monkeypatch):
     model, images = Conjugate().double(), conjugate_images(3)
     pairs = {"good": (model, ExactGuide(model)), "bad": (model, NoGuide(model))}
-    monkeypatch.setattr("capsule_zoo.inference.compare.evaluate", None)
+    monkeypatch.setattr(sys.modules["capsule_zoo.inference.compare"], "evaluate", None)
     with pytest.raises(IncompatibleGuide, match="'code' is missing"):
         compare(pairs, images)
 

@@ -14,6 +14,8 @@ from toys import (
     BernoulliMixture,
     Conjugate,
     ExactGuide,
+    LabelFactor,
+    LabelLaw,
     LinearGuide,
     NoGuide,
     PointGuide,
@@ -317,28 +319,6 @@ def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
     torch.testing.assert_close(weights(plain), expected, rtol=0, atol=1e-12)
 
 
-class LabelFactor(Conjugate):
-    """Labels enter as a factor, as the margin loss of a capsule network does."""
-
-    def forward(self, images=None, labels=None, batch_size=1):
-        images = super().forward(images, None, batch_size)
-        if labels is not None:
-            with pyro.plate("images", len(images), dim=-1):
-                pyro.factor("label", labels.double())
-        return images
-
-
-class LabelLaw(Conjugate):
-    """Labels have a law of their own."""
-
-    def forward(self, images=None, labels=None, batch_size=1):
-        images = super().forward(images, None, batch_size)
-        if labels is not None:
-            with pyro.plate("images", len(images), dim=-1):
-                pyro.sample("label", dist.Bernoulli(torch.tensor(0.25).double()), obs=labels)
-        return images
-
-
 def test_attributes_say_what_was_bounded():
     images, labels = conjugate_images(3), torch.tensor([0, 1, 1])
     model = LabelFactor().double()
@@ -356,7 +336,9 @@ def test_attributes_say_what_was_bounded():
 def test_a_model_of_labels_has_no_bound_without_labels():
     entry = create("cnn", **small_sizes("cnn"))
     images, labels = torch.rand(4, *entry.model.image_shape), torch.tensor([0, 1, 1, 0])
-    with pytest.raises(ValueError, match=r"CNN explains labels.*labels=.*error_rate"):
+    with pytest.raises(
+        ValueError, match=r"ConvolutionalClassifier explains labels.*labels=.*error_rate"
+    ):
         evaluate(entry.model, entry.guide, images)
     idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=2)
     scores = entry.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
