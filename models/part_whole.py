@@ -214,8 +214,8 @@ class PartWholeCapsules(Model):
 
     def __init__(
         self,
-        objects: int = 16,
-        parts: int = 24,
+        objects: int = 32,
+        parts: int = 16,
         *,
         layers: tuple[int, ...] | None = None,
         template_size: int = 11,
@@ -229,7 +229,7 @@ class PartWholeCapsules(Model):
         sigma_place: float | None = None,
         rotations: int = 1,
         instances: int = 1,
-        sigma_min: float = 0.05,
+        sigma_min: float = 0.02,
         sigma_off: float = 1.0,
         sigma_dummy: float = 1.0,
         epsilon: float = 0.02,
@@ -241,9 +241,9 @@ class PartWholeCapsules(Model):
         layers = (objects, parts) if layers is None else tuple(layers)
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
-        height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
+        height, width = templates.height_and_width(image_size)
+        check_at_least(1, objects=objects, parts=parts, rotations=rotations, instances=instances)
         check_at_least(1, layers=layers, template_size=template_size, image_size=image_size)
-        check_at_least(1, rotations=rotations, instances=instances)
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
         check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
         sigma_place = sigma_top if sigma_place is None else sigma_place
