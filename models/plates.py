@@ -29,8 +29,10 @@ def outer_sizes() -> torch.Size:
 def refuse_enumeration(name: str, value: Tensor) -> None:
     """Raise EnumeratedPresence where `value` varies along a dim that is not a plate.
 
-    What reads the presences of all capsules of a plate together (a renderer, a network, the next
-    level) would meet two of their 2^n states only, all on and all off, and the ELBO would be wrong.
+    A renderer, a network or the next level reads the presences of all capsules of a plate together,
+    outside the plate. `TraceEnum_ELBO` visits two of their 2^n states only, all on and all off, and
+    does not weight what is read outside the plate by the probability of the state: the ELBO would
+    be wrong, for a single capsule too.
 
     Args:
         name: of the site.
