@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Self
 
 from torch import nn
@@ -29,7 +30,9 @@ class Guide(NamedModule):
 
     A guide is called as its model is, `guide(images, labels=None)`. It holds the model without
     owning it: the model's parameters are not the guide's. Its `model_class` is that of the models
-    that it fits, and `observes` is the name of its first argument, which it cannot do without.
+    that it fits, `observes` is the name of its first argument, which it cannot do without, and
+    `fit_settings` are the `lr`, `schedule`, `warmup` and `clip` of `inference.fit` that suit it,
+    where the caller gives none.
 
     Raises:
         ValueError: the model is of another class, or the guide is called without images.
@@ -37,6 +40,7 @@ class Guide(NamedModule):
 
     model_class: type[nn.Module] = nn.Module
     observes: str = "images"
+    fit_settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, self.model_class):

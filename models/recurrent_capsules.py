@@ -178,7 +178,7 @@ class RecurrentCapsules(Model):
     ) -> None:
         super().__init__()
         check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)
-        check_at_least(1, channels=channels)
+        check_at_least(1, channels=channels, types=types)
         check_at_least(0, label_weight=label_weight)
         check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))
@@ -285,6 +285,20 @@ class RecurrentCapsules(Model):
         That is the length of its capsule.
         """
         return self.look(images, self.begin(images.shape[-4])).norm(dim=-1)
+
+    @pyro_method
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the classes whose capsules are longest on images (B, C, H, W), (B,).
+
+        Raises:
+            ValueError: the model has no capsules.
+        """
+        if self.capsules == "none":
+            raise ValueError(
+                "a model without capsules tells no classes; build it with capsules='once', or fit "
+                "a linear probe on what its guide infers: see capsule_zoo.inference.probe"
+            )
+        return self.classify(images).argmax(-1)
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
