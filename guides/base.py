@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from torch import nn
 
@@ -29,13 +30,15 @@ class Guide(NamedModule):
 
     A guide is called as its model is, `guide(images, labels=None)`. It holds the model without
     owning it: the model's parameters are not the guide's. Its `model_class` is that of the models
-    that it fits.
+    that it fits, and its `fit_settings` what suits its training: `lr`, `schedule`, `warmup` and
+    `clip` of `inference.fit`, where the caller gives none.
 
     Raises:
         ValueError: the model is of another class.
     """
 
     model_class: type[nn.Module] = nn.Module
+    fit_settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, self.model_class):

@@ -9,12 +9,15 @@ An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `
 Everything is in nats per image.
 """
 
+from capsule_zoo.inference.callbacks import Check
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.checkpoint import CheckpointError
 from capsule_zoo.inference.compare import Comparison, compare
 from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.evaluate import evaluate, summarize
+from capsule_zoo.inference.functions import as_module
 from capsule_zoo.inference.history import Run
+from capsule_zoo.inference.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.non_finite import NonFiniteLoss
@@ -32,9 +35,11 @@ from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.widen import Widened, widen
 
 __all__ = [
+    "Check",
     "CheckpointError",
     "Comparison",
     "ContrastiveDivergence",
+    "ImportanceWeightedELBO",
     "IncompatibleGuide",
     "LogPartition",
     "NonFiniteLoss",
@@ -48,6 +53,7 @@ __all__ = [
     "Transformations",
     "WakeSleep",
     "Widened",
+    "as_module",
     "check_pair",
     "compare",
     "evaluate",

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from capsule_zoo import cli, registry, runs
-from capsule_zoo.inference import NonFiniteLoss
 from capsule_zoo.inference.checkpoint import load_checkpoint
 from capsule_zoo.inference.trainer import Trainer
 from capsule_zoo.registry import load, read_recipe, small_sizes
@@ -81,7 +80,7 @@ COMMANDS = {
     "resume, other entry": (["train", "draw", *RESUME], "holds a run of 'vae'"),
     "resume, lr": (train(*RESUME, "--lr", -1), "lr must be positive"),
     "resume, minutes": (train(*RESUME, "--minutes", 0), "minutes must be positive"),
-    "resume, device": (train(*RESUME, "--device", "cuda:99"), "device 'cuda:99' cannot be used"),
+    "resume, device": (train(*RESUME, "--device", "cuda:99"), "device must be one of cpu"),
     "resume, nothing there": (
         train("--out", "new", "--resume"),
         "new holds no run; leave",
@@ -105,9 +104,9 @@ COMMANDS = {
     "fresh, steps": ([*train(*FRESH), "--steps", "0"], "steps must be positive"),
     "fresh, batches": (train(*FRESH, "--batch-size", 0), "batch_size must be at least 1"),
     "fresh, lr": (train(*FRESH, "--lr", -1), "lr must be positive"),
-    "fresh, cuda": (train(*FRESH, "--device", "cuda:99"), "device 'cuda:99' cannot be used"),
-    "fresh, gpu": (train(*FRESH, "--device", "gpu"), "torch does not know the device 'gpu'"),
-    "fresh, meta": (train(*FRESH, "--device", "meta"), "device 'meta' cannot be used"),
+    "fresh, cuda": (train(*FRESH, "--device", "cuda:99"), "device must be one of cpu"),
+    "fresh, gpu": (train(*FRESH, "--device", "gpu"), "device must be one of cpu"),
+    "fresh, meta": (train(*FRESH, "--device", "meta"), "device must be one of cpu"),
     "fresh, guide": (train(*FRESH, "--guide", "exact"), "unknown guide 'exact'"),
     "fresh, transform": (train(*FRESH, "--transform", "turn=3"), "unknown transform 'turn'"),
     "fresh, no whole pixels": (train(*FRESH, "--transform", "shift=2.7"), "whole number"),
@@ -130,11 +129,11 @@ COMMANDS = {
     "reproduce, -1": (["reproduce", DIGITS, "--minutes", "-1"], "minutes must be"),
     "reproduce, gpu": (
         ["reproduce", "part-whole/digits", "--device", "gpu"],
-        "not know the device",
+        "device must be one of cpu",
     ),
     "reproduce, cuda": (
         ["reproduce", "part-whole/digits", "--device", "cuda:99"],
-        "cannot be used",
+        "device must be one of cpu",
     ),
 }
 
@@ -156,8 +155,6 @@ def test_the_last_good_checkpoint_is_named_where_there_is_one(place, capsys):
     assert run(*train(*RESUME, "--lr", 1e30, "--steps", 9)) == 2
     assert "the last good checkpoint is run/checkpoint.safetensors" in capsys.readouterr().err
     assert digest(place) == before
-    with pytest.raises(NonFiniteLoss, match=r"set clip$"):
-        raise NonFiniteLoss(1, None, "new/checkpoint.safetensors")
 
 
 def test_a_run_that_goes_on_may_change_its_limits_and_rate(place):
