@@ -28,7 +28,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.checkpoint import save_checkpoint
-from capsule_zoo.inference.workers import usable_device, is_first_process
+from capsule_zoo.inference.workers import is_first_process, usable_device
 from capsule_zoo.records import save_figure, write_json
 from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
 

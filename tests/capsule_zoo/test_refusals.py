@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from capsule_zoo import cli, registry, runs
 from capsule_zoo.inference.checkpoint import load_checkpoint
 from capsule_zoo.inference.trainer import Trainer
 from capsule_zoo.registry import load, read_recipe, small_sizes
 
+ROOT = Path(__file__).parents[2]
 SIZES = {**small_sizes("vae"), "image_shape": [1, 5, 6]}
 SMALL = [w for key, size in SIZES.items() for w in ("--set", f"{key}={json.dumps(size)}")]
 
@@ -231,3 +235,37 @@ def test_weights_are_replaced_when_the_user_says_so(place):
     assert run("publish", "run", "other-name") == 0
     assert before.keys() < digest(place / "weights").keys()
     assert load("taken").model.latent == 2
+
+
+LATE = """
+import os, sys, time
+from capsule_zoo.cli import main
+
+time.sleep(8 * int(os.environ["RANK"]))
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
+def test_two_processes_write_and_print_once(place):
+    """The second process starts late, when the first has checked the folder."""
+    (place / "late.py").write_text(LATE)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "late.py"]
+    for more in (["--steps", "4"], ["--steps", "6", "--resume"]):
+        done = subprocess.run(
+            [sys.executable, *launcher, "train", "vae", "--out", "new", *SMALL, *more],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "in use" not in done.stderr
+        lines = [line.split() for line in done.stdout.splitlines()]
+        assert [words[0] for words in lines] == [
+            *("best_loss", "best_step", "steps", "seconds", "stopped", "units", "written")
+        ]
+    assert load("new").model.latent == 2 and Path("new/samples.png").is_file()
+    checkpoint = load_checkpoint("new/checkpoint.safetensors")
+    assert checkpoint["config"]["processes"] == 2 and len(checkpoint["progress"]["history"]) == 6
