@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.models import poses
-from capsule_zoo.models.base import check_at_least, check_one_of
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
+from capsule_zoo.models.leading import over_leading
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.selection import as_presence
 
@@ -72,7 +73,7 @@ class PoseHead(PyroModule):
     def forward(self, loc: Tensor, features: Tensor) -> dist.TorchDistribution:
         if self.kind == "delta":
             return dist.Delta(loc, event_dim=1)
-        raw = torch.einsum("bcf,cfo->bco", features, self.weight) + self.bias
+        raw = torch.einsum("...cf,cfo->...co", features, self.weight) + self.bias
         scale = _INITIAL_SCALE * raw[..., :6].exp()
         if self.kind == "normal":
             return dist.Normal(loc, scale).to_event(1)
@@ -142,6 +143,9 @@ class PartEncoder(Guide):
         super().__init__(model)
         check_one_of("pose", pose, POSES)
         check_at_least(1, channels=channels, rank=rank)
+        check_positive(max_scale=max_scale)
+        if anisotropy is not None:
+            check_positive(anisotropy=anisotropy)
         _check_turns(model, turns)
         self.options: dict[str, Any] = dict(
             channels=channels,
@@ -239,7 +243,7 @@ class PartEncoder(Guide):
         with pyro.plate(level.plate, level.size, dim=-1):
             presence_law = self.model.presence_law(proposal.logits)
             presence = pyro.sample(f"{level.name}_presence", presence_law)
-            return Capsules(presence, pyro.sample(f"{level.name}_pose", law))
+            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
 
 
 class AmortizedPartWhole(PartEncoder):
@@ -265,6 +269,8 @@ class AmortizedPartWhole(PartEncoder):
         **encoder: Any,
     ) -> None:
         super().__init__(model, pose, **encoder)
+        check_at_least(1, width=width, heads=heads, inducing=inducing)
+        check_at_least(0, blocks=blocks)
         self.options |= dict(width=width, heads=heads, blocks=blocks, inducing=inducing)
         above = model.levels[:-1]
         self.transformers = PyroModule[nn.ModuleList](
@@ -277,15 +283,16 @@ class AmortizedPartWhole(PartEncoder):
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
 
     def parents(self, index: int, children: Capsules) -> Proposal:
-        read = self.transformers[index](self._as_set(children))  # (B, parents, _OUTPUTS)
+        transformer = self.transformers[index]
+        read = over_leading(transformer, self._as_set(children), 2)  # (B, parents, _OUTPUTS)
         logits = self.balance[index](read[..., 0])
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
 
     def _as_set(self, capsules: Capsules) -> Tensor:
         """Drawn capsules as a set: pose, presence and one-hot identity, (B, n, 7 + n)."""
         there = as_presence(capsules.presence, self.model.relaxed)[..., None]
-        batch, n = capsules.presence.shape
-        identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(batch, n, n)
+        *batch, n = capsules.presence.shape
+        identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
         return torch.cat([capsules.pose, there, identity], dim=-1)
 
 
