@@ -41,6 +41,8 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it beside this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
+NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
+
 
 @dataclass(frozen=True)
 class _Registered:
@@ -116,7 +118,7 @@ def register(
     Raises:
         ValueError: the name is taken, or not of that form.
     """
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+    if not re.fullmatch(NAME, name):
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
 
     def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:

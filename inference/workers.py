@@ -79,10 +79,44 @@ class Workers:
                     distributed.broadcast(value, src=0)
 
 
+def is_first_process() -> bool:
+    """Return True in the process that writes and prints: the only one, or `torchrun`'s first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """Return the torch device of this name.
+
+    Raises:
+        ValueError: torch does not know the name, or this machine does not have the device.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"torch does not know the device {device!r}; give one such as cpu, cuda or cuda:1"
+        ) from error
+    if found.type == "cuda":
+        if (found.index or 0) < torch.cuda.device_count():
+            return found
+        reason = f"torch finds {torch.cuda.device_count()} CUDA devices"
+    else:
+        try:
+            torch.zeros(1, device=found).cpu()
+            return found
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+    raise ValueError(f"device {str(device)!r} cannot be used here ({reason}); give another, as cpu")
+
+
 @contextmanager
 def join_workers(device: str | torch.device) -> Iterator[Workers]:
-    """The workers of this run; under `torchrun` the process group is made where there is none."""
-    device = torch.device(device)
+    """The workers of this run; under `torchrun` the process group is made where there is none.
+
+    Raises:
+        ValueError: there is no such device; see `find_device`.
+    """
+    device = find_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     initialized = distributed.is_available() and distributed.is_initialized()
     if size == 1 and not initialized:

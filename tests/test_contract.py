@@ -177,7 +177,8 @@ def test_save_and_load_give_the_same_loss(name, guide, tmp_path):
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_discrete_evaluation_is_finite(name, guide):
     entry = make(name, guide)
-    idata = evaluate(entry.model, entry.guide, images_for(entry), num_particles=3)
+    images, labels = images_for(entry), labels_for(entry)
+    idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=3)
     weights = torch.as_tensor(idata.sample_stats["log_weight"].values)
     assert weights.shape == (1, 3, BATCH)
     assert torch.isfinite(weights).all()

@@ -96,7 +96,7 @@ def part_whole(
             "routing": _routing,
         },
         objective=Trace_ELBO(),
-        training=dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", clip=1e4),
+        training=dict(AmortizedPartWhole.fit_settings),
         figures=PICTURES,
         default_guide="delta",
     )

@@ -131,7 +131,7 @@ def test_a_file_is_read_whether_chosen_or_dropped_and_inverted_on_demand(shown):
 def test_a_bad_file_is_told_and_nothing_else_happens(shown):
     before = shown.image.png, shown.painted.png
     shown.upload.value = uploaded("<notes>.txt", b"no picture")
-    assert "&lt;notes&gt;.txt is no readable image" in shown.status.value
+    assert "&lt;notes&gt;.txt is not a readable image" in shown.status.value
     shown.upload.value = uploaded("blank.png", file_of(torch.ones(1, 1, 9, 9)))
     assert "blank.png is blank" in shown.status.value
     assert (shown.image.png, shown.painted.png) == before
