@@ -25,10 +25,12 @@ from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.objective import check_objective
 from capsule_zoo.inference.optimizers import OptimizerFactory, optimizer_factory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
-from capsule_zoo.inference.trainer import Trainer
+from capsule_zoo.inference.trainer import CheckpointPlace, Trainer
 from capsule_zoo.inference.training_data import Data, held_out, training_batches
 from capsule_zoo.inference.workers import join_workers, usable_device
 from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
+
+PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
 
 
 def fit(
@@ -38,8 +40,9 @@ def fit(
     *,
     objective: ELBO | None = None,
     optimizer: OptimizerFactory | PyroOptim | None = None,
-    lr: float | dict[str, float] = 1e-3,
-    schedule: str = "constant",
+    lr: float | dict[str, float] | None = None,
+    schedule: str | None = None,
+    warmup: int | None = None,
     epochs: int | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -52,7 +55,7 @@ def fit(
     patience: int | None = None,
     callbacks: Sequence[Callback] = (),
     clip: float | None = None,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: CheckpointPlace | None = None,
     resume: str | os.PathLike | None = None,
     device: str | torch.device = "cpu",
     progress: bool = True,
@@ -86,8 +89,10 @@ def fit(
             parameter groups, or one of Pyro's such as `pyro.optim.Adam({"lr": 1e-3})`, whose own
             rate replaces `lr`; default `torch.optim.Adam`, a parameter's update in one kernel.
         lr: one learning rate, or `{"model": ..., "guide": ...}`; read by the default optimizer
-            and set on the groups of any other.
+            and set on the groups of any other. Where `lr`, `schedule`, `warmup` or `clip` is None,
+            the guide's `fit_settings` say it, else they are 1e-3, "constant", 0 and no clipping.
         schedule: "constant", "cosine" or "linear"; the latter two end at zero.
+        warmup: steps over which the rates rise to their full size, from the first one on.
         epochs, steps, minutes: at least one; the first limit that is reached ends the run.
         batch_size: images of a step, those of all processes together; default 128, and not given
             with a `DataLoader`.
@@ -102,8 +107,9 @@ def fit(
         callbacks: functions called with a `Check` after every check, when the checkpoint has been
             written, also at the end and after Ctrl-C, by the first process only. True stops the
             run. What they draw does not change the run.
-        clip: largest norm of the gradient.
-        checkpoint: safetensors file, replaced whole at every check and at the end.
+        clip: largest norm of the gradient; `math.inf` for none.
+        checkpoint: safetensors file, replaced whole at every check and at the end; or a function
+            that is called with the tree to save, in the first process only.
         resume: checkpoint to go on from, to the numbers of an uninterrupted run.
         labels: hand the labels to model and guide too, as a supervised model needs.
 
@@ -113,7 +119,9 @@ def fit(
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
-    _check_arguments(model, guide, lr, schedule, freeze, clip)
+    given = dict(lr=lr, schedule=schedule, warmup=warmup, clip=clip)
+    pace = {**PACE, **getattr(guide, "fit_settings", {}), **_without_none(given)}
+    _check_arguments(model, guide, freeze, **pace)
     check_objective(objective)
     check_callbacks(callbacks)
     epochs, steps, batch_size, seed, validate_every, patience = _whole_numbers(
@@ -139,7 +147,7 @@ def fit(
         with frozen(*fixed), isolated_parameters(model, guide) as refreeze:
             trainer = Trainer(model, guide, objective, batches, held, workers, labels)
             refreeze()
-            trainer.set_optimizer(factory, lr, schedule, clip)
+            trainer.set_optimizer(factory, **pace)
             every = validate_every or max(len(batches), 100)
             trainer.set_checks(every, patience, checkpoint, callbacks)
             trainer.start(resume, seed)
@@ -158,6 +166,10 @@ def _modules(
     return as_module(model, *example), guide
 
 
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def _check_supervised(model: Callable, labels: bool) -> None:
     if getattr(model, "supervised", False) and not labels:
         raise ValueError(
@@ -169,9 +181,11 @@ def _check_supervised(model: Callable, labels: bool) -> None:
 def _check_arguments(
     model: Callable,
     guide: Callable,
+    freeze: str | None,
+    *,
     lr: float | dict[str, float],
     schedule: str,
-    freeze: str | None,
+    warmup: int,
     clip: float | None,
 ) -> None:
     check_program("model", model)
@@ -182,6 +196,7 @@ def _check_arguments(
     check_positive(**rates)
     check_one_of("schedule", schedule, tuple(SCHEDULES))
     check_one_of("freeze", freeze, (None, "model", "guide"))
+    check_at_least(0, warmup=warmup)
     if clip is not None and not clip > 0:
         raise ValueError(f"clip must be positive or None, not {clip!r}")
 
@@ -193,5 +208,5 @@ def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
             remedy = "; for part of an epoch give steps" if name == "epochs" else ""
             raise ValueError(f"{name} must be a whole number, not {value!r}{remedy}")
     limits = {name: counts[name] for name in ("validate_every", "patience")}
-    check_at_least(1, **{name: value for name, value in limits.items() if value is not None})
+    check_at_least(1, **_without_none(limits))
     return tuple(value if value is None else operator.index(value) for value in counts.values())

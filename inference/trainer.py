@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,8 @@ from capsule_zoo.inference.optimizers import OptimizerFactory, make_optimizer
 from capsule_zoo.inference.progress import Progress
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.workers import Workers
+
+CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 
 class Trainer:
@@ -72,7 +74,12 @@ class Trainer:
         self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
 
     def set_optimizer(
-        self, factory: OptimizerFactory, lr: float | dict, schedule: str, clip: float | None
+        self,
+        factory: OptimizerFactory,
+        lr: float | dict,
+        schedule: str,
+        warmup: int,
+        clip: float | None,
     ) -> None:
         groups: list[dict[str, Any]] = []
         seen: set[nn.Parameter] = set()
@@ -88,13 +95,13 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         self.parameters = [p for group in groups for p in group["params"]]
-        self.schedule, self.clip = SCHEDULES[schedule], clip
+        self.schedule, self.warmup, self.clip = SCHEDULES[schedule], max(warmup, 1), clip
 
     def set_checks(
         self,
         validate_every: int,
         patience: int | None,
-        checkpoint: str | os.PathLike | None,
+        checkpoint: CheckpointPlace | None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.validate_every, self.patience, self.checkpoint = validate_every, patience, checkpoint
@@ -145,8 +152,9 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or math.inf)
         if not torch.isfinite(loss + norm):
             self._explain(images, labels, before)
+        share = self.schedule(fraction) * min((self.progress.step + 1) / self.warmup, 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self.schedule(fraction)
+            group["lr"] = group["initial_lr"] * share
         self.optimizer.step()
         self.random = random_state(self.workers.device)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -245,8 +253,11 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "config": self._config(),
         }
-        save_checkpoint(self.checkpoint, tree)
-        self.saved = self.checkpoint
+        if callable(self.checkpoint):
+            self.checkpoint(tree)
+        else:
+            save_checkpoint(self.checkpoint, tree)
+            self.saved = self.checkpoint
 
     def _load(self, tree: dict) -> None:
         for role, module in self.modules.items():
@@ -261,7 +272,10 @@ class Trainer:
             )
         for role, module in self.modules.items():
             module.load_state_dict(tree[role])
+        rates = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(tree["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["initial_lr"] = rate  # of this call, which may differ from the one before
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(tree["objective"])
         self.best = tree["best"]

@@ -79,6 +79,11 @@ class Workers:
                     distributed.broadcast(value, src=0)
 
 
+def is_first_process() -> bool:
+    """Return True in the process that writes and prints: the only one, or `torchrun`'s first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def usable_device(device: str | torch.device) -> torch.device:
     """Return a device by its name; ValueError, naming those that are there, where it is not."""
     there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]

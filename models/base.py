@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pyro.nn import PyroModule
@@ -102,6 +102,11 @@ class Model(NamedModule):
     means_in_range: bool = True
     normalised: bool = True
     supervised: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; raise ValueError for a `batch_size` that is not a positive number."""
+        check_at_least(1, batch_size=kwargs.get("batch_size", 1))
+        return super().__call__(*args, **kwargs)
 
     @property
     def latent_sites(self) -> tuple[Site, ...]:
