@@ -288,10 +288,10 @@ def forms(names_or_pairs: list) -> list[tuple]:
 
 
 def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> Entry:
-    """An entry in float64, whose model and guide may have discrete presences."""
+    """An entry in float64, without dropout, whose presences may be discrete."""
     entry = make(name, guide)
-    entry.model.double()
-    entry.guide.double()
+    entry.model.double().eval()
+    entry.guide.double().eval()
     if discrete:
         guide_of = entry.guide.with_discrete_presences()
         entry.model, entry.guide = entry.model.with_discrete_presences(), guide_of
