@@ -14,6 +14,7 @@ from capsule_zoo.inference.checkpoint import CheckpointError
 from capsule_zoo.inference.compare import Comparison, compare
 from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.evaluate import evaluate, summarize
+from capsule_zoo.inference.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.log_weight import log_weights
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "ContrastiveDivergence",
+    "FilledIn",
     "IncompatibleGuide",
     "LogPartition",
     "NonFiniteLoss",
@@ -51,6 +53,7 @@ __all__ = [
     "check_pair",
     "compare",
     "evaluate",
+    "fill_in",
     "fit",
     "infer_transformation",
     "is_bound",

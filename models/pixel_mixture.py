@@ -19,12 +19,12 @@ from torch.distributions import constraints
 class PixelMixture(dist.TorchDistribution):
     """An image (C, H, W) whose pixels are independent mixtures of parts and background.
 
-    Batch shape (B, 1), event shape (C, H, W).
+    Batch shape (*batch, 1), event shape (C, H, W).
 
     Args:
-        colour: of background and parts, (1 + parts, C, B, H, W).
+        colour: of background and parts, (1 + parts, C, *batch, H, W).
         weight: unnormalised, not negative, positive somewhere at each pixel,
-            (1 + parts, 1, B, H, W).
+            (1 + parts, 1, *batch, H, W).
         scale: deviation of a pixel.
     """
 
@@ -34,27 +34,68 @@ class PixelMixture(dist.TorchDistribution):
     def __init__(self, colour: Tensor, weight: Tensor, scale: float) -> None:
         self.colour, self.scale = colour, scale
         self.share = weight / weight.sum(0)
-        _, channels, batch, height, width = colour.shape
-        shapes = torch.Size((batch, 1)), torch.Size((channels, height, width))
+        _, channels, *batch, height, width = colour.shape
+        shapes = torch.Size((*batch, 1)), torch.Size((channels, height, width))
         super().__init__(*shapes, validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> PixelMixture:
+        """The same law with more batch dims, (*batch, 1)."""
+        batch_shape = torch.Size(batch_shape)
+        if batch_shape[-1] != 1:
+            raise ValueError(
+                f"batch_shape must end in 1, not {tuple(batch_shape)}; sample the image outside "
+                "the plate of the parts"
+            )
+        wide = PixelMixture.__new__(PixelMixture)
+        wide.scale = self.scale
+        wide.colour = _with_batch(self.colour, batch_shape[:-1])
+        wide.share = _with_batch(self.share, batch_shape[:-1])
+        super(PixelMixture, wide).__init__(batch_shape, self.event_shape, validate_args=False)
+        return wide
 
     @property
     def mean(self) -> Tensor:
-        """(B, 1, C, H, W)."""
-        return (self.share * self.colour).sum(0).transpose(0, 1)[:, None]
+        """(*batch, 1, C, H, W)."""
+        return (self.share * self.colour).sum(0).movedim(0, -3).unsqueeze(-4)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density (B, 1) of images (B, 1, C, H, W), in nats."""
-        pixels = value.squeeze(1).transpose(0, 1)  # (C, B, H, W)
-        each = dist.Normal(self.colour, self.scale).log_prob(pixels).sum(1)
-        share = self.share.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
-        return (each + share.log()).logsumexp(0).sum((-1, -2))[:, None]
+        """Log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
+        return self.log_prob_where(value)
+
+    def log_prob_where(self, value: Tensor, observed: Tensor | None = None) -> Tensor:
+        """Log density (*batch, 1) of the pixels of `value` at which `observed` is True, in nats.
+
+        Args:
+            value: images (*batch, 1, C, H, W).
+            observed: a mask that broadcasts to them; all pixels by default.
+        """
+        pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
+        law = self
+        if pixels.dim() >= self.colour.dim():  # more batch dims than the law has
+            law = self.expand(torch.broadcast_shapes(value.shape[:-3], self.batch_shape))
+        channels = dist.Normal(law.colour, law.scale).log_prob(pixels)
+        if observed is not None:
+            seen = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
+            channels = torch.where(seen, channels, 0.0)
+        each = channels.sum(1)
+        share = law.share.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
+        density = (each + share.log()).logsumexp(0)  # (*batch, H, W)
+        if observed is not None:
+            density = torch.where(seen.any(0), density, 0.0)  # without rounding of the shares' sum
+        return density.sum((-1, -2)).unsqueeze(-1)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
-        """Images (*sample_shape, B, 1, C, H, W)."""
-        share = self.share.squeeze(1).movedim(0, -1)  # (B, H, W, 1 + parts)
-        which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, B, H, W)
-        colours = self.colour.movedim((2, 1, 0), (0, 1, -1))  # (B, C, H, W, 1 + parts)
+        """Images (*sample_shape, *batch, 1, C, H, W)."""
+        share = self.share.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
+        which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, *batch, H, W)
+        colours = self.colour.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
         chosen = torch.nn.functional.one_hot(which, len(self.colour)).to(colours)
-        mean = (colours * chosen.unsqueeze(-4)).sum(-1)  # (*sample_shape, B, C, H, W)
+        mean = (colours * chosen.unsqueeze(-4)).sum(-1)  # (*sample_shape, *batch, C, H, W)
         return (mean + self.scale * torch.randn_like(mean)).unsqueeze(-4)
+
+
+def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
+    """A stack (layers, channels, *own, H, W) with its batch dims expanded to `batch`."""
+    layers, channels, *own, height, width = stack.shape
+    spread = stack.reshape(layers, channels, *[1] * (len(batch) - len(own)), *own, height, width)
+    return spread.expand(layers, channels, *batch, height, width)
