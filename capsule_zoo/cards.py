@@ -21,12 +21,11 @@ import torch
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.inference import check_pair
-from capsule_zoo.inference.ancestral import infer, mean_images
+from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.classification import error_rate
 from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.records import machine, read_record, versions
-from capsule_zoo.registry import NAME, Entry, describe, read_recipe, save_weights
+from capsule_zoo.registry import NAME, Entry, read_recipe, save_weights, summary
 from capsule_zoo.runs import open_run, plain, read_metrics
 
 FIELDS = (
@@ -55,8 +54,7 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
     if isinstance(entry.model, Classifier):
         rate = error_rate(entry.model, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
-    latents = infer(entry.guide, split.images, seed=seed)
-    painted = mean_images(entry.model, len(split), latents, seed, images=split.images)
+    painted = reconstruct(entry.model, entry.guide, split, seed=seed)
     error = (painted - split.images).square().sum((1, 2, 3)).double()
     value, se = error.mean().item(), (error.std() / len(error) ** 0.5).item()
     return Headline(metric="squared_error", value=value, se=se, n=len(error))
@@ -89,7 +87,7 @@ def examine(entry: Entry, data: Dataset) -> dict:
     with in_eval_mode(*discrete):  # a run in training would move running means
         check_pair(*discrete, data.test.images[:2])
     return {
-        "what": describe(entry.name),
+        "what": summary(entry.name),
         "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
         "headline": {"on": data.test.name, **headline(entry, data.test)},
         "checks": [

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from capsule_zoo.discovery_commands import list_entries, options, show
 from capsule_zoo.explore.notebook import explore
 from capsule_zoo.records import FOLDER
 from capsule_zoo.report import report
@@ -75,25 +76,8 @@ def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
     return str(error) if isinstance(error, NonFiniteLoss) else None
 
 
-@app.command("list")
-def list_entries(
-    pattern: Annotated[str, typer.Argument(help='Such as "part*".')] = "*",
-    as_json: AsJson = False,
-) -> None:
-    """Say which entries there are.
-
-    \b
-    Examples:
-      capsule-zoo list
-      capsule-zoo list "part*"
-    """
-    from capsule_zoo.registry import describe, list_models
-
-    found = {name: describe(name) for name in list_models(pattern)}
-    if not found:
-        raise ValueError(f"no entry matches {pattern!r}; there are {list_models()}")
-    print_list(found)
-    print_json(as_json, found)
+app.callback(help=app.info.help)(options)
+app.command("list")(list_entries)
 
 
 def reproduce(
@@ -149,6 +133,7 @@ def reproduce(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after `list`
+    show,
     train,
     evaluate,
     error_rate,

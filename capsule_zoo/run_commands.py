@@ -36,6 +36,10 @@ def train(
         str | None, typer.Option(help="Data set, or folder:PATH.  [default: digits]")
     ] = None,
     data_root: DataRoot = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Pixels of the images, such as 28, or 28x20 (height x width)."),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over the data.  [default: the entry's, or 10]")
     ] = None,
@@ -74,7 +78,8 @@ def train(
     Examples:
       capsule-zoo train part-whole --minutes 3
       capsule-zoo train part-whole --data mnist --minutes 30 --set objects=24 --set parts=32
-      capsule-zoo train part-whole --data folder:pictures --transform rotate=20 --out runs/mine
+      capsule-zoo train part-whole --data folder:pictures --size 28 --out runs/mine
+      capsule-zoo train part-whole --transform rotate=20
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
     from capsule_zoo import runs
@@ -83,6 +88,7 @@ def train(
     limits = _given(epochs=epochs, steps=steps, minutes=minutes)
     given = _given(
         data=data,
+        size=size,
         sizes=_read_sizes(set_),
         guide=guide,
         seed=seed,
@@ -242,7 +248,7 @@ def compare(
     )
     print(table.drop(columns="is_bound").dropna(axis=1, how="all").round(3).to_string(na_rep=""))
     write_whole(folder / "compare.csv", table.to_csv(index_label="guide").encode())
-    save_figure(table.plot(), folder / "compare.png")
+    save_figure(table.draw(), folder / "compare.png")
     found = table.to_dict(orient="index")
     runs.note(folder, "compare", found)
     if not quiet:

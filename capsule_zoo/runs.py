@@ -47,6 +47,7 @@ class RunSettings:
 
     Attributes:
         data: the data set's name.
+        size: pixels of the images, such as "28" or "28x20"; None for the data set's own.
         sizes: of the entry, over the entry's own.
         guide: one of the entry's guides; None for its default guide.
         seed: of everything that is random.
@@ -57,6 +58,7 @@ class RunSettings:
     """
 
     data: str = "digits"
+    size: str | None = None
     sizes: dict[str, Any] = field(default_factory=dict)
     guide: str | None = None
     seed: int = 0
@@ -224,7 +226,8 @@ def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[En
         isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
     ):
         raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
-    data = load_dataset(settings.data, data_root, size=None if shape is None else shape[1:])
+    size = settings.size or (None if shape is None else shape[1:])
+    data = load_dataset(settings.data, data_root, size=size)
     pyro.set_rng_seed(settings.seed)
     sizes = {"image_shape": data.image_shape, **settings.sizes}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -31,7 +32,7 @@ def load_dataset(
     name: str = "digits",
     root: str | Path | None = None,
     *,
-    size: int | Size | None = None,
+    size: int | Size | str | None = None,
     validation: int | None = None,
     seed: int = 0,
 ) -> Dataset:
@@ -41,11 +42,13 @@ def load_dataset(
     `seed` determines. Test images never depend on `seed`, so that runs can be compared across it.
 
     Args:
-        name: one of `dataset_names()`; `folder:PATH` reads images from one folder per class.
+        name: one of `dataset_names()`; `folder:PATH` reads images from one folder per class, or
+            from a flat folder, where they are all of one class.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
-        size: pixels, one number or (height, width); the data set's own by default (digits: 28).
+        size: pixels, one number or (height, width), or either in words, such as "28" or "28x20";
+            the data set's own by default (digits: 28).
         validation: how many training images to hold out; by default 200 for digits, 5,000 for
             torchvision's data sets and what is made from them, a tenth for a folder; 0 for none.
         seed: chooses the validation images.
@@ -159,11 +162,17 @@ def _reader(name: str) -> Callable[[Path | None, Size | None], Source]:
     raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
 
 
-def _checked_size(size: int | Size | None) -> Size | None:
+def _checked_size(size: int | Size | str | None) -> Size | None:
     if size is None:
         return None
+    given = size
+    if isinstance(size, str) and (words := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", size)):
+        size = int(words[1]), int(words[2] or words[1])
     pair = (size, size) if isinstance(size, int) else size
     match pair:
         case (int(height), int(width)) if min(height, width) >= 1:
             return height, width
-    raise ValueError(f"size must be pixels, 1 or more: one number or (height, width), not {size}")
+    raise ValueError(
+        "size must be pixels, 1 or more: one number, (height, width) or words such as '28x20' "
+        f"(height x width), not {given!r}"
+    )

@@ -11,6 +11,10 @@ from typing import IO
 from urllib.request import urlopen
 
 
+class MissingData(ValueError):
+    """The files of a data set are not where they were looked for, or cannot be read."""
+
+
 def user_cache() -> Path:
     """The folder for files that are downloaded or made once."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

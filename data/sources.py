@@ -6,7 +6,6 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,16 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.batches import seeded_generator
-from capsule_zoo.data.files import user_cache
-
-if TYPE_CHECKING:
-    from PIL import Image
+from capsule_zoo.data.files import MissingData, user_cache
+from capsule_zoo.data.pictures import read_pixels
 
 Size = tuple[int, int]
-
-
-class MissingData(ValueError):
-    """The files of a data set are not where they were looked for, or cannot be read."""
+_UNLABELLED = "image"  # the class of pictures that lie in no folder of a class
 
 
 @dataclass(frozen=True)
@@ -93,16 +87,19 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
 
 
 def folder(path: Path, size: Size | None = None) -> Source:
-    """The user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
+    """Read the user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
 
-    Images come in a random order, which is always the same, so that the first ones are of all
-    classes. Without a test folder a fifth of them, always the same ones, is held out for testing.
-    Files whose suffix is not that of an image are left alone. All images become grey if all of
-    them are, else RGB.
+    Pictures without classes may lie in a flat folder, `path/<image>` or
+    `path/{train,test}/<image>`: they are all of one class, "image", with label 0. Images come in a
+    random order, which is always the same, so that the first ones are of all classes. Without a
+    test folder a fifth of them, always the same ones and at least one, is held out for testing.
+    Files whose suffix is not that of an image are left alone. All images become grey if all of them
+    are, else RGB; what each kind of file becomes is said in `capsule_zoo.data.pictures`.
 
     Raises:
-        MissingData: no such folder, no class, a class without images, an unreadable image.
-        ValueError: images of several sizes and no `size`; a test class that is not trained on.
+        MissingData: no such folder, a folder or a class without images, an unreadable image.
+        ValueError: too few images; images of several sizes and no `size`; a test class that is not
+            trained on.
     """
     divided = (path / "train").is_dir()
     files = _files_by_class(path / "train" if divided else path)
@@ -116,6 +113,11 @@ def folder(path: Path, size: Size | None = None) -> Source:
                 f"{path / 'test'} has classes that the training images lack: {', '.join(strangers)}"
             )
         test_files = [(f, class_names.index(c)) for c in test_by_class for f in test_by_class[c]]
+    if not test_files and len(train_files) < 2:
+        raise ValueError(
+            f"{path} holds 1 image, but 2 or more are needed: one to train on and one to test on; "
+            "add images"
+        )
     images = _read_images([file for file, _ in train_files + test_files], size)
     labels = torch.tensor([label for _, label in train_files + test_files])
     count = len(train_files)
@@ -164,18 +166,26 @@ def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:
 
 
 def _files_by_class(path: Path) -> dict[str, list[Path]]:
-    """Image files of each class folder in `path`, both in alphabetical order."""
+    """Image files of each class folder in `path`, both in alphabetical order.
+
+    Without class folders the image files in `path` itself are one class.
+    """
     from PIL import Image
 
     suffixes = set(Image.registered_extensions())
     if not path.is_dir():
         raise MissingData(f"there is no folder {path}")
     classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
-    if not classes:
-        raise MissingData(f"{path} holds no folders; put the images in one folder per class")
+    named = {d.name: d for d in classes} or {_UNLABELLED: path}
     files = {
-        d.name: sorted(f for f in d.iterdir() if f.suffix.lower() in suffixes) for d in classes
+        name: sorted(f for f in d.iterdir() if f.suffix.lower() in suffixes)
+        for name, d in named.items()
     }
+    if not classes and not files[_UNLABELLED]:
+        raise MissingData(
+            f"{path} holds neither images nor folders of images; put images in it, or in one "
+            "folder for each class"
+        )
     if empty := [name for name, found in files.items() if not found]:
         raise MissingData(f"no images in {', '.join(str(path / name) for name in empty)}")
     return files
@@ -183,43 +193,18 @@ def _files_by_class(path: Path) -> dict[str, list[Path]]:
 
 def _read_images(files: list[Path], size: Size | None) -> Tensor:
     """The files as float32 (N, C, H, W) in [0, 1]."""
-    pixels = [_read_image(file, size) for file in files]
+    pixels = [read_pixels(file, size) for file in files]
     first = pixels[0].shape[:2]
     for file, image in zip(files, pixels, strict=True):
         if image.shape[:2] != first:
             raise ValueError(
                 f"{files[0]} has {_in_words(first)} pixels, {file} has "
-                f"{_in_words(image.shape[:2])}; give size= to bring all images to one size"
+                f"{_in_words(image.shape[:2])}; bring all images to one size by size= in Python or "
+                "--size HEIGHTxWIDTH on the command line"
             )
     if any(image.ndim == 3 for image in pixels):
         pixels = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in pixels]
     return _channels_first(np.stack(pixels))
-
-
-def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
-    """A picture in mode "L", where it is grey, or "RGB", the way up that the camera was held.
-
-    Raises:
-        MissingData: it cannot be read; its name is in the message.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
-            return image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise MissingData(f"{name} is no readable image ({error}); mend or remove it") from error
-
-
-def _read_image(file: Path, size: Size | None) -> np.ndarray:
-    """Bytes (H, W) of a grey image or (H, W, 3) of any other."""
-    from PIL import Image
-
-    image = open_image(file, str(file))
-    if size is not None:
-        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-    return np.asarray(image)
 
 
 def _in_words(shape: tuple[int, ...]) -> str:

@@ -121,7 +121,7 @@ class Shift:
     pixels: int
 
     def __post_init__(self) -> None:
-        if self.pixels != int(self.pixels) or self.pixels < 0:
+        if not (float(self.pixels).is_integer() and self.pixels >= 0):
             raise ValueError(f"pixels must be a whole number, 0 or more, not {self.pixels!r}")
 
     def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:

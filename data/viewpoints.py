@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.files import fetch, user_cache
-from capsule_zoo.data.sources import MissingData, Size, resized
+from capsule_zoo.data.files import MissingData, fetch, user_cache
+from capsule_zoo.data.sources import Size, resized
 from capsule_zoo.data.splits import Split
 
 CATEGORIES = ("animal", "human", "airplane", "truck", "car")

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.models import poses
-from capsule_zoo.models.base import check_at_least, check_one_of
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
 from capsule_zoo.models.leading import over_leading
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
@@ -143,6 +143,9 @@ class PartEncoder(Guide):
         super().__init__(model)
         check_one_of("pose", pose, POSES)
         check_at_least(1, channels=channels, rank=rank)
+        check_positive(max_scale=max_scale)
+        if anisotropy is not None:
+            check_positive(anisotropy=anisotropy)
         _check_turns(model, turns)
         self.options: dict[str, Any] = dict(
             channels=channels,
@@ -266,6 +269,8 @@ class AmortizedPartWhole(PartEncoder):
         **encoder: Any,
     ) -> None:
         super().__init__(model, pose, **encoder)
+        check_at_least(1, width=width, heads=heads, inducing=inducing)
+        check_at_least(0, blocks=blocks)
         self.options |= dict(width=width, heads=heads, blocks=blocks, inducing=inducing)
         above = model.levels[:-1]
         self.transformers = PyroModule[nn.ModuleList](

@@ -22,10 +22,11 @@ from torch.distributions import biject_to
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.bound import point_sites
 from capsule_zoo.inference.check import check_pair, is_delta
-from capsule_zoo.inference.evaluate import is_per_image, point_sites
 from capsule_zoo.inference.isolation import frozen, isolated_parameters
 from capsule_zoo.inference.objective import call_arguments
+from capsule_zoo.inference.prepare import is_per_image
 from capsule_zoo.inference.train import fit
 from capsule_zoo.models.base import check_images_of, check_positive
 

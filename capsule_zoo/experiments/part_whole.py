@@ -105,7 +105,7 @@ def digits(options: Options) -> Result:
     }
     table = compare(pairs, few, num_particles=50, seed=options.seed)
     metrics = {**held_out_bounds(normal, data.test, 50, options.seed), **probes(entry, data)}
-    shown = {**pictures(entry, data.test.images), "guides": table.plot()}
+    shown = {**pictures(entry, data.test.images), "guides": table.draw()}
     return Result(metrics, shown, table, normal)
 
 
@@ -178,7 +178,7 @@ def guides(options: Options) -> Result:
             if np.isfinite(row[column]):
                 title = column.removesuffix("_objective")
                 metrics[f"{title}_{snake_case(name)}"] = row[column], None, len(held_out)
-    drawn = {"": tables[0].plot(), "relaxed": tables[1].plot()}
+    drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
     return Result(metrics, drawn, table, entry)
 
 

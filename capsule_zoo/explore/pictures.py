@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.sources import open_image
+from capsule_zoo.data.pictures import open_image
 
 WIDTH = 280  # pixels of a picture on the screen, about
 

@@ -12,8 +12,7 @@ import torch
 
 from capsule_zoo import cards
 from capsule_zoo.cards import FIELDS, agrees, every, examine, headline
-from capsule_zoo.data import Dataset, Split, load_dataset
-from capsule_zoo.data.sources import MissingData
+from capsule_zoo.data import Dataset, MissingData, Split, load_dataset
 from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
 
 NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))

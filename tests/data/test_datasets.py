@@ -62,6 +62,9 @@ def test_size_ten_is_the_original_with_a_border():
         ({"size": 0}, "size"),
         ({"size": (28, -1)}, "size"),
         ({"size": 2.5}, "size"),
+        ({"size": "28x"}, "size .*not '28x'"),
+        ({"size": "0x28"}, "size"),
+        ({"size": "large"}, "size"),
         ({"validation": -1}, "validation"),
         ({"validation": 1397}, "validation"),
         ({"seed": -1}, "seed"),
@@ -242,20 +245,15 @@ def test_the_first_images_of_a_folder_are_of_all_classes(tmp_path):
 
 def test_size_brings_images_of_several_sizes_together(grey_folder):
     write(grey_folder / "cat" / "large.png", 200, size=(30, 20))
-    with pytest.raises(ValueError, match=r"20x30.*give size="):
+    with pytest.raises(ValueError, match=r"20x30.*size= .*--size"):
         load_dataset(f"folder:{grey_folder}")
-    assert load_dataset(f"folder:{grey_folder}", size=(5, 7)).image_shape == (1, 5, 7)
+    for size in ((5, 7), "5x7"):
+        assert load_dataset(f"folder:{grey_folder}", size=size).image_shape == (1, 5, 7)
+    assert load_dataset(f"folder:{grey_folder}", size="9").image_shape == (1, 9, 9)
 
 
 def empty_class(path):
     (path / "bird").mkdir()
-
-
-def no_class(path):
-    for folder in ("cat", "dog"):
-        for file in (path / folder).iterdir():
-            file.rename(path / f"{folder}{file.name}")
-        (path / folder).rmdir()
 
 
 def broken_image(path):
@@ -276,9 +274,8 @@ def stranger(path):
     ("harm", "match"),
     [
         (empty_class, "no images in .*bird"),
-        (no_class, "one folder per class"),
-        (broken_image, r"3\.png is no readable image"),
-        (truncated_image, r"3\.png is no readable image"),
+        (broken_image, r"3\.png is not a readable image"),
+        (truncated_image, r"3\.png is not a readable image"),
         (stranger, "classes that the training images lack: b"),
     ],
 )
@@ -291,3 +288,51 @@ def test_a_folder_that_cannot_be_used_says_why(grey_folder, harm, match):
 def test_no_folder(tmp_path):
     with pytest.raises(MissingData, match="there is no folder"):
         load_dataset(f"folder:{tmp_path / 'absent'}")
+
+
+def test_a_flat_folder_is_of_one_class(tmp_path):
+    for k in range(10):
+        write(tmp_path / f"{k}.png", 10 * k)
+    data = load_dataset(f"folder:{tmp_path}", validation=1)
+    assert (len(data.train), len(data.validation), len(data.test)) == (7, 1, 2)
+    assert data.class_names == ("image",) and data.image_shape == (1, 4, 6)
+    splits = (data.train, data.validation, data.test)
+    shades = torch.cat([split.images[:, 0, 0, 0] for split in splits]) * 255
+    assert sorted(shades.round().tolist()) == [10 * k for k in range(10)]
+    assert all((split.labels == 0).all() for split in splits)
+
+
+def test_flat_train_and_test_folders_share_their_class(tmp_path):
+    write(tmp_path / "train" / "1.png", 51)
+    write(tmp_path / "test" / "2.png", 102)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert len(data.train) == len(data.test) == 1 and data.num_classes == 1
+    assert data.test.images.unique().tolist() == pytest.approx([0.4])
+
+
+def test_two_images_are_enough_and_one_is_not(tmp_path):
+    write(tmp_path / "1.png", 51)
+    with pytest.raises(ValueError, match="holds 1 image, but 2 or more are needed"):
+        load_dataset(f"folder:{tmp_path}")
+    write(tmp_path / "2.png", 51)
+    data = load_dataset(f"folder:{tmp_path}")
+    assert (len(data.train), len(data.validation), len(data.test)) == (1, 0, 1)
+
+
+def test_a_folder_without_images_says_what_to_put_there(tmp_path):
+    (tmp_path / "notes.txt").write_text("not an image")
+    with pytest.raises(MissingData, match="neither images nor folders of images; put images"):
+        load_dataset(f"folder:{tmp_path}")
+
+
+def test_sixteen_bits_beside_eight_keep_their_values(tmp_path):
+    ramp = np.array([[0, 1, 257], [32768, 65534, 65535]], dtype=np.uint16)
+    tmp_path.joinpath("train").mkdir()
+    Image.fromarray(ramp).save(tmp_path / "train" / "ramp.png")
+    write(tmp_path / "train" / "plain.png", 51, size=(3, 2))
+    write(tmp_path / "test" / "plain.png", 51, size=(3, 2))
+    images = load_dataset(f"folder:{tmp_path}").train.images
+    assert images.shape == (2, 1, 2, 3) and images.dtype == torch.float32
+    deep = images[images.std((1, 2, 3)).argmax(), 0]
+    expected = torch.from_numpy(ramp.astype(np.float64) / 65535).float()
+    torch.testing.assert_close(deep, expected, rtol=0, atol=1e-7)

@@ -1,0 +1,113 @@
+"""Picture files as pixels: every kind that is read, and what is made of it.
+
+| file | pixels |
+|---|---|
+| grey, 8 bits or 1 bit | grey |
+| grey, 16 bits | grey, divided by 65,535 |
+| a palette whose used entries are all grey | grey |
+| any other palette | RGB |
+| RGB, CMYK, YCbCr, HSV | RGB |
+| any of these with transparency | the same, on black |
+
+Other kinds, such as pixels of floating point, have no known range and are refused by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from capsule_zoo.data.files import MissingData
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_COLOURS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
+_BYTE = 65535 / 255  # of a 16-bit pixel, what one step of an 8-bit pixel is
+
+
+def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
+    """Return a picture on black where it is transparent, the way up that the camera was held.
+
+    Args:
+        file: a path or a stream.
+        name: of the file, for messages.
+
+    Returns:
+        An image of mode "L" (grey bytes), "RGB" (bytes), or "F" where the file holds grey pixels of
+        16 bits: floats from 0 to 255, which no rounding has touched.
+
+    Raises:
+        MissingData: the file cannot be read, or its kind of pixels is not among those above.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as opened:
+            kind = opened.format
+            image = ImageOps.exif_transpose(opened)
+        sixteen = image.mode in _SIXTEEN_BITS or (image.mode == "I" and kind in ("PNG", "PPM"))
+        if sixteen:
+            return _from_sixteen_bits(image)
+        if _is_known(image.mode):
+            return _from_bytes(image)
+    except UnidentifiedImageError as error:  # its own words show the stream's address
+        raise MissingData(
+            f"{name} is not a readable image (its content is of no known kind); mend or remove it"
+        ) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise MissingData(f"{name} is not a readable image ({error}); mend or remove it") from error
+    raise MissingData(
+        f"{name} has pixels of the kind {image.mode!r}, whose range is not known; save it with 8 "
+        "or 16 bits a pixel, grey or RGB, or remove it"
+    )
+
+
+def read_pixels(file: Path, size: tuple[int, int] | None) -> np.ndarray:
+    """Pixels (H, W) of a grey picture or (H, W, 3) of any other, from 0 to 255.
+
+    Args:
+        size: (height, width) to bring it to; its own by default.
+    """
+    from PIL import Image
+
+    image = open_image(file, str(file))
+    if size is not None:
+        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def _is_known(mode: str) -> bool:
+    grey_or_palette = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
+    return mode in grey_or_palette or mode in _COLOURS
+
+
+def _from_sixteen_bits(image: Image.Image) -> Image.Image:
+    """Grey pixels of 16 bits as floats from 0 to 255; the value that means transparent is black."""
+    from PIL import Image
+
+    pixels = np.asarray(image).astype(np.float32)
+    if isinstance(clear := image.info.get("transparency"), int):
+        pixels = np.where(pixels == clear, np.float32(0), pixels)
+    return Image.fromarray(pixels / np.float32(_BYTE))
+
+
+def _from_bytes(image: Image.Image) -> Image.Image:
+    """A picture of 8 bits or fewer in mode "L" or "RGB", on black where it is transparent."""
+    from PIL import Image
+
+    grey = image.mode in ("1", "L", "LA", "La")
+    palette = image.mode in ("P", "PA")
+    if image.has_transparency_data:
+        above = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", above.size, "black"), above)
+    colour = image.convert("L" if grey else "RGB")
+    return colour.convert("L") if palette and _is_grey(colour) else colour
+
+
+def _is_grey(image: Image.Image) -> bool:
+    red, green, blue = np.moveaxis(np.asarray(image), -1, 0)
+    return bool((red == green).all() and (green == blue).all())

@@ -1,0 +1,130 @@
+"""Every kind of picture file: which pixels come of it, or why it is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from capsule_zoo.data import MissingData
+from capsule_zoo.data.pictures import open_image, read_pixels
+
+
+def saved(image: Image.Image, folder: Path, suffix: str = "png", **options: object) -> Path:
+    path = folder / f"picture.{suffix}"
+    image.save(path, **options)
+    return path
+
+
+def painted(mode: str, *pixels: object) -> Image.Image:
+    """One row of pixels."""
+    image = Image.new(mode, (len(pixels), 1))
+    image.putdata(pixels)
+    return image
+
+
+def with_palette(colours: list[int], *pixels: int) -> Image.Image:
+    image = painted("P", *pixels)
+    image.putpalette(colours)
+    return image
+
+
+RED, GREY = (255, 0, 0), (7, 7, 7)
+KINDS = {
+    "one bit": (painted("1", 0, 255, 255), [0, 255, 255]),
+    "grey": (painted("L", 0, 7, 255), [0, 7, 255]),
+    "grey, clear": (painted("LA", (255, 0), (200, 255), (100, 51)), [0, 200, 20]),
+    "grey palette": (with_palette([9, 9, 9, 80, 80, 80, *RED], 0, 1, 1), [9, 80, 80]),
+    "colour palette": (with_palette([*GREY, *RED], 0, 1, 0), [GREY, RED, GREY]),
+    "RGB": (painted("RGB", RED, GREY), [RED, GREY]),
+    "grey RGB": (painted("RGB", GREY, GREY), [GREY, GREY]),
+    "RGB, clear": (
+        painted("RGBA", (255, 255, 255, 0), (255, 5, 0, 255), (100, 50, 0, 51)),
+        [(0, 0, 0), (255, 5, 0), (20, 10, 0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_of_a_png(kind, tmp_path):
+    image, expected = KINDS[kind]
+    pixels = read_pixels(saved(image, tmp_path), None)
+    assert pixels.dtype == np.uint8
+    np.testing.assert_array_equal(pixels, np.array([expected], dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("image", "clear", "expected"),
+    [
+        (painted("L", 9, 200), 200, [9, 0]),
+        (painted("RGB", RED, GREY), RED, [(0, 0, 0), GREY]),
+        (with_palette([9, 9, 9, 80, 80, 80], 0, 1), 1, [9, 0]),
+        (with_palette([*GREY, *RED], 0, 1), b"\x33\xff", [(1, 1, 1), RED]),
+    ],
+)
+def test_what_a_file_declares_transparent_is_black(image, clear, expected, tmp_path):
+    path = saved(image, tmp_path, transparency=clear)
+    np.testing.assert_array_equal(read_pixels(path, None), np.array([expected], dtype=np.uint8))
+
+
+def test_a_white_square_on_nothing_keeps_its_contrast(tmp_path):
+    """White everywhere, and opaque in the middle only: without the alpha it would be blank."""
+    image = Image.new("RGBA", (6, 6), (255, 255, 255, 0))
+    image.paste((255, 255, 255, 255), (2, 2, 4, 4))
+    pixels = read_pixels(saved(image, tmp_path), None)
+    expected = np.zeros((6, 6, 3), dtype=np.uint8)
+    expected[2:4, 2:4] = 255
+    np.testing.assert_array_equal(pixels, expected)
+
+
+def test_sixteen_bits_are_not_cut_off(tmp_path):
+    ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    pixels = read_pixels(saved(Image.fromarray(ramp), tmp_path), None)
+    assert pixels.dtype == np.float32
+    np.testing.assert_allclose(pixels / 255, ramp / 65535, rtol=0, atol=1e-7)
+    assert pixels.max() == 255 and pixels.mean() / 255 == pytest.approx(0.5, abs=1e-6)
+
+
+def test_sixteen_bits_with_a_clear_value(tmp_path):
+    deep = Image.fromarray(np.array([[65535, 32896]], dtype=np.uint16))
+    path = saved(deep, tmp_path, transparency=65535)
+    np.testing.assert_allclose(read_pixels(path, None), [[0.0, 128.0]], rtol=0, atol=1e-4)
+
+
+def test_sixteen_bits_of_other_files(tmp_path):
+    ramp = np.array([[0, 257, 65535]], dtype=np.uint16)
+    tiff = saved(Image.fromarray(ramp), tmp_path, "tiff")
+    grey_map = tmp_path / "picture.pgm"
+    grey_map.write_bytes(b"P5 3 1 65535\n" + ramp.astype(">u2").tobytes())
+    for path in (tiff, grey_map):
+        np.testing.assert_allclose(read_pixels(path, None), [[0, 1, 255]], rtol=0, atol=1e-5)
+
+
+def test_sixteen_bits_are_resized_without_rounding(tmp_path):
+    deep = saved(Image.fromarray(np.full((4, 6), 12345, dtype=np.uint16)), tmp_path)
+    pixels = read_pixels(deep, (2, 3))
+    np.testing.assert_allclose(pixels, np.full((2, 3), 12345 / 257), rtol=1e-6)
+
+
+def test_inks_become_light(tmp_path):
+    """CMYK: no ink is white, full black ink is black."""
+    path = saved(painted("CMYK", (0, 0, 0, 0), (0, 0, 0, 255), (0, 255, 255, 0)), tmp_path, "tiff")
+    expected = [[(255, 255, 255), (0, 0, 0), RED]]
+    np.testing.assert_array_equal(read_pixels(path, None), expected)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pixels_of_no_known_range_are_refused_by_name(mode, tmp_path):
+    path = saved(Image.new(mode, (2, 2), 3), tmp_path, "tiff")
+    with pytest.raises(MissingData, match=rf"picture\.tiff has pixels of the kind '{mode}'.*8 or"):
+        read_pixels(path, None)
+
+
+def test_what_is_not_a_picture_is_named_without_an_address():
+    with pytest.raises(MissingData) as caught:
+        open_image(io.BytesIO(b"words"), "notes.png")
+    assert "notes.png is not a readable image" in str(caught.value)
+    assert "0x" not in str(caught.value)
