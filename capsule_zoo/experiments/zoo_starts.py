@@ -19,7 +19,7 @@ from capsule_zoo.inference.ancestral import infer, mean_images
 from capsule_zoo.inference.classification import error_rate
 from capsule_zoo.registry import Entry, create, list_models
 
-SEEDS, STEPS = 5, 100
+SEEDS, STEPS = 5, 200
 HALF = 0.5  # the error rate under which a classifier has started
 
 
@@ -58,7 +58,7 @@ def relative_error(entry: Entry, data: Dataset) -> float:
 
 @experiment("zoo/starts", data="digits")
 def starts(options: Options) -> Result:
-    """Every entry from five seeds: is it better than a constant answer after 100 steps (an hour)?
+    """Every entry from five seeds: is it better than a constant answer after 200 steps (an hour)?
 
     `relative_error_<entry>` is the mean over seeds, `worst_<entry>` the largest; below 1 a run has
     started. `not_started` counts the runs that have not.
