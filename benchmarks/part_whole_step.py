@@ -117,7 +117,7 @@ def prepare(dtype: torch.dtype = torch.float32) -> tuple[ByHand, Tensor]:
     """An untrained pair and a batch of noise."""
     pyro.set_rng_seed(0)
     model = PartWholeCapsules(objects=16, parts=24, template_size=11)
-    guide = AmortizedPartWhole(model, "delta", channels=128, width=128)
+    guide = AmortizedPartWhole(model, "delta", channels=128, width=128, blocks=3)
     images = torch.rand(BATCH, *model.image_shape, dtype=dtype)
     return ByHand(model.to(dtype), guide.to(dtype)), images
 

@@ -1,12 +1,16 @@
 """Capsule Zoo: capsule models as joint distributions, their routings as guides and objectives.
 
->>> from capsule_zoo import create, list_models
+>>> from capsule_zoo import create, describe, list_models, load
 >>> list_models()
 ['part-whole', ...]
+>>> describe("part-whole")                                # sizes, guides, sites, weights, ...
 >>> entry = create("part-whole", objects=8, parts=12)     # .model, .guide, .guides, .objective
+>>> load("part-whole-mnist")                              # trained; see list_weights()
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -16,14 +20,48 @@ _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "setup.cfg").is_file() and (_ROOT / "models").is_dir():
     __path__.append(str(_ROOT))
 
-_FROM_REGISTRY = ("register", "list_models", "create", "load", "save", "Entry")
-__all__ = ["__version__", *_FROM_REGISTRY]
+if TYPE_CHECKING:  # for type checkers and editors; at run time these are imported when used
+    from capsule_zoo.discovery import describe as describe
+    from capsule_zoo.discovery import list_weights as list_weights
+    from capsule_zoo.registry import Entry as Entry
+    from capsule_zoo.registry import create as create
+    from capsule_zoo.registry import list_models as list_models
+    from capsule_zoo.registry import load as load
+    from capsule_zoo.registry import register as register
+    from capsule_zoo.registry import save as save
+    from capsule_zoo.sizes import Takes as Takes
+
+_LAZY = {
+    "Entry": "registry",
+    "Takes": "sizes",
+    "create": "registry",
+    "describe": "discovery",
+    "list_models": "registry",
+    "list_weights": "discovery",
+    "load": "registry",
+    "register": "registry",
+    "save": "registry",
+}
+__all__ = [
+    "Entry",
+    "Takes",
+    "__version__",
+    "create",
+    "describe",
+    "list_models",
+    "list_weights",
+    "load",
+    "register",
+    "save",
+]
 
 
-def __getattr__(name: str):
-    """Import the registry (and with it torch and every model) only when it is asked for."""
-    if name in _FROM_REGISTRY:
-        from capsule_zoo import registry
-
-        return getattr(registry, name)
+def __getattr__(name: str) -> Any:
+    """Import a name (and with it torch and every model) only when it is used."""
+    if name in _LAZY:
+        return getattr(import_module(f"capsule_zoo.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'capsule_zoo' has no attribute {name!r}; it offers {__all__}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,18 +11,22 @@ classifier errs.
 
 from __future__ import annotations
 
+import re
 from math import hypot
+from pathlib import Path
 from typing import TypedDict
 
 import torch
 
+from capsule_zoo import registry
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.inference import check_pair
-from capsule_zoo.inference.ancestral import infer, mean_images
+from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.classification import error_rate
 from capsule_zoo.models.classifier import Classifier
-from capsule_zoo.registry import Entry, describe
+from capsule_zoo.records import machine, read_record, versions
+from capsule_zoo.registry import NAME, Entry, read_recipe, save_weights, summary
+from capsule_zoo.runs import open_run, plain, read_metrics
 
 FIELDS = (
     *("entry", "sizes", "guide", "what", "data", "split", "seed", "training"),
@@ -50,8 +54,7 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
     if isinstance(entry.model, Classifier):
         rate = error_rate(entry.model, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
-    latents = infer(entry.guide, split.images, seed=seed)
-    painted = mean_images(entry.model, len(split), latents, seed, images=split.images)
+    painted = reconstruct(entry.model, entry.guide, split, seed=seed)
     error = (painted - split.images).square().sum((1, 2, 3)).double()
     value, se = error.mean().item(), (error.std() / len(error) ** 0.5).item()
     return Headline(metric="squared_error", value=value, se=se, n=len(error))
@@ -84,7 +87,7 @@ def examine(entry: Entry, data: Dataset) -> dict:
     with in_eval_mode(*discrete):  # a run in training would move running means
         check_pair(*discrete, data.test.images[:2])
     return {
-        "what": describe(entry.name),
+        "what": summary(entry.name),
         "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
         "headline": {"on": data.test.name, **headline(entry, data.test)},
         "checks": [
@@ -93,3 +96,66 @@ def examine(entry: Entry, data: Dataset) -> dict:
             "the headline was measured on weights read back from their file",
         ],
     }
+
+
+def publish(
+    source: str,
+    name: str,
+    experiments: list[str],
+    data_root: Path | None = None,
+    *,
+    into: Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Put a run's weights and their card among the zoo's trained weights.
+
+    The card holds the recipe, the command that trained the run, versions, machine, data and its
+    splits, the headline and the checks of `examine`, and the metrics of each experiment's record.
+    Weights that were published before may be published again: the records on their card are read
+    again, and others added.
+
+    Args:
+        source: a run folder, or the name of trained weights.
+        name: of the weights, lower case with hyphens.
+        experiments: whose records go on the card.
+        into: the folder to write into; the zoo's own weights by default.
+        overwrite: replace weights of that name.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        ValueError: a name that is taken or not of that form, neither a run nor trained weights, an
+            experiment without a record, absent data, or weights that fail a check.
+    """
+    if not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"trained weights are named in lower case with hyphens, such as part-whole-mnist, "
+            f"not {name!r}"
+        )
+    folder = registry.WEIGHTS if into is None else into
+    for path in (folder / f"{name}.json", folder / f"{name}.safetensors"):
+        if path.exists() and not overwrite:
+            raise ValueError(
+                f"{path} exists; replace these weights by --overwrite, or choose another name"
+            )
+    made = read_recipe(source)
+    training = made.get("training") or _training_of(made, Path(source))
+    shown = dict.fromkeys([*made.get("records", {}), *experiments])
+    records = {experiment: read_record(experiment) for experiment in shown}
+    entry, data, _ = open_run(source, data_root=data_root)
+    card = {"data": made["data"], "seed": made["seed"], "training": training}
+    card |= examine(entry, data)
+    card["records"] = {e: {k: r[k] for k in ("command", "metrics")} for e, r in records.items()}
+    return save_weights(entry, name, plain(card), folder)
+
+
+def _training_of(made: dict, folder: Path) -> dict:
+    """Return what a card says of the training of a run: command, versions, machine, metrics."""
+    metrics = read_metrics(folder)
+    if "steps" not in metrics:
+        raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")
+    limits = " ".join(f"--{key} {value:g}" for key, value in made["limits"].items())
+    command = f"capsule-zoo train {made['entry']} --data {made['data']} --seed {made['seed']}"
+    command = f"{command} {limits}".strip()
+    return {"command": command, "versions": versions(), "machine": machine(), **metrics}

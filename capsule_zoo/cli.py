@@ -1,8 +1,8 @@
 """The command line: `capsule-zoo --help`.
 
 Every command imports what it needs when it is called, so that help and lists come at once. What a
-user can mend (a wrong name, absent data, a damaged file, a loss that is not finite) is told in a
-line or two, without a traceback, and ends the program with status 2.
+user can fix (a wrong name, absent data or devices, a damaged file, a loss that is not finite, too
+little memory) is reported in a line or two, without a traceback, and the status is then 2.
 """
 
 from __future__ import annotations
@@ -14,15 +14,26 @@ from typing import Annotated
 
 import typer
 
+from capsule_zoo.discovery_commands import list_entries, options, show
 from capsule_zoo.explore.notebook import explore
 from capsule_zoo.records import FOLDER
 from capsule_zoo.report import report
-from capsule_zoo.run_commands import compare, evaluate, figure, publish, sample, train
+from capsule_zoo.run_commands import (
+    compare,
+    error_rate,
+    evaluate,
+    figure,
+    log_partition,
+    publish,
+    sample,
+    train,
+)
 from capsule_zoo.selfcheck import selfcheck
 from capsule_zoo.terminal import (
     AsJson,
     DataRoot,
     Device,
+    Quiet,
     Seed,
     print_json,
     print_list,
@@ -41,37 +52,32 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit; status 2 for what the user can mend."""
+    """Run the command line and exit; status 2 for what the user can fix."""
     try:
         app(args=arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        from capsule_zoo.inference import NonFiniteLoss
-
-        if not isinstance(error, (ValueError, OSError, NonFiniteLoss)):
+        words = _in_words(error)
+        if words is None:
             raise
-        print(f"capsule-zoo: {error}", file=sys.stderr)
+        print(f"capsule-zoo: {words}", file=sys.stderr)
         sys.exit(2)
 
 
-@app.command("list")
-def list_entries(
-    pattern: Annotated[str, typer.Argument(help='Such as "part*".')] = "*",
-    as_json: AsJson = False,
-) -> None:
-    """Say which entries there are.
+def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
+    """Return what to tell the user of an error that the user can fix; None for any other."""
+    if isinstance(error, (ValueError, OSError)):
+        return str(error)
+    from torch import OutOfMemoryError
 
-    \b
-    Examples:
-      capsule-zoo list
-      capsule-zoo list "part*"
-    """
-    from capsule_zoo.registry import describe, list_models
+    from capsule_zoo.inference import NonFiniteLoss
 
-    found = {name: describe(name) for name in list_models(pattern)}
-    if not found:
-        raise ValueError(f"no entry matches {pattern!r}; there are {list_models()}")
-    print_list(found)
-    print_json(as_json, found)
+    if isinstance(error, OutOfMemoryError):
+        return f"{str(error).partition(chr(10))[0]} Give a lower --batch-size, or smaller sizes."
+    return str(error) if isinstance(error, NonFiniteLoss) else None
+
+
+app.callback(help=app.info.help)(options)
+app.command("list")(list_entries)
 
 
 def reproduce(
@@ -91,6 +97,7 @@ def reproduce(
     run: Annotated[
         str | None, typer.Option(help="Measure this run, or these weights, without training.")
     ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment; write its record and figures. Without a name, list the experiments.
@@ -109,7 +116,12 @@ def reproduce(
         print_list(found)
     else:
         options = experiments.Options(
-            minutes=minutes, seed=seed, data_root=data_root, device=device, run=run
+            minutes=minutes,
+            seed=seed,
+            data_root=data_root,
+            device=device,
+            run=run,
+            progress=not quiet,
         )
         result, path = experiments.reproduce(experiment, options, folder=out, keep=keep)
         if result.table is not None:
@@ -121,8 +133,11 @@ def reproduce(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after `list`
+    show,
     train,
     evaluate,
+    error_rate,
+    log_partition,
     compare,
     sample,
     figure,

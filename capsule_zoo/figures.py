@@ -1,4 +1,7 @@
-"""Pictures of trained entries: rows of images, parses into coloured parts, templates, samples."""
+"""Pictures of trained entries: rows of images, parses into coloured parts, templates, samples.
+
+`reconstruct` is `capsule_zoo.inference.reconstruct`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide, in_eval_mode
 from capsule_zoo.inference.ancestral import mean_images
+from capsule_zoo.inference.verbs import reconstruct as reconstruct
 from capsule_zoo.models import Capsules, PartWholeCapsules, templates
 
 
@@ -75,12 +79,6 @@ def infer_parts(guide: Guide, images: Tensor) -> Capsules:
     with in_eval_mode(guide):
         nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
     return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
-
-
-@torch.no_grad()
-def reconstruct(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Tensor:
-    """Mean images (B, C, H, W) of the parts that the guide draws."""
-    return model.with_discrete_presences().render(infer_parts(guide, images))
 
 
 @torch.no_grad()

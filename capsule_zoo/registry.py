@@ -12,7 +12,6 @@ the zoo registers as well, once its module has been imported.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import inspect
 import json
@@ -21,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro.infer import ELBO
@@ -30,8 +29,10 @@ from torch import Tensor
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check
 from capsule_zoo.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from capsule_zoo.models.base import Model
+from capsule_zoo.models.base import Model, check_at_least
+from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
+from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,8 +41,19 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it beside this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
-_factories: dict[str, Callable[..., Entry]] = {}
-_small: dict[str, dict] = {}
+NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """A factory, its small sizes, and the constructors to which it hands further sizes on."""
+
+    factory: Callable[..., Entry]
+    small: Mapping[str, Any]
+    takes: Mapping[str, Takes]
+
+
+_registered: dict[str, _Registered] = {}
 
 
 @dataclass
@@ -94,27 +106,28 @@ class Entry:
 
 
 def register(
-    name: str, *, small: dict | None = None
+    name: str, *, small: Mapping[str, Any] | None = None, takes: Mapping[str, Takes] | None = None
 ) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
     """Decorator that lists a factory under `name`, lower case with hyphens.
 
     Args:
         small: sizes at which the entry is made and run in a blink; tests create it with these.
+        takes: for each parameter that holds further sizes, such as `**sizes`, the constructor that
+            takes them; `create` then knows their names and types.
 
     Raises:
         ValueError: the name is taken, or not of that form.
     """
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+    if not re.fullmatch(NAME, name):
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
 
     def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:
-        if name in _factories:
+        if name in _registered:
             raise ValueError(
                 f"an entry named {name!r} is registered already, by "
-                f"{_factories[name].__module__}; choose another name"
+                f"{_registered[name].factory.__module__}; choose another name"
             )
-        _factories[name] = factory
-        _small[name] = dict(small or {})
+        _registered[name] = _Registered(factory, dict(small or {}), dict(takes or {}))
         return factory
 
     return decorate
@@ -133,18 +146,23 @@ def picture(place: str) -> Callable[[Entry, Tensor], Figure]:
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the registered entries that match a shell pattern such as `"part*"`, sorted."""
     import_module("capsule_zoo.entries")
-    return sorted(fnmatch.filter(_factories, pattern))
+    return sorted(fnmatch.filter(_registered, pattern))
 
 
-def describe(name: str) -> str:
+def summary(name: str) -> str:
     """What a registered entry is, in the first line of its factory's docstring."""
     return (factory_of(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def small_sizes(name: str) -> dict:
     """Sizes for `create` at which a registered entry is made and run in a blink."""
-    factory_of(name)
-    return dict(_small[name])
+    return dict(_look_up(name).small)
+
+
+def sizes_of(name: str) -> dict[str, Size]:
+    """The sizes that `create` takes for a registered entry, by name."""
+    found = _look_up(name)
+    return known_sizes(found.factory, found.takes)
 
 
 def create(name: str, **sizes: object) -> Entry:
@@ -155,9 +173,13 @@ def create(name: str, **sizes: object) -> Entry:
         sizes: passed to the entry's factory; `image_shape=(C, H, W)` is understood by all.
 
     Raises:
-        ValueError: unknown name (with the nearest ones), or a size that the factory refuses.
+        ValueError: unknown name or size (with the nearest ones), a size of another type, or one
+            that the factory refuses.
     """
-    factory = factory_of(name)
+    found = _look_up(name)
+    factory, takes = found.factory, found.takes
+    check_sizes(name, sizes, known_sizes(factory, takes), is_open(factory, takes))
+    check_at_least(1, image_shape=sizes.get("image_shape", 1))
     try:
         entry = factory(**sizes)
     except TypeError as error:
@@ -265,15 +287,24 @@ def recipe(entry: Entry) -> dict:
 
 def factory_of(name: str) -> Callable[..., Entry]:
     """The function that a registered entry is made by; ValueError for an unknown name."""
+    return _look_up(name).factory
+
+
+def _look_up(name: str) -> _Registered:
     known = list_models()
     if name not in known:
         raise ValueError(unknown("entry", name, known))
-    return _factories[name]
+    return _registered[name]
+
+
+def rebuild(made: dict) -> Entry:
+    """An untrained entry from its `recipe`, as JSON gives it back."""
+    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in made["sizes"].items()}
+    return create(made["entry"], **sizes).use_guide(made["guide"])
 
 
 def _rebuild(made: dict, states: dict[str, dict], source: str) -> Entry:
-    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in made["sizes"].items()}
-    entry = create(made["entry"], **sizes).use_guide(made["guide"])
+    entry = rebuild(made)
     for part, state in states.items():
         module = getattr(entry, part)
         try:
@@ -282,10 +313,3 @@ def _rebuild(made: dict, states: dict[str, dict], source: str) -> Entry:
             kind = type(module).__name__
             raise CheckpointError(f"{source} does not fit this {kind}: {error}") from error
     return entry
-
-
-def unknown(kind: str, name: str, known: list[str]) -> str:
-    """Words for a name that is not known, with the nearest ones that are."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {known}"
-    return f"unknown {kind} {name!r}; {hint}"

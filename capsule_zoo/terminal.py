@@ -26,6 +26,7 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print the metrics as one JSON object on the last line.")
 ]
 Device = Annotated[str, typer.Option(help="A torch device, such as cuda.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars, only the result.")]
 
 
 def print_list(found: dict[str, str]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from capsule_zoo.data.splits import Split
@@ -17,14 +21,190 @@ Transform = Callable[..., Tensor]
 
 def seeded_generator(*numbers: int) -> torch.Generator:
     """A CPU generator that is a function of all the numbers; (1, 2) and (1, 2, 0) differ."""
+    return torch.Generator().manual_seed(_seed_of(*numbers))
+
+
+def _seed_of(*numbers: int) -> int:
+    """Return one seed of 64 bits that is a function of all the numbers."""
     if any(number < 0 for number in numbers):
         raise ValueError(f"a seed must not be negative, and one of {numbers} is")
     entropy = (len(numbers), *numbers)  # numpy itself takes (1, 2) and (1, 2, 0) for the same seed
-    state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0]))
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-class Batches:
+class RandomStream:
+    """Global random state (torch, numpy, `random`) of its own, for code that takes no generator.
+
+    >>> stream = RandomStream(seed, epoch)
+    >>> with stream.active():
+    ...     first = torch.rand(1)  # a function of seed and epoch
+    >>> with stream.active():
+    ...     second = torch.rand(1)  # goes on where the stream stood
+
+    Outside of `active` the global state is what it was before.
+
+    Args:
+        numbers: not negative; streams of different numbers differ.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self._seed = _seed_of(*numbers)
+        self._state: dict[str, Any] | None = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        outer = _global_state()
+        if self._state is None:
+            torch.manual_seed(self._seed)
+            random.seed(self._seed)
+            np.random.seed(self._seed % 2**32)
+        else:
+            _set_global_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = _global_state()
+            _set_global_state(outer)
+
+
+def _global_state() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+        "numpy": np.random.get_state(),
+        "random": random.getstate(),
+    }
+
+
+def _set_global_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["random"])
+
+
+class BatchSource(ABC):
+    """Batches of images and labels, epoch by epoch, in an order that can be resumed.
+
+    Args:
+        batch_size: images per batch; the last batch of an epoch may hold fewer.
+        seed: not negative.
+        transform: called on the images of every batch, as `transform(images, generator=generator)`
+            if it takes a generator, and as `transform(images)` otherwise. A transform without a
+            generator may draw from the global streams of torch, numpy and `random`, which are
+            seeded for it and put back afterwards.
+
+    Raises:
+        ValueError: a batch size below 1, a negative seed.
+    """
+
+    def __init__(self, batch_size: int, seed: int = 0, transform: Transform | None = None) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        if seed < 0:
+            raise ValueError(f"seed must not be negative, but is {seed}")
+        self.batch_size = batch_size
+        self.seed = seed
+        self.transform = transform
+        self._takes_generator = transform is not None and takes_generator(transform)
+
+    @property
+    @abstractmethod
+    def num_images(self) -> int:
+        """Images per epoch."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches per epoch."""
+
+    @abstractmethod
+    def example(self) -> tuple[Tensor, Tensor]:
+        """Images and labels, untransformed: all of them if one batch holds them, else the first
+        two."""
+
+    @abstractmethod
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) of the epoch's batches, from batch number `start` on."""
+
+    def _transformed(self, images: Tensor, epoch: int, batch: int) -> Tensor:
+        """The images under the transform, a function of (seed, epoch, batch)."""
+        if self.transform is None:
+            return images
+        if self._takes_generator:
+            return self.transform(images, generator=seeded_generator(self.seed, epoch, batch))
+        with RandomStream(self.seed, epoch, batch).active():
+            return self.transform(images)
+
+
+def takes_generator(transform: Transform) -> bool:
+    """Whether a transform can be called with the keyword `generator`."""
+    program = transform.forward if isinstance(transform, nn.Module) else transform
+    try:
+        parameters = inspect.signature(program).parameters.values()
+    except ValueError:  # some functions written in C do not say what they take
+        return False
+    return any(p.name == "generator" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+class ShuffledBatches(BatchSource):
+    """Batches of numbered images, in an order that is a function of (seed, epoch) alone.
+
+    Args:
+        size: how many images there are.
+        batch_size, seed, transform: see `BatchSource`.
+        shuffle: False keeps the images in the order of their numbers.
+
+    Raises:
+        ValueError: no image, a batch size below 1, a negative seed.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int = 0,
+        transform: Transform | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        if size == 0:
+            raise ValueError("split is empty; give at least one image")
+        super().__init__(batch_size, seed, transform)
+        self.size = size
+        self.shuffle = shuffle
+
+    @property
+    def num_images(self) -> int:
+        return self.size
+
+    def __len__(self) -> int:
+        return -(-self.size // self.batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """The permutation of the numbers that epoch `epoch` walks through, on the CPU."""
+        if not self.shuffle:
+            return torch.arange(self.size)
+        generator = seeded_generator(self.seed, epoch)
+        return torch.randperm(self.size, generator=generator)
+
+    def example(self) -> tuple[Tensor, Tensor]:
+        whole = self.batch_size >= self.size
+        return self._take(torch.arange(self.size if whole else 2), 0, 0)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self.order(epoch)
+        for batch in range(start, len(self)):
+            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            images, labels = self._take(chosen, epoch, batch)
+            yield self._transformed(images, epoch, batch), labels
+
+    @abstractmethod
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Return the images and labels with these numbers."""
+
+
+class Batches(ShuffledBatches):
     """Shuffled batches of a split, epoch by epoch.
 
     The order of epoch e is a function of (seed, e) and the randomness of a transform one of
@@ -34,9 +214,7 @@ class Batches:
 
     Args:
         split: images and labels.
-        batch_size: images per batch; the last batch of an epoch holds what is left.
-        seed: not negative.
-        transform: called as `transform(images, generator=generator)` on every batch.
+        batch_size, seed, transform, shuffle: see `ShuffledBatches`.
 
     Raises:
         ValueError: an empty split, a batch size below 1, a negative seed.
@@ -48,35 +226,11 @@ class Batches:
         batch_size: int,
         seed: int = 0,
         transform: Transform | None = None,
+        shuffle: bool = True,
     ) -> None:
-        if len(split) == 0:
-            raise ValueError("split is empty; give at least one image")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, but is {seed}")
+        super().__init__(len(split), batch_size, seed, transform, shuffle)
         self.split = split
-        self.batch_size = batch_size
-        self.seed = seed
-        self.transform = transform
 
-    def __len__(self) -> int:
-        """Batches per epoch."""
-        return -(-len(self.split) // self.batch_size)
-
-    def order(self, epoch: int) -> Tensor:
-        """The permutation of the split that epoch `epoch` walks through, on the CPU."""
-        generator = seeded_generator(self.seed, epoch)
-        return torch.randperm(len(self.split), generator=generator)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (images, labels) of the epoch's batches, from batch number `start` on."""
-        images, labels = self.split.images, self.split.labels
-        order = self.order(epoch).to(images.device)
-        for batch in range(start, len(self)):
-            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            selected = images.index_select(0, chosen)
-            if self.transform is not None:
-                generator = seeded_generator(self.seed, epoch, batch)
-                selected = self.transform(selected, generator=generator)
-            yield selected, labels.index_select(0, chosen)
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+        chosen = chosen.to(self.split.images.device)
+        return self.split.images.index_select(0, chosen), self.split.labels.index_select(0, chosen)

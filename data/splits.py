@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 
 from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.pixels import Binarize
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Split:
+class Split(TorchDataset):
     """Images and their labels.
 
-    Indexing with a slice, a tensor of indices or a boolean mask gives a smaller split.
+    Indexing with a slice, a tensor of indices or a boolean mask gives a smaller split. Indexing
+    with a number gives one image (C, H, W) and its label, so that a split is a torch `Dataset`:
+    `for image, label in split` and `torch.utils.data.DataLoader(split)` work.
 
     Attributes:
         images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed.
@@ -29,8 +34,14 @@ class Split:
     name: str = "images"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.images, Tensor):
+            raise ValueError(
+                f"images must be a torch.Tensor, not {type(self.images).__name__}; convert numpy "
+                "arrays by torch.from_numpy"
+            )
         if self.images.dim() != 4:
             raise ValueError(f"images must be (N, C, H, W), not {tuple(self.images.shape)}")
+        check_label_type(self.labels)
         if self.labels.shape != self.images.shape[:1]:
             raise ValueError(
                 f"labels must be ({len(self.images)},), one per image, not "
@@ -40,7 +51,15 @@ class Split:
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: slice | Tensor) -> Split:
+    @overload
+    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+
+    @overload
+    def __getitem__(self, index: slice | Tensor) -> Split: ...
+
+    def __getitem__(self, index: int | slice | Tensor) -> Split | tuple[Tensor, int]:
+        if (number := _number(index)) is not None:
+            return self.images[number], int(self.labels[number])
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)[: 3 if index.step else 2]
             chosen = ":".join("" if bound is None else str(bound) for bound in bounds)
@@ -49,8 +68,8 @@ class Split:
             chosen = f"{int(index.sum()) if index.dtype == torch.bool else len(index)} chosen"
         else:
             raise TypeError(
-                "a split is indexed by a slice or a tensor of shape (n,), such as split[:100], "
-                f"not by {index!r}; for one image take split.images[i]"
+                "a split is indexed by a number, a slice or a tensor of shape (n,), such as "
+                f"split[3] or split[:100], not by {index!r}"
             )
         return Split(self.images[index], self.labels[index], f"{self.name}[{chosen}]")
 
@@ -66,6 +85,29 @@ class Split:
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.images.shape[1:]))
         return f"Split({self.name!r}, {len(self):,} images of {shape})"
+
+
+def check_label_type(labels: Tensor) -> None:
+    """Raise ValueError unless labels are a tensor of integers."""
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"labels must be a tensor of integers, not {type(labels).__name__}")
+    if labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"labels must be integers, the numbers of classes, not {labels.dtype}; convert class "
+            "numbers by labels.long()"
+        )
+
+
+def _number(index: object) -> int | None:
+    """Return an integer of Python, numpy or torch as an int; None for anything else."""
+    if isinstance(index, bool) or (isinstance(index, Tensor) and index.dtype == torch.bool):
+        return None
+    if isinstance(index, Tensor) and index.dim():
+        return None
+    try:
+        return operator.index(index)  # type: ignore[arg-type]  # refused below
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True, eq=False)

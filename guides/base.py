@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from torch import Tensor, nn
 
@@ -29,13 +30,17 @@ class Guide(NamedModule):
 
     A guide is called as its model is, `guide(images, labels=None)`. It holds the model without
     owning it: the model's parameters are not the guide's. Its `model_class` is that of the models
-    that it fits.
+    that it fits, `observes` is the name of its first argument, which it cannot do without, and
+    `fit_settings` are the `lr`, `schedule`, `warmup` and `clip` of `inference.fit` that suit it,
+    where the caller gives none.
 
     Raises:
-        ValueError: the model is of another class.
+        ValueError: the model is of another class, or the guide is called without images.
     """
 
     model_class: type[nn.Module] = nn.Module
+    observes: str = "images"
+    fit_settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, self.model_class):
@@ -45,6 +50,16 @@ class Guide(NamedModule):
             )
         super().__init__()
         self._model = (model,)  # in a tuple, as Pyro's AutoGuides do, so that it is no sub-module
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        observed = arguments[0] if arguments else keywords.get(self.observes)
+        if observed is None:
+            raise ValueError(
+                f"{type(self).__name__} needs {self.observes}; for draws from the prior call the "
+                "model, for the posterior predictive use pyro.infer.Predictive("
+                f"pyro.poutine.uncondition(model), guide=guide, num_samples=10)({self.observes})"
+            )
+        return super().__call__(*arguments, **keywords)
 
     @property
     def model(self) -> Model:

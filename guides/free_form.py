@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide, in_eval_mode
 from capsule_zoo.models.base import check_one_of
-from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.part_whole import Capsules, Level, PartWholeCapsules
 
 _INITIAL_SCALE = 0.02
 
@@ -103,19 +103,17 @@ class FreeForm(Guide):
                 "FreeForm for other images"
             )
         with pyro.plate("images", len(images), dim=-2):
-            drawn = [
-                self._draw(level.name, level.plate, level.size, repeats)
-                for level in self.model.levels
-            ]
+            drawn = [self._draw(level, repeats) for level in self.model.levels]
         return drawn[0]
 
-    def _draw(self, name: str, plate: str, size: int, repeats: int) -> Capsules:
-        logits = self.presence_logits[name].repeat(repeats, 1)
-        loc = self.poses[name].repeat(repeats, 1, 1)
+    def _draw(self, level: Level, repeats: int) -> Capsules:
+        logits = self.presence_logits[level.name].repeat(repeats, 1)
+        loc = self.poses[level.name].repeat(repeats, 1, 1)
         if self.pose == "delta":
             law = dist.Delta(loc, event_dim=1)
         else:
-            law = dist.Normal(loc, self.log_scales[name].exp().repeat(repeats, 1, 1)).to_event(1)
-        with pyro.plate(plate, size, dim=-1):
-            presence = pyro.sample(f"{name}_presence", self.model.presence_law(logits))
-            return Capsules(presence, pyro.sample(f"{name}_pose", law))
+            scale = self.log_scales[level.name].exp().repeat(repeats, 1, 1)
+            law = dist.Normal(loc, scale).to_event(1)
+        with pyro.plate(level.plate, level.size, dim=-1):
+            presence = pyro.sample(f"{level.name}_presence", self.model.presence_law(logits))
+            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))

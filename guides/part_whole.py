@@ -19,6 +19,7 @@ References:
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import pyro
@@ -31,11 +32,18 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.models import poses
-from capsule_zoo.models.base import check_at_least, check_one_of
+from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.layers import AttentionPooling, BalancedLogits, SetTransformer
+from capsule_zoo.models.leading import over_leading
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.selection import as_presence
 
+# A raw read-out moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
+# by 36 degrees. At the full rates the first updates therefore throw the objects far from their
+# prior, whose gradient then drives the parts off the image, from where nothing calls them back.
+FIT_SETTINGS = MappingProxyType(
+    dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", warmup=50, clip=1e4)
+)
 POSES = ("delta", "normal", "low_rank")
 _OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are read
 _FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
@@ -65,7 +73,7 @@ class PoseHead(PyroModule):
     def forward(self, loc: Tensor, features: Tensor) -> dist.TorchDistribution:
         if self.kind == "delta":
             return dist.Delta(loc, event_dim=1)
-        raw = torch.einsum("bcf,cfo->bco", features, self.weight) + self.bias
+        raw = torch.einsum("...cf,cfo->...co", features, self.weight) + self.bias
         scale = _INITIAL_SCALE * raw[..., :6].exp()
         if self.kind == "normal":
             return dist.Normal(loc, scale).to_event(1)
@@ -116,6 +124,7 @@ class PartEncoder(Guide):
     """
 
     model_class = PartWholeCapsules
+    fit_settings = FIT_SETTINGS
     parent_features: int
 
     def __init__(
@@ -123,7 +132,7 @@ class PartEncoder(Guide):
         model: PartWholeCapsules,
         pose: str = "delta",
         *,
-        channels: int = 128,
+        channels: int = 64,
         max_scale: float = 0.8,
         anisotropy: float | None = 1.6,
         rank: int = 2,
@@ -134,6 +143,9 @@ class PartEncoder(Guide):
         super().__init__(model)
         check_one_of("pose", pose, POSES)
         check_at_least(1, channels=channels, rank=rank)
+        check_positive(max_scale=max_scale)
+        if anisotropy is not None:
+            check_positive(anisotropy=anisotropy)
         _check_turns(model, turns)
         self.options: dict[str, Any] = dict(
             channels=channels,
@@ -231,7 +243,7 @@ class PartEncoder(Guide):
         with pyro.plate(level.plate, level.size, dim=-1):
             presence_law = self.model.presence_law(proposal.logits)
             presence = pyro.sample(f"{level.name}_presence", presence_law)
-            return Capsules(presence, pyro.sample(f"{level.name}_pose", law))
+            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
 
 
 class AmortizedPartWhole(PartEncoder):
@@ -250,13 +262,15 @@ class AmortizedPartWhole(PartEncoder):
         model: PartWholeCapsules,
         pose: str = "delta",
         *,
-        width: int = 128,
+        width: int = 96,
         heads: int = 4,
-        blocks: int = 3,
+        blocks: int = 2,
         inducing: int = 16,
         **encoder: Any,
     ) -> None:
         super().__init__(model, pose, **encoder)
+        check_at_least(1, width=width, heads=heads, inducing=inducing)
+        check_at_least(0, blocks=blocks)
         self.options |= dict(width=width, heads=heads, blocks=blocks, inducing=inducing)
         above = model.levels[:-1]
         self.transformers = PyroModule[nn.ModuleList](
@@ -269,15 +283,16 @@ class AmortizedPartWhole(PartEncoder):
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
 
     def parents(self, index: int, children: Capsules) -> Proposal:
-        read = self.transformers[index](self._as_set(children))  # (B, parents, _OUTPUTS)
+        transformer = self.transformers[index]
+        read = over_leading(transformer, self._as_set(children), 2)  # (B, parents, _OUTPUTS)
         logits = self.balance[index](read[..., 0])
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
 
     def _as_set(self, capsules: Capsules) -> Tensor:
         """Drawn capsules as a set: pose, presence and one-hot identity, (B, n, 7 + n)."""
         there = as_presence(capsules.presence, self.model.relaxed)[..., None]
-        batch, n = capsules.presence.shape
-        identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(batch, n, n)
+        *batch, n = capsules.presence.shape
+        identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
         return torch.cat([capsules.pose, there, identity], dim=-1)
 
 

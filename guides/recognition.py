@@ -69,16 +69,18 @@ class RecognitionMachine(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         self.model.check_images(images)
-        inputs = gates = images
+        inputs = gates = images.flatten(1)
         names, generative = self.model.layer_names, self.model.layers
         with pyro.plate("images", len(images), dim=-2):
             for i, layer in enumerate(self.layers, start=1):
                 law = layer(inputs, gates, generative[-i].hidden)
-                gates, inputs = draw_capsules(names[-i], law)
+                state = draw_capsules(names[-i], law)
+                gates, inputs = state.switch, state.activity.flatten(-2)
 
     def posterior(self, images: Tensor) -> CapsuleLaw:
         """q(z_1, h_1 | x) of the lowest layer."""
-        return self.layers[0](images, images, self.model.layers[-1].hidden)
+        pixels = images.flatten(1)
+        return self.layers[0](pixels, pixels, self.model.layers[-1].hidden)
 
     def expectations(self, images: Tensor) -> CapsuleState:
         """E_q[z_1 | x] and E_q[z_1 h_1 | x], of the lowest layer, for images (B, C, H, W)."""

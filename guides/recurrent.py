@@ -31,6 +31,7 @@ from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.attention_window import Aim
+from capsule_zoo.models.leading import joined
 from capsule_zoo.models.recurrent_capsules import (
     CoupledLSTM,
     Drawing,
@@ -89,8 +90,8 @@ class RecurrentEncoder(Guide):
                     seen.append(flat(vectors if attend is None else attend[..., None] * vectors))
                 if model.capsules != "every":
                     seen.append(self.read(images, drawing))
-                hidden, cell = self.cell(torch.cat([*seen, drawing.hidden], 1), hidden, cell)
-                mean, log_deviation = self.code(hidden).chunk(2, dim=1)
+                hidden, cell = self.cell(joined([*seen, drawing.hidden], -1), hidden, cell)
+                mean, log_deviation = self.code(hidden).chunk(2, dim=-1)
                 law = dist.Normal(mean, log_deviation.exp()).to_event(1)
                 codes.append(pyro.sample(name, law))
                 drawings.append(model.step(drawing, model.plan(codes[-1])))
@@ -100,10 +101,10 @@ class RecurrentEncoder(Guide):
 
     def read(self, images: Tensor, drawing: Drawing) -> Tensor:
         """Image and error, through the window if there is one, as numbers for the cell."""
-        pair = torch.cat([images, images - drawing.mean], 1)
+        pair = joined([images, images - drawing.mean], -3)
         if self.aim is not None:
             pair = self.aim(drawing.hidden).read(pair)
-        return pair.flatten(1)
+        return pair.flatten(-3)
 
     @torch.no_grad()
     def divergences(self, images: Tensor) -> Tensor:

@@ -307,6 +307,7 @@ class RoutedParents(Guide):
     """
 
     model_class = SwitchableGaussians
+    observes = "votes"
     covers = ("parent_presence", "parent_mean", "parent_variance", "child_presence")
 
     def __init__(self, model: SwitchableGaussians, routing: Routing) -> None:

@@ -28,6 +28,7 @@ from capsule_zoo.guides.part_whole import PartEncoder, Proposal
 from capsule_zoo.models import poses
 from capsule_zoo.models.base import check_at_least
 from capsule_zoo.models.part_whole import Capsules, ChildLaw, PartWholeCapsules
+from capsule_zoo.models.plates import bayesian_parameters
 from capsule_zoo.models.selection import as_presence, log_presence, parent_log_weights
 
 
@@ -53,15 +54,24 @@ class RoutingPartWhole(PartEncoder):
         self.options |= dict(iterations=iterations)
 
     def parents(self, index: int, children: Capsules) -> Proposal:
-        """EM from presences at their prior and identity poses."""
+        """EM from presences at their prior and identity poses.
+
+        Raises:
+            ValueError: a parameter of the model is a `PyroSample`.
+        """
         model, selection = self.model, self.model.selections[index]
-        batch, number = len(children.pose), model.levels[index].size
+        if bayesian_parameters(model):
+            raise ValueError(
+                "RoutingPartWhole reads the parameters of its model, and one of this model is a "
+                "PyroSample; use AmortizedPartWhole, or make the parameter a tensor"
+            )
+        batch, number = children.presence.shape[:-1], model.levels[index].size
         if index == 0:
             prior, scale = model.presence_logits, [model.sigma_top] * 2 + [model.sigma_place]
         else:  # a prior that knows of no parents above: even odds, and poses of any kind
             prior, scale = model.presence_logits.new_zeros(1), [selection.sigma_off] * 3
-        logits = prior.expand(batch, number)
-        pose = poses.identity_like(children.pose).expand(batch, number, 6)
+        logits = prior.expand(*batch, number)
+        pose = poses.identity_like(children.pose).expand(*batch, number, 6)
         precision = children.pose.new_tensor(scale) ** -2
         there = as_presence(children.presence, model.relaxed)
         for _ in range(self.options["iterations"]):
@@ -101,8 +111,8 @@ def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: 
     place = poses.to_matrix(poses.identity_like(transform) + transform)  # (children, parents, 3, 3)
     target = child_pose.unflatten(-1, (2, 3))  # (B, children, 2, 3)
     eye = torch.eye(3, dtype=place.dtype, device=place.device)
-    gram = torch.einsum("bij,ijkl,ijml->bjkm", weight, place, place) + precision * eye
-    cross = torch.einsum("bij,bikl,ijml->bjkm", weight, target, place) + precision * eye[:2]
+    gram = torch.einsum("...ij,ijkl,ijml->...jkm", weight, place, place) + precision * eye
+    cross = torch.einsum("...ij,...ikl,ijml->...jkm", weight, target, place) + precision * eye[:2]
     return poses.from_matrix(torch.linalg.solve(gram, cross.mT).mT)
 
 
@@ -125,4 +135,4 @@ def activation(logits: Tensor, log_affinity: Tensor, log_density: Tensor, epsilo
     explained = (others + log_density[..., None, :]).logsumexp(-1)
     with_it = torch.logaddexp(explained, log_affinity + log_density[..., 1:])
     with_it = with_it - torch.logaddexp(possible, log_affinity)
-    return (with_it - (explained - possible)).sum(1)
+    return (with_it - (explained - possible)).sum(-2)

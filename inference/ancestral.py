@@ -1,5 +1,7 @@
 """A trained model run downwards: some sites are given, the model draws the rest.
 
+And its guide, which gives them: a draw of every site, or the mean of its law.
+
 >>> mean_images(model, 36)                                 # what the prior dreams of
 >>> top = infer(guide, images, ["object_presence", "object_pose"])
 >>> mean_images(model, len(images), top)                   # the same objects, new parts
@@ -15,32 +17,95 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.distributions import (
+    Categorical,
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+    TorchDistribution,
+)
 from pyro.poutine import Trace
-from torch import Tensor
+from torch import Tensor, nn
 
-from capsule_zoo.guides.base import Guide, in_eval_mode
+from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference.isolation import seeded
-from capsule_zoo.models.base import Model
+from capsule_zoo.models.base import Model, check_images_of
 
+_WRAPPERS = (Independent, ExpandedDistribution, MaskedDistribution)
 Sites = Mapping[str, Tensor]
 
 
+def discrete(program: nn.Module) -> nn.Module:
+    """Return `with_discrete_presences()` of a model or guide that offers it, or the program."""
+    offered: Callable[[], nn.Module] | None = getattr(program, "with_discrete_presences", None)
+    return program if offered is None else offered()
+
+
 def infer(
-    guide: Guide,
+    guide: nn.Module,
     images: Tensor,
     sites: Sequence[str] | None = None,
     seed: int = 0,
     batch_size: int = 500,
 ) -> dict[str, Tensor]:
-    """One draw of the guide at some of its sites (all that it covers), (N, ...) each."""
-    guide = guide.with_discrete_presences()
-    drawn: dict[str, list[Tensor]] = {name: [] for name in sites or guide.covers}
+    """One draw of the guide at some of its sites (all that it covers), (N, ...) each.
+
+    Raises:
+        ValueError: no sites are given, and the guide does not say which it covers.
+    """
+    guide = discrete(guide)
+    drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
     with torch.no_grad(), seeded(seed), in_eval_mode(guide):
         for batch in images.split(batch_size):
             trace = poutine.trace(guide).get_trace(batch)
             for name, values in drawn.items():
                 values.append(trace.nodes[name]["value"])
     return {name: torch.cat(values) for name, values in drawn.items()}
+
+
+def _covered(guide: nn.Module) -> Sequence[str]:
+    if (covers := getattr(guide, "covers", None)) is None:
+        raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
+    return covers
+
+
+def law_means(
+    guide: nn.Module, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
+) -> dict[str, Tensor]:
+    """The mean of the guide's law at some sites, given one draw of the sites before, (N, ...) each.
+
+    A site with `logits`, a presence, gives its probability, and a class the probabilities of its
+    values, (N, ..., values). A law that knows no mean gives its draw.
+
+    Raises:
+        ValueError: the guide draws no site of that name.
+    """
+    check_images_of(guide, images)
+    found: dict[str, list[Tensor]] = {name: [] for name in sites}
+    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+        for batch in images.split(batch_size):
+            nodes = poutine.trace(guide).get_trace(batch).nodes
+            missing = [name for name in sites if name not in nodes]
+            if missing:
+                drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
+                raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
+            for name, values in found.items():
+                values.append(_mean(nodes[name]["fn"], nodes[name]["value"]))
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def _mean(law: TorchDistribution, value: Tensor) -> Tensor:
+    while isinstance(law, _WRAPPERS):
+        law = law.base_dist
+    if isinstance(law, Categorical):
+        return law.logits.softmax(-1).expand(*value.shape, -1)
+    if getattr(law, "logits", None) is not None:  # of a one-hot class, or of a presence
+        shares = law.logits.softmax(-1) if law.event_shape else law.logits.sigmoid()
+        return shares.expand_as(value)
+    try:
+        return law.mean.expand_as(value)
+    except NotImplementedError:
+        return value
 
 
 def mean_images(
@@ -61,6 +126,27 @@ def mean_images(
 
     def read(trace: Trace) -> Tensor:
         return trace.nodes["image"]["fn"].mean.reshape(-1, *model.image_shape)
+
+    return _run(model, read, number, given or {}, seed, batch_size, images)
+
+
+def draw_images(
+    model: Model,
+    number: int,
+    given: Sites | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+    images: Tensor | None = None,
+) -> Tensor:
+    """Images with pixel noise, (number, C, H, W): draws from p(image | latents), latents drawn.
+
+    Args: as of `mean_images`.
+    """
+
+    def read(trace: Trace) -> Tensor:
+        site = trace.nodes["image"]
+        drawn = site["value"] if images is None else site["fn"].sample()
+        return drawn.reshape(-1, *model.image_shape)
 
     return _run(model, read, number, given or {}, seed, batch_size, images)
 

@@ -6,6 +6,7 @@ guide once and refuses the pair with everything that is wrong with it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
@@ -30,10 +31,14 @@ class IncompatibleGuide(ValueError):
         problems: every problem found, one line each.
     """
 
-    def __init__(self, model: Callable, guide: Callable, problems: list[str]) -> None:
+    def __init__(
+        self, model: Callable, guide: Callable, problems: list[str], suggest: bool = True
+    ) -> None:
         self.problems = problems
-        lines = [f"{_name(guide)} does not fit {_name(model)}:", *(f"  - {p}" for p in problems)]
-        if fitting := suggest_guides(model):
+        head = f"{name_of(guide)} does not fit {name_of(model)}:"
+        one = len(problems) == 1
+        lines = [f"{head} {problems[0]}"] if one else [head, *(f"  - {p}" for p in problems)]
+        if suggest and (fitting := suggest_guides(model)):
             lines.append(f"Registered guides that fit this model: {', '.join(fitting)}.")
         super().__init__("\n".join(lines))
 
@@ -77,7 +82,7 @@ def refuse_misfit(
         try:
             guide_trace = _trace(guide, arguments)
         except Exception as error:
-            reason = f"the guide cannot run on these images: {error}"
+            reason = f"the guide cannot run on these images: {one_line(error)}"
             raise IncompatibleGuide(model, guide, [reason]) from error
         problems = _disagreements(model_trace, guide_trace)
         if not problems:
@@ -129,8 +134,8 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
             f"site {name!r} has event rank {ranks[0]} in the model but {ranks[1]} in the guide; "
             f"use .to_event({ranks[0]}) in the guide"
         )
-    kinds = is_discrete(model_site["fn"]), is_discrete(guide_site["fn"])
-    if not is_delta(guide_site["fn"]) and kinds[0] != kinds[1]:
+    kinds = is_discrete(model_site["fn"]), not draws_between(guide_site)
+    if kinds[0] != kinds[1] and not (kinds[1] and is_delta(guide_site["fn"])):
         words = ["discrete" if kind else "continuous" for kind in kinds]
         problems.append(
             f"site {name!r} is {words[0]} in the model but {words[1]} in the guide; "
@@ -145,7 +150,7 @@ def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> 
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
         trace.compute_log_prob()
     except Exception as error:
-        return [f"the model cannot run on the guide's draws: {error}"]
+        return [f"the model cannot run on the guide's draws: {one_line(error)}"]
     return []
 
 
@@ -175,9 +180,28 @@ def is_discrete(fn: Any) -> bool:
     return bool(getattr(base_distribution(fn).support, "is_discrete", False))
 
 
+def draws_between(site: dict) -> bool:
+    """Whether a site of a guide draws values between the whole numbers.
+
+    Of a point mass, which has no kind of its own, the value tells.
+    """
+    if is_delta(site["fn"]):
+        return bool((site["value"] != site["value"].round()).any())
+    return not is_discrete(site["fn"])
+
+
 def _shape(site: dict) -> tuple[int, ...]:
     return tuple(site["fn"].shape())
 
 
-def _name(program: Callable) -> str:
+def one_line(error: Exception, longest: int = 300) -> str:
+    """Return the message of an error without the contents of tensors, as one short line."""
+    message = str(error).partition("Trace Shapes:")[0]
+    message = re.sub(r":?\s*\btensor\(.*?\)(?=\s*$|\n[^\s\[])", "", message, flags=re.DOTALL)
+    message = " ".join(message.split()) or type(error).__name__
+    return message if len(message) <= longest else f"{message[: longest - 3]}..."
+
+
+def name_of(program: Callable) -> str:
+    """Return the name of a function, or of the class of a module."""
     return getattr(program, "__name__", None) or type(program).__name__

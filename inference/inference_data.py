@@ -1,7 +1,8 @@
 """The one place that knows which arviz is installed.
 
-Up to 0.23 `from_dict` takes groups as keywords and accepts a nested dict silently and wrongly; from
-1.0 on it takes the nested dict. Pareto smoothing has moved, and changed its sign, as well.
+Up to 0.23 an evaluation is an `arviz.InferenceData`; from 1.0 on it is a `xarray.DataTree`. Both
+are made of one `xarray.Dataset` for each group. Pareto smoothing has moved, and changed its sign,
+as well.
 """
 
 from __future__ import annotations
@@ -17,24 +18,36 @@ if TYPE_CHECKING:
 _MODERN = int(version("arviz").split(".")[0]) >= 1  # arviz itself takes seconds to import
 _FEWEST_DRAWS = 25  # with fewer, the tail is too short for a Pareto law to be fitted
 
+Variables = dict[str, tuple[list[str], np.ndarray]]
 
-def inference_data(
-    groups: dict[str, dict[str, np.ndarray]],
-    dims: dict[str, list[str]],
-    attributes: dict[str, Any],
-) -> InferenceData:
-    """An InferenceData (a DataTree from arviz 1.0 on) with the given groups.
+
+def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> InferenceData:
+    """Make an InferenceData (a DataTree from arviz 1.0 on) with the given groups.
+
+    Every dim gets the coordinates 0, 1, ...
 
     Args:
-        groups: arrays by group and variable; (chain, draw, ...) but in `observed_data`.
-        dims: names of each variable's dims behind chain and draw; those left out are numbered.
-        attributes: of the whole.
+        groups: (dims, array) by group and variable.
+        attributes: of the whole; str, int and float only, the types that netCDF holds.
     """
+    import xarray
+
+    datasets = {}
+    for group, variables in groups.items():
+        sizes = {
+            dim: size
+            for dims, array in variables.values()
+            for dim, size in zip(dims, array.shape, strict=True)
+        }
+        coordinates = {dim: np.arange(size) for dim, size in sizes.items()}
+        datasets[group] = xarray.Dataset(variables, coords=coordinates)
+    if _MODERN:
+        tree = xarray.DataTree.from_dict(datasets)
+        tree.attrs = attributes
+        return tree  # type: ignore[return-value]
     import arviz
 
-    if _MODERN:
-        return arviz.from_dict(groups, dims=dims, attrs={"/": attributes})
-    return arviz.from_dict(**groups, dims=dims, attrs=attributes)
+    return arviz.InferenceData(attrs=attributes, **datasets)
 
 
 def pareto_shape(log_weight: np.ndarray) -> np.ndarray:

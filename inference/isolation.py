@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import index
+from typing import Any
 
 import pyro
 import torch
@@ -17,19 +19,38 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
     Pyro keys its global store by name and lets it override a module's own parameters; AutoGuides
     of one class all share their names. The store also sets `requires_grad` on whatever enters it:
     the function that is yielded freezes again what was frozen before, as does the end.
+
+    A program that is not a module (a plain function) has its parameters in the global store and
+    nowhere else. With such a program, the store within holds what is not a module's own.
     """
     modules = [program for program in programs if isinstance(program, nn.Module)]
+    state = None if len(modules) == len(programs) else _not_owned_by(modules)
     frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
 
     def refreeze() -> None:
         for parameter in frozen:
             parameter.requires_grad_(False)
 
-    with pyro.get_param_store().scope():
+    with pyro.get_param_store().scope(state):
         try:
             yield refreeze
         finally:
             refreeze()
+
+
+def _not_owned_by(modules: list[nn.Module]) -> Any:
+    """The state of the global store without the parameters of these modules."""
+    state = pyro.get_param_store().get_state()
+    names = [part._pyro_name for module in modules for part in module.modules() if _named(part)]
+    prefixes = tuple(f"{name}." for name in names)
+    return {
+        kind: {name: value for name, value in held.items() if not name.startswith(prefixes)}
+        for kind, held in state.items()
+    }
+
+
+def _named(module: nn.Module) -> bool:
+    return bool(getattr(module, "_pyro_name", ""))
 
 
 @contextmanager
@@ -51,3 +72,14 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int; raise ValueError unless it is whole and from 0 to 2^63 - 1."""
+    try:
+        number = -1 if isinstance(seed, bool) else index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
+    return number

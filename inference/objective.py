@@ -129,18 +129,30 @@ def loss_per_image(
     Raises:
         ValueError: the objective offers no `differentiable_loss` (`pyro.infer.RenyiELBO`).
     """
-    differentiable_loss = getattr(objective, "differentiable_loss", None)
-    if differentiable_loss is None:
-        raise ValueError(
-            f"objective {type(objective).__name__} offers no differentiable_loss; "
-            "use a subclass of capsule_zoo.inference.Objective, Trace_ELBO or TraceEnum_ELBO"
-        )
+    check_objective(objective)
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
-    evaluate = differentiable_loss if torch.is_grad_enabled() else objective.loss
+    evaluate = objective.differentiable_loss if torch.is_grad_enabled() else objective.loss
     loss = evaluate(model, guide, *call_arguments(images, labels))
     if not isinstance(loss, Tensor):
         loss = images.new_tensor(loss)
     return loss if isinstance(objective, Objective) else loss / len(images)
+
+
+def check_objective(objective: ELBO | None) -> None:
+    """Raise ValueError, with a remedy, unless `objective` is None or has a differentiable loss."""
+    if isinstance(objective, type):
+        raise ValueError(
+            f"objective must be an instance, not the class {objective.__name__}; write "
+            f"{objective.__name__}() with brackets"
+        )
+    if objective is None or hasattr(objective, "differentiable_loss"):
+        return
+    if isinstance(objective, RenyiELBO):
+        remedy = "use capsule_zoo.inference.ImportanceWeightedELBO(num_particles=K), its alpha=0"
+    else:
+        remedy = "use a subclass of capsule_zoo.inference.Objective, Trace_ELBO or TraceEnum_ELBO"
+    name = type(objective).__name__
+    raise ValueError(f"objective {name} offers no differentiable_loss; {remedy}")
 
 
 def call_arguments(images: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:

@@ -12,18 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pyro import poutine
-from pyro.distributions import TorchDistribution
 from scipy.special import log_softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.inference.ancestral import law_means
 from capsule_zoo.inference.classification import Share
-from capsule_zoo.inference.isolation import seeded
-from capsule_zoo.models.base import check_images_of
 
 
 class Accuracy(Share):
@@ -56,30 +52,8 @@ def latents(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    check_images_of(guide, images)
-    rows = []
-    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
-        for batch in images.split(batch_size):
-            trace = poutine.trace(guide).get_trace(batch)
-            missing = [name for name in sites if name not in trace.nodes]
-            if missing:
-                drawn = [n for n in trace.nodes if trace.nodes[n]["type"] == "sample"]
-                raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
-            found = [_centre(trace.nodes[n]).reshape(len(batch), -1) for n in sites]
-            rows.append(torch.cat(found, dim=1))
-    return torch.cat(rows).cpu().numpy()
-
-
-def _centre(site: dict) -> Tensor:
-    law: TorchDistribution = site["fn"]
-    while hasattr(law, "base_dist"):
-        law = law.base_dist
-    if getattr(law, "logits", None) is not None:
-        return law.logits.sigmoid().expand_as(site["value"])
-    try:
-        return law.mean.expand_as(site["value"])
-    except NotImplementedError:
-        return site["value"]
+    found = law_means(guide, images, sites, seed, batch_size)
+    return torch.cat([found[name].flatten(1) for name in sites], dim=1).cpu().numpy()
 
 
 def linear_probe(

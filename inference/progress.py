@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pandas as pd
 import torch
@@ -65,10 +66,22 @@ class Progress:
         self.checks_since_best += 1
         return False
 
+    @property
+    def recent_loss(self) -> float:
+        """Mean training loss of the last steps, in nats per image; NaN before the first step."""
+        recent = [row[2] for row in self._rows[-_WINDOW:]]
+        return sum(recent) / len(recent) if recent else math.nan
+
+    @property
+    def latest(self) -> dict[str, Any]:
+        """Where the run stands after its last step, in the words of `Check`."""
+        last = self._rows[-1] if self._rows else [0, 0, math.nan, math.nan]
+        numbers = {"step": self.step, "epoch": last[1], "seconds": self.seconds}
+        return {**numbers, "loss": self.recent_loss, "held_out": last[3]}
+
     def summary(self) -> dict[str, str]:
         """What the progress bar shows beside the steps, in nats per image."""
-        recent = [row[2] for row in self._rows[-_WINDOW:]]
-        shown = {"loss": f"{sum(recent) / max(len(recent), 1):.2f}"}
+        shown = {"loss": f"{self.recent_loss:.2f}"}
         if self._checked and not math.isnan(held_out := self._rows[self._checked - 1][3]):
             shown["held-out"] = f"{held_out:.2f}"
         return shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 
 from tqdm.auto import tqdm
 
@@ -42,8 +43,8 @@ class Budget:
         if not limits:
             raise ValueError("give epochs, steps or minutes, to say when training ends")
         for name, limit in limits.items():
-            if not limit > 0:
-                raise ValueError(f"{name} must be positive, not {limit!r}")
+            if not isinstance(limit, Real) or not 0 < limit < math.inf:
+                raise ValueError(f"{name} must be positive and finite, not {limit!r}")
         most = min(limits.get("steps", math.inf), limits.get("epochs", math.inf) * per_epoch)
         seconds = 60 * limits.get("minutes", math.inf)
         given = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,10 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from capsule_zoo.data import Batches, Split
+from capsule_zoo.data import Split
+from capsule_zoo.data.batches import BatchSource
 from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.inference.callbacks import Callback, Check, call_back
 from capsule_zoo.inference.check import refuse_misfit
 from capsule_zoo.inference.checkpoint import (
     CheckpointError,
@@ -32,11 +34,12 @@ from capsule_zoo.inference.checkpoint import (
 from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.inference.non_finite import NonFiniteLoss, first_bad_site
 from capsule_zoo.inference.objective import default_objective, loss_per_image
+from capsule_zoo.inference.optimizers import OptimizerFactory, make_optimizer
 from capsule_zoo.inference.progress import Progress
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.workers import Workers
 
-OptimizerFactory = Callable[[list], torch.optim.Optimizer]
+CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 
 class Trainer:
@@ -47,7 +50,7 @@ class Trainer:
         model: nn.Module,
         guide: nn.Module,
         objective: ELBO | None,
-        batches: Batches,
+        batches: BatchSource,
         validation: Split | None,
         workers: Workers,
         labels: bool,
@@ -57,9 +60,7 @@ class Trainer:
         self.batches, self.validation = batches, validation
         self.workers, self.labels = workers, labels
         self.dtype = next((p.dtype for module in self.pair for p in module.parameters()), None)
-        whole = batches.batch_size >= len(batches.split)  # parameters may belong to its images
-        few = batches.split if whole else batches.split[:2]
-        example = self._ready(few.images, few.labels)
+        example = self._ready(*batches.example())
         refuse_misfit(model, guide, *example)
         self.objective = objective or default_objective(model, *example)
         with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
@@ -70,9 +71,15 @@ class Trainer:
         self.progress = Progress(len(batches))
         self.best: dict[str, dict[str, Tensor]] = {}
         self.seed = batches.seed
+        self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
 
     def set_optimizer(
-        self, factory: OptimizerFactory, lr: float | dict, schedule: str, clip: float | None
+        self,
+        factory: OptimizerFactory,
+        lr: float | dict,
+        schedule: str,
+        warmup: int,
+        clip: float | None,
     ) -> None:
         groups: list[dict[str, Any]] = []
         seen: set[nn.Parameter] = set()
@@ -84,16 +91,21 @@ class Trainer:
                 groups.append({"params": parameters, "lr": rate})
         if not groups:
             raise ValueError("there is no parameter to train; freeze less")
-        self.optimizer = factory(groups)
+        self.optimizer = make_optimizer(factory, groups)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
         self.parameters = [p for group in groups for p in group["params"]]
-        self.schedule, self.clip = SCHEDULES[schedule], clip
+        self.schedule, self.warmup, self.clip = SCHEDULES[schedule], max(warmup, 1), clip
 
     def set_checks(
-        self, validate_every: int, patience: int | None, checkpoint: str | os.PathLike | None
+        self,
+        validate_every: int,
+        patience: int | None,
+        checkpoint: CheckpointPlace | None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.validate_every, self.patience, self.checkpoint = validate_every, patience, checkpoint
+        self.callbacks = callbacks
 
     def start(self, resume: str | os.PathLike | None, seed: int) -> None:
         """Seed the run, or take up the state of the one that `resume` holds."""
@@ -101,6 +113,7 @@ class Trainer:
         self.random = random_state(self.workers.device)
         if resume is not None:
             self._load(load_checkpoint(resume))
+            self.saved = resume
 
     def run(self, budget: Budget, bar: tqdm) -> str:
         """Step until something ends the run; returns what it was."""
@@ -139,8 +152,9 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or math.inf)
         if not torch.isfinite(loss + norm):
             self._explain(images, labels, before)
+        share = self.schedule(fraction) * min((self.progress.step + 1) / self.warmup, 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * self.schedule(fraction)
+            group["lr"] = group["initial_lr"] * share
         self.optimizer.step()
         self.random = random_state(self.workers.device)
         rate = self.optimizer.param_groups[0]["lr"]
@@ -160,7 +174,7 @@ class Trainer:
         set_random_state(before, self.workers.device)
         site = first_bad_site(*self.pair, images, labels)
         if site or certain:
-            raise NonFiniteLoss(self.progress.step + 1, site, self.checkpoint)
+            raise NonFiniteLoss(self.progress.step + 1, site, self.saved)
 
     def _check(self) -> str | None:
         """Held-out value, best state, checkpoint; the reason to stop early, if there is one."""
@@ -168,12 +182,25 @@ class Trainer:
         if improved and self.patience is not None:
             self.best = {role: to_cpu(m.state_dict()) for role, m in self.modules.items()}
         self._save()
+        stopping = self._call_back()
         if self.patience is None or self.progress.checks_since_best < self.patience:
-            return None
+            return stopping
         return (
             f"no lower value in {self.patience} checks since step {self.progress.best_step} "
             f"({self.progress.best_loss:.4f} nats per image), which is restored"
         )
+
+    def _call_back(self) -> str | None:
+        """Call the callbacks on the first process; the reason to stop, if one wants to."""
+        if not self.callbacks:
+            return None
+        name = None
+        if self.workers.is_first:
+            with in_eval_mode(*self.pair):
+                name = call_back(self.callbacks, Check(*self.pair, **self.progress.latest))
+            set_random_state(self.random, self.workers.device)  # whatever they have drawn
+        wanted = self.workers.agree(float(name is not None))
+        return f"stopped by the callback {name or 'of the first process'}" if wanted else None
 
     def _held_out(self) -> float:
         """Loss on the validation split, nats per image; NaN where there is none."""
@@ -194,6 +221,7 @@ class Trainer:
             self._check()
         elif stopped == "interrupted":
             self._save()
+            self._call_back()
         if self.best and stopped != "interrupted":
             for role, module in self.modules.items():
                 module.load_state_dict(self.best[role])
@@ -225,7 +253,11 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "config": self._config(),
         }
-        save_checkpoint(self.checkpoint, tree)
+        if callable(self.checkpoint):
+            self.checkpoint(tree)
+        else:
+            save_checkpoint(self.checkpoint, tree)
+            self.saved = self.checkpoint
 
     def _load(self, tree: dict) -> None:
         for role, module in self.modules.items():
@@ -240,7 +272,10 @@ class Trainer:
             )
         for role, module in self.modules.items():
             module.load_state_dict(tree[role])
+        rates = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(tree["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["initial_lr"] = rate  # of this call, which may differ from the one before
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(tree["objective"])
         self.best = tree["best"]
@@ -254,7 +289,7 @@ class Trainer:
             "objective": type(self.objective).__name__,
             "optimizer": type(self.optimizer).__name__,
             "trained_parameters": len(self.parameters),
-            "images": len(self.batches.split),
+            "images": self.batches.num_images,
             "batch_size": self.batches.batch_size,
             "seed": self.seed,
             "processes": self.workers.size,

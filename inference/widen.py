@@ -15,16 +15,18 @@ import torch
 from pyro import distributions as dist
 from pyro import poutine
 from pyro.infer import ELBO
+from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.bound import point_sites
 from capsule_zoo.inference.check import check_pair, is_delta
-from capsule_zoo.inference.evaluate import is_per_image, point_sites
 from capsule_zoo.inference.isolation import frozen, isolated_parameters
 from capsule_zoo.inference.objective import call_arguments
+from capsule_zoo.inference.prepare import is_per_image
 from capsule_zoo.inference.train import fit
 from capsule_zoo.models.base import check_images_of, check_positive
 
@@ -52,9 +54,7 @@ class Widened(Guide):
         super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
         self.per_image = is_per_image(guide)
-        with poutine.block(), torch.no_grad(), torch.random.fork_rng():
-            guide_trace = poutine.trace(guide).get_trace(images)
-            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images)
+        guide_trace, model_trace = _traces(model, guide, images)
         sites = sorted(point_sites(model_trace, guide_trace))
         if not sites:
             raise ValueError(
@@ -66,6 +66,8 @@ class Widened(Guide):
             center = biject_to(self.supports[name]).inv(guide_trace.nodes[name]["value"])
             start = torch.full_like(center[:1], scale).log()  # (1, ...), shared by all images
             self.register_parameter(f"{name}_log_scale", nn.Parameter(start))
+        guide_trace, model_trace = _traces(_discrete(model), _discrete(guide), images)
+        self.discrete_points = point_sites(model_trace, guide_trace)
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -84,13 +86,27 @@ class Widened(Guide):
         return [getattr(self, f"{name}_log_scale") for name in self.supports]
 
     def with_discrete_presences(self) -> Widened:
-        """The same scales around the discrete guide's poses."""
-        discrete = getattr(self.guide, "with_discrete_presences", lambda: self.guide)()
+        """The same scales around the discrete guide's poses; no scale where a site is discrete."""
+        discrete = _discrete(self.guide)
         if discrete is self.guide:
             return self
         twin = copy.copy(self)
         twin._modules = {**self._modules, "guide": discrete}
+        twin.supports = {k: v for k, v in self.supports.items() if k in self.discrete_points}
         return twin
+
+
+def _traces(model: nn.Module, guide: nn.Module, images: Tensor) -> tuple[Trace, Trace]:
+    """Run the guide, and the model on the guide's draws; the random state stays as it was."""
+    with poutine.block(), torch.no_grad(), torch.random.fork_rng():
+        guide_trace = poutine.trace(guide).get_trace(images)
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images)
+    return guide_trace, model_trace
+
+
+def _discrete(module: nn.Module) -> nn.Module:
+    """Return the module with discrete presences, where it offers that."""
+    return getattr(module, "with_discrete_presences", lambda: module)()
 
 
 class _Widening(Messenger):

@@ -79,6 +79,25 @@ class Workers:
                     distributed.broadcast(value, src=0)
 
 
+def is_first_process() -> bool:
+    """Return True in the process that writes and prints: the only one, or `torchrun`'s first."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """Return a device by its name; ValueError, naming those that are there, where it is not."""
+    there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        there.append("mps:0")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or f"{chosen.type}:{chosen.index or 0}" not in ["cpu:0", *there]:
+        raise ValueError(f"device must be one of {', '.join(there)}, not {str(device)!r}")
+    return chosen
+
+
 @contextmanager
 def join_workers(device: str | torch.device) -> Iterator[Workers]:
     """The workers of this run; under `torchrun` the process group is made where there is none."""

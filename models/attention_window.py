@@ -33,30 +33,30 @@ from capsule_zoo.models.base import check_at_least
 
 
 def filterbank(centre: Tensor, stride: Tensor, variance: Tensor, size: int, pixels: int) -> Tensor:
-    """The filters along one axis, each of which sums to 1, (B, size, pixels).
+    """The filters along one axis, each of which sums to 1, (*batch, size, pixels).
 
     Args:
-        centre: of the window, pixels from the centre of the image, (B,).
-        stride: pixels from one filter to the next, (B,).
-        variance: of a filter, in squared pixels, (B,).
+        centre: of the window, pixels from the centre of the image, (*batch,).
+        stride: pixels from one filter to the next, (*batch,).
+        variance: of a filter, in squared pixels, (*batch,).
         size: number of filters.
         pixels: of the image along this axis.
     """
     step = torch.arange(size, device=centre.device) - (size - 1) / 2
     pixel = torch.arange(pixels, device=centre.device) - (pixels - 1) / 2
-    mean = centre[:, None] + step.to(centre) * stride[:, None]  # (B, size)
+    mean = centre[..., None] + step.to(centre) * stride[..., None]  # (*batch, size)
     apart = (pixel.to(centre) - mean[..., None]).square()
-    return (-0.5 * apart / variance[:, None, None]).softmax(-1)
+    return (-0.5 * apart / variance[..., None, None]).softmax(-1)
 
 
 class Window(NamedTuple):
-    """A window for each of B images.
+    """A window for each image of a batch, which may have several dims.
 
     Attributes:
-        rows, columns: filters along y and x, (B, N, height) and (B, N, width).
-        intensity: (B,).
-        centre: (x, y), pixels from the centre of the image, (B, 2).
-        stride: pixels from one filter to the next, (B,).
+        rows, columns: filters along y and x, (*batch, N, height) and (*batch, N, width).
+        intensity: (*batch,).
+        centre: (x, y), pixels from the centre of the image, (*batch, 2).
+        stride: pixels from one filter to the next, (*batch,).
     """
 
     rows: Tensor
@@ -66,14 +66,14 @@ class Window(NamedTuple):
     stride: Tensor
 
     def read(self, images: Tensor) -> Tensor:
-        """Patches (B, C, N, N) of images (B, C, height, width)."""
-        patches = self.rows[:, None] @ images @ self.columns[:, None].mT
-        return self.intensity[:, None, None, None] * patches
+        """Patches (*batch, C, N, N) of images (*batch, C, height, width)."""
+        patches = self.rows[..., None, :, :] @ images @ self.columns[..., None, :, :].mT
+        return self.intensity[..., None, None, None] * patches
 
     def write(self, patches: Tensor) -> Tensor:
-        """Images (B, C, height, width) that hold patches (B, C, N, N)."""
-        images = self.rows[:, None].mT @ patches @ self.columns[:, None]
-        return images / self.intensity[:, None, None, None]
+        """Images (*batch, C, height, width) that hold patches (*batch, C, N, N)."""
+        images = self.rows[..., None, :, :].mT @ patches @ self.columns[..., None, :, :]
+        return images / self.intensity[..., None, None, None]
 
 
 class Aim(PyroModule):
@@ -84,7 +84,7 @@ class Aim(PyroModule):
         size: N, filters along each axis.
         shape: height and width of the images, in pixels.
 
-    Called on states (B, hidden) it returns a `Window`.
+    Called on states (*batch, hidden) it returns a `Window`.
     """
 
     def __init__(self, hidden: int, size: int, shape: tuple[int, int]) -> None:
@@ -97,9 +97,9 @@ class Aim(PyroModule):
     def forward(self, hidden: Tensor) -> Window:
         height, width = self.shape
         numbers = self.place(hidden)
-        centre = 0.5 * numbers[:, :2] * numbers.new_tensor([width + 1, height + 1])
-        variance, zoom, intensity = numbers[:, 2:].exp().unbind(1)
+        centre = 0.5 * numbers[..., :2] * numbers.new_tensor([width + 1, height + 1])
+        variance, zoom, intensity = numbers[..., 2:].exp().unbind(-1)
         stride = zoom * (max(height, width) - 1) / (self.size - 1)
-        rows = filterbank(centre[:, 1], stride, variance, self.size, height)
-        columns = filterbank(centre[:, 0], stride, variance, self.size, width)
+        rows = filterbank(centre[..., 1], stride, variance, self.size, height)
+        columns = filterbank(centre[..., 0], stride, variance, self.size, width)
         return Window(rows, columns, intensity, centre, stride)

@@ -122,6 +122,11 @@ class Model(NamedModule):
     normalised: bool = True
     supervised: bool = False
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; raise ValueError for a `batch_size` that is not a positive number."""
+        check_at_least(1, batch_size=kwargs.get("batch_size", 1))
+        return super().__call__(*args, **kwargs)
+
     @property
     def latent_sites(self) -> tuple[Site, ...]:
         """The sites that a guide must cover: all but the enumerated ones."""

@@ -59,10 +59,10 @@ class Coupling(PyroModule):
         self.switch_weight = nn.Parameter(torch.zeros(gates, capsules))
 
     def forward(self, inputs: Tensor, gates: Tensor) -> Fields:
-        """The fields from u (B, ...) and v (B, ...)."""
-        field = inputs.flatten(1) @ self.weight.flatten(1)
-        hidden = field.unflatten(1, self.weight.shape[1:])
-        return Fields(hidden, gates.flatten(1) @ self.switch_weight)
+        """The fields from u (B, inputs) and v (B, gates)."""
+        field = inputs @ self.weight.flatten(1)
+        hidden = field.unflatten(-1, self.weight.shape[1:])
+        return Fields(hidden, gates @ self.switch_weight)
 
 
 class GenerativeLayer(PyroModule):
@@ -85,7 +85,7 @@ class GenerativeLayer(PyroModule):
         if self.coupling is None or above is None:
             fields = Fields.none(self.hidden, batch)
         else:
-            fields = self.coupling(above.activity, above.switch)
+            fields = self.coupling(above.activity.flatten(-2), above.switch)
         return capsule_law(self.hidden, self.switch_bias, fields)
 
 

@@ -31,6 +31,7 @@ from capsule_zoo.models.exponential_family import (
     make_units,
     softplus,
 )
+from capsule_zoo.models.plates import refuse_enumeration
 
 
 class Fields(NamedTuple):
@@ -123,13 +124,18 @@ def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
     """The Pyro statements of one layer, within its images plate at dim -2.
 
     Its sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
+
+    Raises:
+        EnumeratedPresence: a site varies along a dim of enumeration.
     """
-    with pyro.plate(f"{name}s", law.gain.shape[1], dim=-1):
+    with pyro.plate(f"{name}s", law.gain.shape[-1], dim=-1):
         switch = torch.ones_like(law.gain)
         if law.switch_logits is not None:
             switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
         units = law.units.law(switch[..., None] * law.field).to_event(1)
         hidden = pyro.sample(f"{name}_hidden", units)
+    refuse_enumeration(f"{name}_switch", switch)
+    refuse_enumeration(f"{name}_hidden", hidden[..., 0])
     return CapsuleState(switch, switch[..., None] * hidden)
 
 
@@ -165,18 +171,18 @@ class CapsuleMachine(Model):
     @pyro_method
     def visible_field(self, capsules: CapsuleState) -> Tensor:
         """phi = sum_k W_k u_k + Omega z, which is added to the visible biases, (B, C, H, W)."""
-        field = capsules.activity.flatten(1) @ self.weight.flatten(1).T
+        field = capsules.activity.flatten(-2) @ self.weight.flatten(1).T
         if self.switched:
             field = field + capsules.switch @ self.switch_weight.T
-        return field.unflatten(1, self.image_shape)
+        return field.unflatten(-1, self.image_shape)
 
     @pyro_method
     def contributions(self, capsules: CapsuleState) -> Tensor:
         """What each capsule adds to the visible biases, (B, K, C, H, W); their sum is phi."""
-        terms = torch.einsum("bkj,mkj->bkm", capsules.activity, self.weight)
+        terms = torch.einsum("...kj,mkj->...km", capsules.activity, self.weight)
         if self.switched:
             terms = terms + capsules.switch[..., None] * self.switch_weight.T
-        return terms.unflatten(2, self.image_shape)
+        return terms.unflatten(-1, self.image_shape)
 
     @pyro_method
     def mean_image(self, capsules: CapsuleState) -> Tensor:
@@ -185,9 +191,9 @@ class CapsuleMachine(Model):
 
     def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
         """The Pyro statement of the image under a field (B, C, H, W), in the images plate."""
-        law = self.visible.law(field[:, None]).to_event(3)  # (B, 1, C, H, W)
+        law = self.visible.law(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
         observed = None if images is None else images[:, None]
-        return pyro.sample("image", law, obs=observed).squeeze(1)
+        return pyro.sample("image", law, obs=observed).squeeze(-4)
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:

@@ -56,6 +56,7 @@ from capsule_zoo.models.capsule_layer import (
     draw_capsules,
 )
 from capsule_zoo.models.exponential_family import GaussianUnits, PoissonUnits, make_units
+from capsule_zoo.models.plates import outer_sizes, unflat_batch
 
 COUPLING_LIMIT = 0.95  # of 1, beyond which a Gaussian-Gaussian machine has no partition function
 
@@ -134,12 +135,20 @@ class CapsuleRBM(CapsuleMachine):
             field = self.visible_field(draw_capsules("capsule", law))
             if images is not None:
                 gain = self.visible.log_partition(field) - self.visible.log_partition()
-                pyro.factor("interaction", gain.flatten(1).sum(1, keepdim=True))
+                pyro.factor("interaction", gain.flatten(-3).sum(-1, keepdim=True))
             return self._sample_image(field, images)
 
     def _chain(self, batch: int) -> CapsuleLaw:
-        """What the model's own Gibbs chain knows of the capsules before its last sweep."""
-        return self.posterior(self.gibbs(self.base_images(batch), self.sweeps - 1))
+        """What the model's own Gibbs chain knows of the capsules before its last sweep.
+
+        Plates outside the model get chains of their own.
+        """
+        outer = outer_sizes()
+        images = self.gibbs(self.base_images(outer.numel() * batch), self.sweeps - 1)
+        fields = self.fields(images)
+        return self.posterior_of(
+            Fields(*(unflat_batch(field, 0, torch.Size([*outer, batch])) for field in fields))
+        )
 
     @pyro_method
     def fields(self, images: Tensor) -> Fields:

@@ -63,12 +63,20 @@ def in_chunks(
 ) -> tuple[Tensor, ...]:
     """`function(*each, *shared)`, computed for `size` rows of a batch at a time.
 
+    Under autocast all of it has the precision of the shared tensors: a routing takes differences
+    of large sums, and the backward pass, which autocast leaves alone, has to repeat the same.
+
     Args:
         function: takes tensors and gives a tuple of them, row by row.
         each: tensors of the batch, rows first.
         shared: tensors that all rows use.
         recompute: keep nothing but the inputs, and repeat each chunk in the backward pass.
     """
+    device = shared[0].device.type
+    if torch.is_autocast_enabled(device):
+        each = tuple(x.to(shared[0].dtype) for x in each)
+        with torch.autocast(device, enabled=False):
+            return in_chunks(function, each, shared, size, recompute)
     if recompute and torch.is_grad_enabled():
         return _InChunks.apply(function, size, len(each), *each, *shared)
     return _apply_in_chunks(function, each, shared, size)

@@ -16,6 +16,7 @@ from pyro.nn import pyro_method
 from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site, check_at_least, check_labels
+from capsule_zoo.models.leading import over_leading
 
 
 def standardised(images: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ class Classifier(Model):
         raise NotImplementedError
 
     def label_law(self, scores: Tensor) -> dist.TorchDistribution:
-        """p(label | scores), from scores (B, classes); here they are logits."""
+        """p(label | scores), from scores (*batch, classes); here they are logits."""
         return dist.Categorical(logits=scores)
 
     def forward(
@@ -63,7 +64,8 @@ class Classifier(Model):
             # a Beta, for torch's Uniform has no density at its upper end, where white pixels are
             one = next(self.parameters()).new_ones(self.image_shape)
             images = pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
-            pyro.sample("label", self.label_law(self.scores(images)), obs=labels)
+            scores = over_leading(self.scores, images, event_dim=3)
+            pyro.sample("label", self.label_law(scores), obs=labels)
         return images
 
     @pyro_method

@@ -34,6 +34,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, check_positive
+from capsule_zoo.models.leading import joined, over_leading
 from capsule_zoo.models.vae import Decoder, Upsampler
 
 Latents = Mapping[str, Tensor]
@@ -93,7 +94,7 @@ class OnRequest(Model):
         raise NotImplementedError
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
-        """Mean pixels (B, C, H, W), of latents by site and requests (B, n)."""
+        """Return mean pixels (*batch, C, H, W) of latents by site and requests (B, n)."""
         raise NotImplementedError
 
     def forward(
@@ -116,11 +117,15 @@ class OnRequest(Model):
             law = dist.Normal(self.mean_image(latents, request), self.sigma_image)
             return pyro.sample("image", law.to_event(3), obs=images)
 
+    def num_images(self, latents: Latents) -> int:
+        """Return B, of latents by site; the first one has values (*batch, n)."""
+        return next(iter(latents.values())).shape[-2]
+
     def mean_image(self, latents: Latents, request: Tensor | None = None) -> Tensor:
-        """E[image | latents, request], (B, C, H, W).
+        """E[image | latents, request], (*batch, C, H, W).
 
         Args:
-            latents: values (B, ...) by site.
+            latents: values (*batch, ...) by site; the last batch dim is that of the B images.
             request: (B, n) or (1, n); the identity by default.
 
         Raises:
@@ -129,7 +134,7 @@ class OnRequest(Model):
         first = next(iter(latents.values()))
         if request is None:
             request = first.new_tensor([self.identity])
-        batch, n = len(first), len(self.identity)
+        batch, n = self.num_images(latents), len(self.identity)
         if request.shape not in ((batch, n), (1, n)):
             raise ValueError(
                 f"request must be ({batch}, {n}) or (1, {n}), not {tuple(request.shape)}; give "
@@ -181,6 +186,10 @@ class BroadcastDecoder(PyroModule):
         self.spread = PyroModule[nn.Conv2d](hidden, 2 * channels, 3, padding=1)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        return over_leading(self._decode, inputs, event_dim=1)
+
+    def _decode(self, inputs: Tensor) -> Tensor:
+        """Return activities (B, C, H, W) of inputs (B, n)."""
         rows, columns = self.upsample.quarter
         row, column = (
             torch.linspace(-1, 1, n, dtype=inputs.dtype, device=inputs.device)
@@ -233,4 +242,4 @@ class ConditionalAutoencoder(OnRequest):
         return {"image_code": centred_normal(self.decoder.mix.weight, self.latent)}
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
-        return leaky_sigmoid(self.decoder(torch.cat([latents["image_code"], request], -1)))
+        return leaky_sigmoid(self.decoder(joined([latents["image_code"], request], -1)))

@@ -66,6 +66,7 @@ from capsule_zoo.models.conditional_autoencoder import (
     leaky_sigmoid,
     starting_dark,
 )
+from capsule_zoo.models.leading import joined, over_leading
 from capsule_zoo.models.vae import Upsampler
 
 
@@ -73,16 +74,16 @@ def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
     """Capsules added to the four cells around their addresses, with bilinear weights.
 
     Args:
-        address: (B, capsules, 2), row and column; -1 is the first cell, 1 the last.
-        activation: (B, capsules, maps).
+        address: (*batch, capsules, 2), row and column; -1 is the first cell, 1 the last.
+        activation: (*batch, capsules, maps).
         size: (rows, columns) of the grid.
 
     Returns:
-        Maps (B, maps, rows, columns).
+        Maps (*batch, maps, rows, columns).
     """
     rows, columns = (_hats(q, n) for q, n in zip(address.unbind(-1), size, strict=True))
     # Dense weights and one product: the grid is small, and scattering is slower on every device
-    weights = (rows[..., None] * columns[..., None, :]).flatten(2)  # (B, capsules, cells)
+    weights = (rows[..., None] * columns[..., None, :]).flatten(-2)  # (*batch, capsules, cells)
     return (activation.mT @ weights).unflatten(-1, size)
 
 
@@ -98,7 +99,7 @@ class LogRelaxedOneHot(ExpRelaxedCategorical, TorchDistributionMixin):
 
 
 class Parts(NamedTuple):
-    """Part capsules: `address` (B, C, numbers in an address) and `activation` (B, C, maps)."""
+    """Part capsules: `address` (*batch, C, its numbers) and `activation` (*batch, C, maps)."""
 
     address: Tensor
     activation: Tensor
@@ -114,9 +115,9 @@ def scatter(bias: nn.Parameter) -> None:
 
 
 class CapsuleNetworks(PyroModule):
-    """One network of two layers for each capsule: (B, capsules, inputs) to (B, capsules, outputs).
+    """One network of two layers for each capsule, all of them two batched products.
 
-    All of them are two batched products.
+    Called on (*batch, capsules, inputs) it returns (*batch, capsules, outputs).
     """
 
     def __init__(self, capsules: int, inputs: int, hidden: int, outputs: int) -> None:
@@ -127,6 +128,10 @@ class CapsuleNetworks(PyroModule):
         self.bias_out = _uniform(hidden, capsules, 1, outputs)
 
     def forward(self, capsules: Tensor) -> Tensor:
+        return over_leading(self._read, capsules, event_dim=2)
+
+    def _read(self, capsules: Tensor) -> Tensor:
+        """Return (B, capsules, outputs) of (B, capsules, inputs)."""
         hidden = torch.baddbmm(self.bias_in, capsules.transpose(0, 1), self.weight_in).relu()
         return torch.baddbmm(self.bias_out, hidden, self.weight_out).transpose(0, 1)
 
@@ -164,11 +169,11 @@ class Canvas(PyroModule):
         return self.upsample(self.route(parts))
 
     def route(self, parts: Parts) -> Tensor:
-        """Maps (B, maps, rows, columns)."""
+        """Maps (*batch, maps, rows, columns)."""
         address, activation = parts
         if not self.learned:
             return splat(address, activation, self.grid)
-        weights = (address @ self.cells).softmax(-1)  # (B, capsules, cells)
+        weights = (address @ self.cells).softmax(-1)  # (*batch, capsules, cells)
         return (activation.mT @ weights).unflatten(-1, self.grid)
 
 
@@ -225,7 +230,7 @@ class RoutedByAddress(OnRequest):
 
     def heard(self, code: Tensor, request: Tensor) -> Tensor:
         """What parts are computed from: codes (B, n), and requests where the two are mixed."""
-        return code if self.linear else torch.cat([code, request], -1)
+        return code if self.linear else joined([code, request], -1)
 
     def place(self, said: Tensor, request: Tensor) -> Tensor:
         """Addresses (B, C, n), of what the networks say of them (B, C, `address_numbers`)."""
@@ -234,7 +239,7 @@ class RoutedByAddress(OnRequest):
         if self.constant:  # zeros leave the image as it is, and move nothing away from the middle
             request = F.pad(request, (0, 1), value=1.0)
         matrices = said.unflatten(-1, (self.canvas.address_length, -1))
-        return torch.einsum("bcan,bn->bca", matrices, request)
+        return torch.einsum("...can,...n->...ca", matrices, request)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
         """The law of one image's code, by site."""
@@ -305,6 +310,9 @@ class GenerativeCapsNet(RoutedByAddress):
             return LogRelaxedOneHot(logits.new_tensor(self.temperature), logits=logits)
         return dist.OneHotCategorical(logits=logits)
 
+    def num_images(self, latents: Latents) -> int:
+        return max(latents[name].shape[-2] for name in ("object_kind", "object_pose"))
+
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
         weight = self.vote.weight
         return {
@@ -315,8 +323,8 @@ class GenerativeCapsNet(RoutedByAddress):
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         kind, pose = latents["object_kind"], latents["object_pose"]
         kind = kind.exp() if self.relaxed else kind
-        votes = self.vote(self.heard(pose, request)).unflatten(1, (self.kinds, -1))
-        parts = (kind[:, None] @ votes).view(len(votes), self.parts, self.length)
+        votes = self.vote(self.heard(pose, request)).unflatten(-1, (self.kinds, -1))
+        parts = (kind[..., None, :] @ votes)[..., 0, :].unflatten(-1, (self.parts, self.length))
         return Parts(self.place(self.address(parts), request), self.activation(parts).sigmoid())
 
 
@@ -354,6 +362,6 @@ class ContinuousCapsNet(RoutedByAddress):
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         mixed = F.relu(self.mix(self.heard(latents["image_code"], request)))
         said, activation = (
-            read(mixed).unflatten(1, (self.parts, -1)) for read in (self.address, self.activation)
+            read(mixed).unflatten(-1, (self.parts, -1)) for read in (self.address, self.activation)
         )
         return Parts(self.place(said, request), activation.sigmoid())

@@ -28,9 +28,10 @@ register_optimizer_step_post_hook(_count)
 class Handover:
     """One value that a guide leaves, and that a model takes where nothing it rests on has changed.
 
-    It rests on tensors: they must be the same objects when the value is taken, of the same
-    contents, with gradients recorded or not as before. It is taken once, for autograd walks a graph
-    but once. Copies and files hold nothing.
+    The value is valid only for the tensors that it was computed from: `take` returns it if they are
+    the same objects, unchanged, with gradients and autocast as before. So it holds for particles
+    in a plate on the left as well, unless codes were expanded or moved in between. It can be taken
+    once, because a backward pass frees the graph. Copies and pickles are empty.
 
         handover.leave(value, [*codes, *model.parameters()])        # in the guide
         value = handover.take([*codes, *model.parameters()])        # in the model; None: no such
@@ -59,5 +60,7 @@ class Handover:
 
 
 def _state(tensors: list[Tensor]) -> list[int]:
-    """What differs once tensors have new contents, or gradients are recorded or are no more."""
-    return [torch.is_grad_enabled(), _updates[0], *(tensor._version for tensor in tensors)]
+    """Return what differs once tensors have new contents, or results another graph or precision."""
+    autocast = torch.is_autocast_enabled(tensors[0].device.type) if tensors else False
+    versions = (tensor._version for tensor in tensors)
+    return [torch.is_grad_enabled(), autocast, _updates[0], *versions]

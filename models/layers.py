@@ -42,6 +42,8 @@ class BalancedLogits(PyroModule):
     Each column has mean zero and deviation `spread` over a batch in training mode, and over the
     running statistics otherwise, or when the batch is a single image. A presence can then be
     neither always on nor always off, which is where relaxed presences collapse early in training.
+    Called on logits (*outer, B, columns): every outer index, such as a particle, has statistics of
+    its own, and the running ones move towards their mean.
 
     Reference: Zhu et al. 2020, "A Batch Normalized Inference Network Keeps the KL Vanishing Away"
     (arXiv 2004.12585).
@@ -57,14 +59,22 @@ class BalancedLogits(PyroModule):
         self.register_buffer("running_variance", torch.ones(columns))
 
     def forward(self, logits: Tensor) -> Tensor:
+        training = self.training and logits.shape[-2] > 1
+        if logits.dim() == 2:
+            mean, variance = self.running_mean, self.running_variance
+            return self.spread * F.batch_norm(
+                logits, mean, variance, training=training, momentum=self.momentum
+            )
+        by_image = logits.movedim(-2, 0)  # (B, *outer, columns)
+        copies = by_image[0, ..., 0].numel()
+        mean, variance = (x.repeat(copies) for x in (self.running_mean, self.running_variance))
         normal = F.batch_norm(
-            logits,
-            self.running_mean,
-            self.running_variance,
-            training=self.training and len(logits) > 1,
-            momentum=self.momentum,
+            by_image.flatten(1), mean, variance, training=training, momentum=self.momentum
         )
-        return self.spread * normal
+        if training:
+            self.running_mean.copy_(mean.unflatten(0, (copies, -1)).mean(0))
+            self.running_variance.copy_(variance.unflatten(0, (copies, -1)).mean(0))
+        return self.spread * normal.view_as(by_image).movedim(0, -2)
 
 
 class MultiheadAttentionBlock(PyroModule):

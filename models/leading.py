@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 
@@ -27,3 +28,16 @@ def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim:
         return network(inputs)
     output = network(inputs.reshape(-1, *inputs.shape[len(batch) :]))
     return output.reshape(*batch, *output.shape[1:])
+
+
+def joined(tensors: list[Tensor], dim: int) -> Tensor:
+    """Concatenate tensors along a negative `dim`, with the dims on its left broadcast.
+
+    A tensor that does not depend on a plate lacks the plate's dim: observed images, for example,
+    are the same for all particles. Where no tensor lacks a dim it is `torch.cat` itself.
+    """
+    first = tensors[0].shape[:dim]
+    if all(x.shape[:dim] == first for x in tensors):
+        return torch.cat(tensors, dim)
+    batch = torch.broadcast_shapes(*(x.shape[:dim] for x in tensors))
+    return torch.cat([x.expand(*batch, *x.shape[dim:]) for x in tensors], dim)

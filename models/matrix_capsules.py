@@ -176,7 +176,7 @@ class MatrixCapsules(Classifier):
         return self.capsules(images)[-1].logits[:, 0]
 
     def label_law(self, scores: Tensor) -> dist.TorchDistribution:
-        """p(label | class capsules), from the log-odds of their presences (B, classes)."""
+        """p(label | class capsules), from the log-odds of their presences (*batch, classes)."""
         if self.likelihood == "categorical":
             return super().label_law(scores)
         return SpreadLabels(scores.sigmoid(), self.margin)

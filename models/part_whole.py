@@ -28,9 +28,7 @@ References:
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
-from typing import NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -40,118 +38,24 @@ from pyro.nn import PyroModule
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
-from capsule_zoo.models import poses, templates
+from capsule_zoo.models import templates
 from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, check_positive
+from capsule_zoo.models.parent_selection import Capsules, ChildLaw, Level, ParentSelection
 from capsule_zoo.models.pixel_mixture import PixelMixture
+from capsule_zoo.models.plates import (
+    bayesian_parameters,
+    flat_batch,
+    per_image,
+    unflat_batch,
+)
 from capsule_zoo.models.selection import (
     LogitRelaxedBernoulli,
     ParentMixture,
     as_presence,
-    log_presence,
-    parent_log_weights,
     pose_about_rotations,
 )
 
 _BACKGROUND_WEIGHT = 0.1  # of what lies behind the parts, beside alphas that reach 1
-
-
-class Level(NamedTuple):
-    """One level of the hierarchy: what its capsules are called, and how many there are."""
-
-    name: str
-    size: int
-
-    @property
-    def plate(self) -> str:
-        return f"{self.name}s"
-
-
-class Capsules(NamedTuple):
-    """The random choices of one level.
-
-    Attributes:
-        presence: the presence site's value (B, capsules), a logit where presences are relaxed.
-        pose: (B, capsules, 6).
-    """
-
-    presence: Tensor
-    pose: Tensor
-
-
-class ChildLaw(NamedTuple):
-    """What each choice of a parent says of a child; column 0 is the dummy.
-
-    Attributes:
-        log_weights: unnormalised log p(s_i = j | t), (B, children, 1 + parents).
-        presence_logits: logit of gamma_ij, (children, 1 + parents).
-        vote: mean of the pose, (B, children, 1 + parents, 6).
-        scale_on, scale_off: deviations of the pose when the child is there and when it is not,
-            (children, 1 + parents).
-    """
-
-    log_weights: Tensor
-    presence_logits: Tensor
-    vote: Tensor
-    scale_on: Tensor
-    scale_off: Tensor
-
-    def scale(self, there: Tensor) -> Tensor:
-        """Deviation of the pose, by choice, of children that are there to the degree t (B, n)."""
-        there = there[..., None]
-        return there * self.scale_on + (1 - there) * self.scale_off  # (B, children, 1 + parents)
-
-    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
-        """Laws of the poses, one for each choice, of children that are there to the degree t."""
-        return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
-
-
-class ParentSelection(PyroModule):
-    """The learned relation between a level of children and the level of their parents.
-
-    Parameters: `log_affinity` (log rho), `presence_logits` (gamma), `transform` (M, six numbers
-    row by row) and `raw_scale` (sigma = sigma_min + softplus), one entry for each child and parent.
-    """
-
-    def __init__(
-        self,
-        children: int,
-        parents: int,
-        *,
-        epsilon: float,
-        dummy_presence: float,
-        sigma_min: float,
-        sigma_off: float,
-        sigma_dummy: float,
-        child_scale: float,
-    ) -> None:
-        super().__init__()
-        self.epsilon, self.sigma_min = epsilon, sigma_min
-        self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
-        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
-        self.log_affinity = nn.Parameter(torch.zeros(children, parents))
-        self.presence_logits = nn.Parameter(torch.zeros(children, parents))
-        self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
-        # Parents begin nearly alike and part ways as the data ask. Begun apart, the first lucky one
-        # takes a child for good.
-        place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(children, 1, 6)
-        apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(children, parents, 6)
-        shrink = torch.tensor(poses.IDENTITY) * (child_scale - 1)
-        self.transform = nn.Parameter(shrink + place + apart)
-
-    def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
-        identity = poses.identity_like(parents.pose)
-        votes = poses.compose(parents.pose[:, None], identity + self.transform)
-        dummy_vote = identity.expand_as(votes[:, :, :1])
-        scale = self.sigma_min + F.softplus(self.raw_scale)
-        scale_off = torch.full_like(scale, self.sigma_off)
-        log_t = log_presence(parents.presence, relaxed)
-        return ChildLaw(
-            parent_log_weights(log_t, self.log_affinity, self.epsilon),
-            F.pad(self.presence_logits, (1, 0), value=self.dummy_logit),
-            torch.cat([dummy_vote, votes], dim=2),
-            F.pad(scale, (1, 0), value=self.sigma_dummy),
-            F.pad(scale_off, (1, 0), value=self.sigma_dummy),
-        )
 
 
 class PartWholeCapsules(Model):
@@ -185,13 +89,15 @@ class PartWholeCapsules(Model):
         ValueError: a size below 1, a deviation that is not positive, an unknown option.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    The image site lives in the images plate at dim -2, so its value is (B, 1, C, H, W).
+    The image site lives in the images plate at dim -2, so its value is (B, 1, C, H, W). Plates
+    outside the model, at dim -3 and further left, put their dims in front of B. Presences cannot be
+    enumerated (`EnumeratedPresence`), and parameters may be a `PyroSample`; see `models.plates`.
     """
 
     def __init__(
         self,
-        objects: int = 16,
-        parts: int = 24,
+        objects: int = 32,
+        parts: int = 16,
         *,
         layers: tuple[int, ...] | None = None,
         template_size: int = 11,
@@ -205,7 +111,7 @@ class PartWholeCapsules(Model):
         sigma_place: float | None = None,
         rotations: int = 1,
         instances: int = 1,
-        sigma_min: float = 0.05,
+        sigma_min: float = 0.02,
         sigma_off: float = 1.0,
         sigma_dummy: float = 1.0,
         epsilon: float = 0.02,
@@ -217,9 +123,9 @@ class PartWholeCapsules(Model):
         layers = (objects, parts) if layers is None else tuple(layers)
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
-        height, width = (image_size,) * 2 if isinstance(image_size, int) else image_size
+        height, width = templates.height_and_width(image_size)
+        check_at_least(1, objects=objects, parts=parts, rotations=rotations, instances=instances)
         check_at_least(1, layers=layers, template_size=template_size, image_size=image_size)
-        check_at_least(1, rotations=rotations, instances=instances)
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
         check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
         sigma_place = sigma_top if sigma_place is None else sigma_place
@@ -297,40 +203,47 @@ class PartWholeCapsules(Model):
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
         self.check_images(images)
+        self._draw_bayesian_parameters()
         batch = batch_size if images is None else len(images)
         top, *below = self.levels
         with pyro.plate("images", batch, dim=-2):
             with pyro.plate(top.plate, top.size, dim=-1):
-                presence = pyro.sample("object_presence", self.presence_law(self.presence_logits))
-                capsules = Capsules(presence, pyro.sample("object_pose", self.object_pose_law()))
+                logits = per_image(self.presence_logits, 1)
+                presence = pyro.sample("object_presence", self.presence_law(logits))
+                pose = pyro.sample("object_pose", self.object_pose_law())
+            capsules = Capsules.drawn(top, presence, pose)
             for level, selection in zip(below, self.selections, strict=True):
                 law = selection(capsules, self.relaxed)
                 with pyro.plate(level.plate, level.size, dim=-1):
                     draw = self._marginal if self.selection == "marginal" else self._enumerated
-                    capsules = draw(level.name, law)
+                    presence, pose = draw(level.name, law)
+                capsules = Capsules.drawn(level, presence, pose)
             observed = None if images is None else images[:, None]
-            return pyro.sample("image", self.image_law(capsules), obs=observed).squeeze(1)
+            return pyro.sample("image", self.image_law(capsules), obs=observed).squeeze(-4)
 
-    def _enumerated(self, name: str, law: ChildLaw) -> Capsules:
+    def _draw_bayesian_parameters(self) -> None:
+        """Draw parameters that are a `PyroSample`: here, outside the plates, and once in a call."""
+        for module, name in bayesian_parameters(self):
+            getattr(module, name)
+
+    def _enumerated(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
         """Children as the story tells them; the parent's choice is an enumerated site."""
         choice = dist.Categorical(logits=law.log_weights)
         parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
-        image = torch.arange(law.vote.shape[0], device=parent.device)[:, None]
-        child = torch.arange(law.vote.shape[1], device=parent.device)
-        logits = Vindex(law.presence_logits)[child, parent]
+        logits = Vindex(law.presence_logits)[..., parent]
         presence = pyro.sample(f"{name}_presence", self.presence_law(logits))
         there = as_presence(presence, self.relaxed)
-        scale_on = Vindex(law.scale_on)[child, parent]
-        scale_off = Vindex(law.scale_off)[child, parent]
+        scale_on = Vindex(law.scale_on)[..., parent]
+        scale_off = Vindex(law.scale_off)[..., parent]
         scale = there * scale_on + (1 - there) * scale_off
-        vote = Vindex(law.vote)[image, child, parent, :]
+        vote = Vindex(law.vote)[..., parent, :]
         pose = pyro.sample(f"{name}_pose", dist.Normal(vote, scale[..., None]).to_event(1))
-        return Capsules(presence, pose)
+        return presence, pose
 
-    def _marginal(self, name: str, law: ChildLaw) -> Capsules:
+    def _marginal(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
         """Children with the parent's choice summed out: p(t), then p(A | t)."""
         presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
-        return Capsules(presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence)))
+        return presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
 
     def _presence_mixture(self, law: ChildLaw) -> ParentMixture:
         logits = law.presence_logits.expand_as(law.log_weights)
@@ -354,43 +267,56 @@ class PartWholeCapsules(Model):
 
     def templates(self) -> tuple[Tensor, Tensor]:
         """Every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
-        return self._paint().split([self.image_shape[0], 1], dim=1)
+        return self._paint().split([self.image_shape[0], 1], dim=-3)
 
     def _paint(self) -> Tensor:
-        paint = self.template_logits.sigmoid().repeat_interleave(self.instances, 0)
-        return paint[: self.levels[-1].size]
+        paint = per_image(self.template_logits, 4).sigmoid().repeat_interleave(self.instances, -4)
+        return paint[..., : self.levels[-1].size, :, :, :]
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Every part drawn alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...)."""
+        """Every part drawn alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...).
+
+        Batch dims in front of B are flattened into it.
+        """
         drawn = templates.warp(self._paint(), parts.pose, self.image_shape[1:])
-        there = as_presence(parts.presence, self.relaxed).T[:, None, :, None, None]
+        there = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
         # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
         colour, alpha = drawn.split([self.image_shape[0], 1], dim=1)
         return colour, alpha * there
 
     def canvas(self, like: Tensor) -> Tensor:
-        """What lies behind the parts, (C, 1, H, W)."""
+        """What lies behind the parts, (C, 1, H, W), or (C, B, H, W) where it is not one for all.
+
+        Args:
+            like: alpha of the parts, (parts, 1, B, H, W).
+        """
         if self.background == "learned":
-            return self.background_logits.sigmoid()[:, None]
+            behind = flat_batch(per_image(self.background_logits, 3).sigmoid(), 3)
+            if behind.dim() == 3:
+                return behind[:, None]
+            return behind.repeat_interleave(like.shape[2] // len(behind), 0).transpose(0, 1)
         return like.new_zeros(self.image_shape)[:, None]
 
     def image_law(self, parts: Capsules) -> dist.TorchDistribution:
         """The law of the image site, batch shape (B, 1) and event shape (C, H, W)."""
         if self.likelihood == "mixture":
-            return self._pixel_mixture(*self.layers(parts))
-        return dist.Normal(self.render(parts)[:, None], self.sigma_image).to_event(3)
+            return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
+        return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)
 
     def render(self, parts: Capsules) -> Tensor:
         """The mean image (B, C, H, W) of the parts' choices."""
+        batch = parts.presence.shape[:-1]
         colour, alpha = self.layers(parts)
         if self.likelihood == "mixture":
-            return self._pixel_mixture(colour, alpha).mean.squeeze(1)
-        return templates.over(colour, alpha, self.canvas(alpha)).transpose(0, 1)
+            return self._pixel_mixture(colour, alpha, batch).mean.squeeze(-4)
+        canvas = templates.over(colour, alpha, self.canvas(alpha))
+        return unflat_batch(canvas.transpose(0, 1), 0, batch)
 
-    def _pixel_mixture(self, colour: Tensor, alpha: Tensor) -> PixelMixture:
+    def _pixel_mixture(self, colour: Tensor, alpha: Tensor, batch: torch.Size) -> PixelMixture:
         behind = self.canvas(alpha).expand(colour.shape[1:])
         weight = F.pad(alpha, (0, 0) * 4 + (1, 0), value=_BACKGROUND_WEIGHT)
-        return PixelMixture(torch.cat([behind[None], colour]), weight, self.sigma_image)
+        colours = unflat_batch(torch.cat([behind[None], colour]), 2, batch)
+        return PixelMixture(colours, unflat_batch(weight, 2, batch), self.sigma_image)
 
 
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:

@@ -58,6 +58,7 @@ from capsule_zoo.models.base import (
     check_positive,
 )
 from capsule_zoo.models.handover import Handover
+from capsule_zoo.models.leading import joined
 from capsule_zoo.models.switchable_gaussians import Routing
 from capsule_zoo.models.vae import LIKELIHOODS, pixel_law
 from capsule_zoo.models.vector_capsules import CLASS, VectorCapsules, keep_scale, margin_loss
@@ -86,8 +87,9 @@ class CoupledLSTM(PyroModule):
         nn.init.zeros_(self.gates.bias)
 
     def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        forget, output, new = self.gates(torch.cat([inputs, hidden], 1)).chunk(3, 1)
-        cell = torch.lerp(new.tanh(), cell, forget.sigmoid())
+        forget, output, new = self.gates(joined([inputs, hidden], -1)).chunk(3, -1)
+        # The cell keeps its precision under autocast, where the gates have less
+        cell = torch.lerp(new.tanh().to(cell), cell, forget.sigmoid().to(cell))
         return output.sigmoid() * cell.tanh(), cell
 
 
@@ -95,8 +97,8 @@ class Drawing(NamedTuple):
     """What is drawn after some steps.
 
     Attributes:
-        canvas: logits of the mean pixels, (B, C, H, W).
-        hidden, cell: state of the recurrent cell, (B, units).
+        canvas: logits of the mean pixels, (*batch, C, H, W).
+        hidden, cell: state of the recurrent cell, (*batch, units).
     """
 
     canvas: Tensor
@@ -105,13 +107,13 @@ class Drawing(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """Mean pixels, (B, C, H, W)."""
+        """Mean pixels, (*batch, C, H, W)."""
         return self.canvas.sigmoid()
 
 
 def flat(vectors: Tensor) -> Tensor:
-    """Class capsules (B, classes, 16) as numbers of order one for the next layer."""
-    return CLASS**0.5 * vectors.flatten(1)
+    """Class capsules (*batch, classes, 16) as numbers of order one for the next layer."""
+    return CLASS**0.5 * vectors.flatten(-2)
 
 
 class Drawn(NamedTuple):
@@ -176,7 +178,7 @@ class RecurrentCapsules(Model):
     ) -> None:
         super().__init__()
         check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)
-        check_at_least(1, channels=channels)
+        check_at_least(1, channels=channels, types=types)
         check_at_least(0, label_weight=label_weight)
         check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))
@@ -233,9 +235,11 @@ class RecurrentCapsules(Model):
 
     @pyro_method
     def draw(self, codes: list[Tensor]) -> Drawing:
-        """All steps, from their codes, (B, latent) each."""
-        drawing = self.begin(len(codes[0]))
-        for plan in self.plan(torch.cat(codes)).split(len(codes[0])):  # all capsules at once
+        """All steps, from their codes, (*batch, latent) each."""
+        codes = list(torch.broadcast_tensors(*codes))
+        batch = codes[0].shape[-2]
+        drawing = self.begin(batch)
+        for plan in self.plan(torch.cat(codes, -2)).split(batch, -2):  # all capsules at once
             drawing = self.step(drawing, plan)
         return drawing
 
@@ -247,14 +251,14 @@ class RecurrentCapsules(Model):
 
     @pyro_method
     def plan(self, codes: Tensor) -> Tensor:
-        """What codes (B, latent) tell the recurrent cell: capsules, as numbers (B, inputs)."""
+        """Return what the recurrent cell reads of codes (*batch, latent), (*batch, inputs)."""
         return codes if self.capsules == "none" else flat(self.hand(codes[..., None, None]))
 
     @pyro_method
     def step(self, drawing: Drawing, plan: Tensor) -> Drawing:
         """One step on, as the plan says: the model's and the guide's."""
         hidden, cell = self.cell(plan, drawing.hidden, drawing.cell)
-        patch = self.paint(hidden).unflatten(1, self.patch_shape)
+        patch = self.paint(hidden).unflatten(-1, self.patch_shape)
         if self.window_size is not None:
             patch = self.aim(hidden).write(patch)
         return Drawing(drawing.canvas + patch, hidden, cell)
@@ -269,15 +273,32 @@ class RecurrentCapsules(Model):
 
     @pyro_method
     def look(self, images: Tensor, drawing: Drawing) -> Tensor:
-        """The class capsules (B, classes, 16) of images, and of what is missing from drawings."""
+        """Return the class capsules (*batch, classes, 16) of images and of what drawings lack."""
         if self.capsules == "every":
-            images = torch.cat([images, images - drawing.mean], 1)
+            images = joined([images, images - drawing.mean], -3)
         return self.eye(images)
 
     @pyro_method
     def classify(self, images: Tensor) -> Tensor:
-        """How surely each class is in images (B, C, H, W): lengths of capsules, (B, classes)."""
-        return self.look(images, self.begin(len(images))).norm(dim=-1)
+        """Return how surely each class is in images (*batch, C, H, W), (*batch, classes).
+
+        That is the length of its capsule.
+        """
+        return self.look(images, self.begin(images.shape[-4])).norm(dim=-1)
+
+    @pyro_method
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the classes whose capsules are longest on images (B, C, H, W), (B,).
+
+        Raises:
+            ValueError: the model has no capsules.
+        """
+        if self.capsules == "none":
+            raise ValueError(
+                "a model without capsules tells no classes; build it with capsules='once', or fit "
+                "a linear probe on what its guide infers: see capsule_zoo.inference.probe"
+            )
+        return self.classify(images).argmax(-1)
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:

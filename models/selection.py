@@ -89,7 +89,7 @@ def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: floa
     Returns:
         (B, children, 1 + parents).
     """
-    weights = log_presence[:, None] + log_affinity  # (B, children, parents)
+    weights = log_presence[..., None, :] + log_affinity  # (B, children, parents)
     return F.pad(weights, (1, 0), value=math.log(epsilon))
 
 

@@ -214,7 +214,7 @@ class SwitchableGaussians(NamedModule):
                 there = pyro.sample("parent_presence", switch)
                 mean = pyro.sample("parent_mean", Flat(real, (), (size,)))
                 variance = pyro.sample("parent_variance", Flat(positive, (), (size,)))
-            density = self._log_density(votes, there, mean, variance)  # (B, I, J)
+            density = self._log_density(votes, there, mean, variance)  # (*batch, I, J)
             with pyro.plate("children", children, dim=-1):
                 child = pyro.sample("child_presence", dist.Bernoulli(presence))
                 parent = pyro.sample(
@@ -222,12 +222,11 @@ class SwitchableGaussians(NamedModule):
                     dist.Categorical(logits=votes.new_zeros(parents)),
                     infer={"enumerate": "parallel"},
                 )
-                image = torch.arange(batch, device=votes.device)[:, None]
-                column = torch.arange(children, device=votes.device)
-                pyro.factor("vote", child * Vindex(density)[image, column, parent])
+                pyro.factor("vote", child * Vindex(density)[..., parent])
 
     def _log_density(self, votes: Tensor, there: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """s_j ln N_ij + (1 - s_j) beta_u, written out, (B, I, J)."""
-        mean, variance, there = mean[:, None], variance[:, None], there[:, None]
+        """s_j ln N_ij + (1 - s_j) beta_u, written out, (*batch, I, J)."""
+        mean, variance = mean[..., None, :, :], variance[..., None, :, :]
+        there = there[..., None, :]
         claimed = dist.Normal(mean, variance.sqrt()).log_prob(votes) - 0.5 * self.noise / variance
         return there * claimed.sum(-1) + (1 - there) * self.beta_u

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.models import poses
+from capsule_zoo.models.plates import flat_batch
 
 
 @lru_cache(maxsize=16)
@@ -43,13 +44,17 @@ def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
     """Templates placed in the image frame: bilinear, zero outside.
 
     Args:
-        templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2.
-        pose: (B, parts, 6), part frame to image frame.
+        templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2; or others for
+            every outer index, (*outer, 1, parts, channels, h, w).
+        pose: (*outer, B, parts, 6), part frame to image frame.
         size: (height, width) of the image.
 
     Returns:
-        Layers (parts, channels, B, height, width).
+        Layers (parts, channels, B, height, width); the outer dims are flattened into B.
     """
+    if templates.dim() > 4:
+        return _warp_each(templates, pose, size)
+    pose = flat_batch(pose, 2)
     height, width = size
     parts, channels = templates.shape[:2]
     batch = pose.shape[0]
@@ -60,6 +65,14 @@ def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
         templates, grid.reshape(parts, batch * height, width, 2), align_corners=False
     )
     return layers.view(parts, channels, batch, height, width)
+
+
+def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+    """`warp` where every outer index has templates of its own."""
+    outer = pose.shape[:-3]
+    own = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
+    pairs = zip(own, pose.flatten(0, len(outer) - 1), strict=True)
+    return torch.cat([warp(*pair, size) for pair in pairs], dim=2)
 
 
 def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
@@ -88,3 +101,17 @@ def visibility(alpha: Tensor) -> Tensor:
     through = torch.cumprod((1 - alpha).flip(0), dim=0)
     above = torch.cat([torch.ones_like(alpha[:1]), through[:-1]]).flip(0)
     return alpha * above
+
+
+def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) from one number, for a square, or from two.
+
+    Raises:
+        ValueError: there are not one or two numbers.
+    """
+    if isinstance(image_size, int):
+        return image_size, image_size
+    if len(image_size) != 2:
+        raise ValueError(f"image_size must be one number or (height, width), not {image_size!r}")
+    height, width = image_size
+    return height, width

@@ -26,6 +26,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, check_positive
+from capsule_zoo.models.leading import over_leading
 
 LIKELIHOODS = ("normal", "bernoulli")
 
@@ -37,12 +38,12 @@ def halved(size: tuple[int, int]) -> tuple[int, int]:
 
 
 class Upsampler(PyroModule):
-    """From maps at a quarter of the image's size to the logits of mean pixels, (B, C, H, W).
+    """From maps at a quarter of the image's size to the logits of mean pixels, (*batch, C, H, W).
 
     Two transposed convolutions, each of which doubles the size.
 
     Args:
-        maps: at a quarter of the size, (B, maps, *quarter).
+        maps: at a quarter of the size, (*batch, maps, *quarter).
         image_shape: (channels, height, width).
         channels: maps at half the size.
     """
@@ -57,6 +58,10 @@ class Upsampler(PyroModule):
         self.paint = PyroModule[nn.ConvTranspose2d](channels, colours, 4, 2, padding=1)
 
     def forward(self, maps: Tensor) -> Tensor:
+        return over_leading(self._doubled_twice, maps, event_dim=3)
+
+    def _doubled_twice(self, maps: Tensor) -> Tensor:
+        """Return the logits (B, C, H, W) of maps (B, maps, *quarter)."""
         (height, width), (rows, columns) = self.half, self.size
         maps = F.elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
         return _painted(self.paint, maps)[..., :rows, :columns]
@@ -76,7 +81,7 @@ def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
 
 
 class Decoder(Upsampler):
-    """From codes (B, latent) to the logits of mean pixels, (B, C, H, W).
+    """From codes (*batch, latent) to the logits of mean pixels, (*batch, C, H, W).
 
     Args:
         latent: numbers in a code.
@@ -89,7 +94,7 @@ class Decoder(Upsampler):
         self.expand = PyroModule[nn.Linear](latent, 2 * channels * math.prod(self.quarter))
 
     def forward(self, code: Tensor) -> Tensor:
-        return super().forward(F.elu(self.expand(code)).unflatten(1, (-1, *self.quarter)))
+        return super().forward(F.elu(self.expand(code)).unflatten(-1, (-1, *self.quarter)))
 
 
 class VariationalAutoencoder(Model):
@@ -138,16 +143,16 @@ class VariationalAutoencoder(Model):
             return pyro.sample("image", self.image_law(code), obs=images)
 
     def mean_image(self, code: Tensor) -> Tensor:
-        """E[image | code], (B, C, H, W), of codes (B, latent)."""
+        """E[image | code], (*batch, C, H, W), of codes (*batch, latent)."""
         return self.decoder(code).sigmoid()
 
     def image_law(self, code: Tensor) -> dist.TorchDistribution:
-        """The law of the image site given codes (B, latent): batch (B,), event (C, H, W)."""
+        """The law of the image site given codes (*batch, latent): event (C, H, W)."""
         return pixel_law(self.decoder(code), self.likelihood, self.sigma_image)
 
 
 def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
-    """The law of images with these logits of mean pixels (B, C, H, W); event (C, H, W)."""
+    """The law of images with these logits of mean pixels (*batch, C, H, W); event (C, H, W)."""
     if likelihood == "bernoulli":
         return dist.Bernoulli(logits=logits, validate_args=False).to_event(3)
     return dist.Normal(logits.sigmoid(), sigma_image).to_event(3)

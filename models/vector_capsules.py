@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import check_at_least
 from capsule_zoo.models.chunks import in_chunks
+from capsule_zoo.models.leading import over_leading
 from capsule_zoo.models.switchable_gaussians import ParentLaw, Routing, unclaimed_log_density
 from capsule_zoo.models.votes import Votes
 
@@ -48,11 +49,11 @@ def squash(vectors: Tensor) -> Tensor:
 
 
 def margin_loss(length: Tensor, there: Tensor) -> Tensor:
-    """sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (B,).
+    """sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
 
     Args:
-        length: of the class capsules, (B, classes).
-        there: T, 1 for classes that are in the image and 0 for others, (B, classes).
+        length: of the class capsules, (*batch, classes).
+        there: T, 1 for classes that are in the image and 0 for others, (*batch, classes).
     """
     missed, imagined = (0.9 - length).clamp_min(0), (length - 0.1).clamp_min(0)
     return (there * missed.square() + 0.5 * (1 - there) * imagined.square()).sum(-1)
@@ -110,7 +111,8 @@ class VectorCapsules(PyroModule):
     Raises:
         ValueError: a number below 1, or maps that are too small.
 
-    Called on what the network takes it returns the class capsules, (B, classes, 16).
+    Called on inputs (*batch, channels, height, width) of the network it returns the class capsules,
+    (*batch, classes, 16).
     """
 
     def __init__(
@@ -132,6 +134,10 @@ class VectorCapsules(PyroModule):
         self.classes = ClassVectors(types * cells, classes, routing)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        return over_leading(self._infer, inputs, event_dim=3)
+
+    def _infer(self, inputs: Tensor) -> Tensor:
+        """Return the class capsules (B, classes, 16) of inputs (B, channels, height, width)."""
         maps = self.primary(self.network(inputs)).flatten(2)
         vectors = maps.unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
         return self.classes(squash(vectors.flatten(1, 2)))

@@ -6,9 +6,14 @@ from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import ReweightedWakeSleep
 from capsule_zoo.models import CapsuleHelmholtzMachine
 from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.sizes import Takes
 
 
-@register("capsule-helmholtz", small=dict(image_shape=(1, 4, 4), capsules=(2, 3), units=2))
+@register(
+    "capsule-helmholtz",
+    small=dict(image_shape=(1, 4, 4), capsules=(2, 3), units=2),
+    takes={"sizes": Takes(CapsuleHelmholtzMachine, without=("visible",))},
+)
 def capsule_helmholtz(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     num_particles: int = 5,

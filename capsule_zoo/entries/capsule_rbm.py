@@ -9,7 +9,9 @@ import torch
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
 from capsule_zoo.models import RBM, CapsuleRBM
+from capsule_zoo.models.base import check_at_least
 from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.sizes import Takes
 
 DESCENT = partial(torch.optim.SGD, weight_decay=1e-4)  # small weights let chains mix
 SMALL = dict(image_shape=(1, 4, 4), chains=0, sweeps=3)
@@ -25,7 +27,11 @@ PICTURES = {
 NEED_SWITCHES = {"mean_field", "sums", "fields"}
 
 
-@register("capsule-rbm", small={**SMALL, "capsules": 3, "units": 2})
+@register(
+    "capsule-rbm",
+    small={**SMALL, "capsules": 3, "units": 2},
+    takes={"sizes": Takes(CapsuleRBM, without=("visible",))},
+)
 def capsule_rbm(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     k: int = 1,
@@ -48,7 +54,11 @@ def capsule_rbm(
     return _entry(CapsuleRBM(image_shape, **sizes), k, chains, centered, sparsity)
 
 
-@register("rbm", small={**SMALL, "hidden": 5})
+@register(
+    "rbm",
+    small={**SMALL, "hidden": 5},
+    takes={"sizes": Takes(RBM, without=("visible", "capsules", "units"))},
+)
 def rbm(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     k: int = 1,
@@ -66,6 +76,7 @@ def rbm(
 
 
 def _entry(model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: float = 0.0) -> Entry:
+    check_at_least(0, chains=chains)
     left_out = set() if model.switched else NEED_SWITCHES
     return Entry(
         model=model,

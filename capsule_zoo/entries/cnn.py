@@ -9,11 +9,12 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.guides import ExactLabel
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.registry import Entry, register
+from capsule_zoo.sizes import Takes
 
 SMALL = dict(image_shape=(1, 8, 8), classes=2, channels=(4, 4), hidden=16)
 
 
-@register("cnn", small=SMALL)
+@register("cnn", small=SMALL, takes={"sizes": Takes(ConvolutionalClassifier)})
 def cnn(image_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10, **sizes: Any) -> Entry:
     """A convolutional classifier, without capsules; see `capsule_zoo.models.cnn`.
 

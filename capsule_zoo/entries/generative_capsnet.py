@@ -1,12 +1,7 @@
 """Generative CapsNets (Potapov 2018), and the decoders without capsules that they are held to.
 
 All take the same guides: "variational" (laws, and so a bound) and "deterministic" (the article's
-autoencoder). Their arguments, beside the sizes of the model:
-
-    image_shape     (channels, height, width)
-    requests        "rotations" or "shifts": what the model can be asked for
-    window          (height, width) of what the guide reads, in the middle; all by default
-    guide_sizes     further arguments of `ConditionalEncoder`
+autoencoder).
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, Genera
 from capsule_zoo.models.base import check_one_of
 from capsule_zoo.models.conditional_autoencoder import OnRequest
 from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.sizes import Takes
 
 IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
 PICTURES = {
@@ -32,6 +28,14 @@ SMALL: dict[str, Any] = dict(
     image_shape=(1, 5, 6), window=(4, 5), guide_sizes=dict(channels=3, hidden=6), channels=3
 )
 SMALL_CAPSULES: dict[str, Any] = {**SMALL, "parts": 3, "maps": 2, "hidden": 4, "jitter": 0.1}
+
+
+def _takes(kind: type[OnRequest], *without: str) -> dict[str, Takes]:
+    """Further sizes are the model's, those in `guide_sizes` the guide's."""
+    return {
+        "sizes": Takes(kind, without=("identity", *without)),
+        "guide_sizes": Takes(ConditionalEncoder, without=("deterministic",)),
+    }
 
 
 def _entry(
@@ -63,7 +67,11 @@ def _entry(
     )
 
 
-@register("generative-capsnet", small={**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3})
+@register(
+    "generative-capsnet",
+    small={**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3},
+    takes=_takes(GenerativeCapsNet),
+)
 def generative_capsnet(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
@@ -74,13 +82,20 @@ def generative_capsnet(
     """Kinds of objects route parts by address; see `capsule_zoo.models.generative_capsnet`.
 
     Args:
-        image_shape, requests, window, guide_sizes: see the top of this file.
+        image_shape: (channels, height, width).
+        requests: "rotations" or "shifts": what the model can be asked for.
+        window: (height, width) of what the guide reads, in the middle; all by default.
+        guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `GenerativeCapsNet`.
     """
     return _entry(GenerativeCapsNet, image_shape, requests, window, guide_sizes, **sizes)
 
 
-@register("generative-capsnet-continuous", small={**SMALL_CAPSULES, "latent": 2})
+@register(
+    "generative-capsnet-continuous",
+    small={**SMALL_CAPSULES, "latent": 2},
+    takes=_takes(ContinuousCapsNet),
+)
 def generative_capsnet_continuous(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
@@ -91,13 +106,20 @@ def generative_capsnet_continuous(
     """A code without kinds routes parts by address; see `models.generative_capsnet`.
 
     Args:
-        image_shape, requests, window, guide_sizes: see the top of this file.
+        image_shape: (channels, height, width).
+        requests: "rotations" or "shifts": what the model can be asked for.
+        window: (height, width) of what the guide reads, in the middle; all by default.
+        guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `ContinuousCapsNet`.
     """
     return _entry(ContinuousCapsNet, image_shape, requests, window, guide_sizes, **sizes)
 
 
-@register("conditional-autoencoder", small={**SMALL, "latent": 2, "hidden": 4})
+@register(
+    "conditional-autoencoder",
+    small={**SMALL, "latent": 2, "hidden": 4},
+    takes=_takes(ConditionalAutoencoder),
+)
 def conditional_autoencoder(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
@@ -108,13 +130,20 @@ def conditional_autoencoder(
     """A convolutional decoder of code and request; see `models.conditional_autoencoder`.
 
     Args:
-        image_shape, requests, window, guide_sizes: see the top of this file.
+        image_shape: (channels, height, width).
+        requests: "rotations" or "shifts": what the model can be asked for.
+        window: (height, width) of what the guide reads, in the middle; all by default.
+        guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `ConditionalAutoencoder`.
     """
     return _entry(ConditionalAutoencoder, image_shape, requests, window, guide_sizes, **sizes)
 
 
-@register("broadcast-autoencoder", small={**SMALL, "latent": 2, "hidden": 4})
+@register(
+    "broadcast-autoencoder",
+    small={**SMALL, "latent": 2, "hidden": 4},
+    takes=_takes(ConditionalAutoencoder, "decoder"),
+)
 def broadcast_autoencoder(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     requests: str = "rotations",
@@ -126,7 +155,10 @@ def broadcast_autoencoder(
     """Code and request at every cell of a grid; see `models.conditional_autoencoder`.
 
     Args:
-        image_shape, requests, window, guide_sizes: see the top of this file.
+        image_shape: (channels, height, width).
+        requests: "rotations" or "shifts": what the model can be asked for.
+        window: (height, width) of what the guide reads, in the middle; all by default.
+        guide_sizes: further arguments of `ConditionalEncoder`.
         hidden, sizes: arguments of `ConditionalAutoencoder`.
     """
     sizes |= dict(decoder="broadcast", hidden=hidden)

@@ -10,12 +10,17 @@ from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
 from capsule_zoo.registry import Entry, picture, register, unknown
+from capsule_zoo.sizes import Takes
 
 ROUTINGS = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
 SMALL = dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2))
 
 
-@register("matrix-capsules", small=SMALL)
+@register(
+    "matrix-capsules",
+    small=SMALL,
+    takes={"sizes": Takes(MatrixCapsules, defaults=PRESETS["small"])},
+)
 def matrix_capsules(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     preset: str = "small",

@@ -12,6 +12,7 @@ from torch import Tensor
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
+from capsule_zoo.sizes import Takes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +52,14 @@ def _picture(entry: Entry, images: Tensor, name: str) -> Figure:
 PICTURES = {name: partial(_picture, name=name) for name in ("parses", "templates", "samples")}
 
 
-@register("part-whole", small=SMALL)
+@register(
+    "part-whole",
+    small=SMALL,
+    takes={
+        "sizes": Takes(PartWholeCapsules, without=("channels", "image_size")),
+        "guide_sizes": Takes(AmortizedPartWhole, without=("pose",), defaults=GUIDE_SIZES),
+    },
+)
 def part_whole(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     guide_sizes: Mapping[str, Any] = GUIDE_SIZES,
@@ -88,7 +96,7 @@ def part_whole(
             "routing": _routing,
         },
         objective=Trace_ELBO(),
-        training=dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", clip=1e4),
+        training=dict(AmortizedPartWhole.fit_settings),
         figures=PICTURES,
         default_guide="delta",
     )

@@ -10,6 +10,7 @@ from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.registry import Entry, picture, register, unknown
+from capsule_zoo.sizes import Takes
 
 PICTURES = {
     "strokes": picture("capsule_zoo.recurrent_figures:strokes"),
@@ -18,7 +19,11 @@ PICTURES = {
 SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), steps=2, latent=2, units=4, window=3)
 
 
-@register("recurrent-capsules", small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2})
+@register(
+    "recurrent-capsules",
+    small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2},
+    takes={"sizes": Takes(RecurrentCapsules, defaults=PRESETS["small"])},
+)
 def recurrent_capsules(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     preset: str = "small",
@@ -39,7 +44,7 @@ def recurrent_capsules(
     return _entry(RecurrentCapsules(routing, image_shape, **{**PRESETS[preset], **sizes}))
 
 
-@register("draw", small=SMALL)
+@register("draw", small=SMALL, takes={"sizes": Takes(RecurrentCapsules, without=("capsules",))})
 def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry:
     """DRAW: recurrent capsules without the capsules, codes straight into the recurrent cell.
 

@@ -9,13 +9,18 @@ from pyro.infer import TraceMeanField_ELBO
 from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.sizes import Takes
 
 PICTURES = {
     name: picture(f"capsule_zoo.energy_figures:{name}") for name in ("samples", "reconstructions")
 }
 
 
-@register("vae", small=dict(image_shape=(1, 5, 6), latent=2, channels=4, hidden=6))
+@register(
+    "vae",
+    small=dict(image_shape=(1, 5, 6), latent=2, channels=4, hidden=6),
+    takes={"sizes": Takes(VariationalAutoencoder)},
+)
 def vae(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     latent: int = 32,

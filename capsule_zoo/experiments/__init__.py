@@ -45,6 +45,9 @@ class Options:
         device: where to train.
         run: a run folder, or the name of trained weights, to measure instead of training anew.
         progress: say what is being done and show progress bars, on stderr.
+
+    Raises:
+        ValueError: `minutes` is not above 0.
     """
 
     minutes: float | None = None
@@ -53,6 +56,12 @@ class Options:
     device: str = "cpu"
     run: str | None = None
     progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(
+                f"minutes must be positive, not {self.minutes!r}; leave it out for a full run"
+            )
 
     def say(self, words: str) -> None:
         """Tell the user what comes next."""
@@ -170,12 +179,14 @@ def reproduce(
         The result and the path of the record.
 
     Raises:
-        ValueError: there is no such experiment, or `keep` is in use.
+        ValueError: there is no such experiment or no such device, or `keep` is in use.
     """
+    from capsule_zoo.inference.workers import usable_device
     from capsule_zoo.registry import save
     from capsule_zoo.runs import in_use
 
     chosen = find_experiment(name)
+    usable_device(options.device)
     if keep is not None and in_use(Path(keep)):
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     began = time.perf_counter()

@@ -49,7 +49,7 @@ def objectives(options: Options) -> Result:
         train(entry, data, options, minutes, objective=objective, transform=Binarize())
         pairs[name] = (entry.model, entry.guide)
     table = compare(pairs, data.test[:WEIGHED], num_particles=200, seed=options.seed)
-    return Result(bounds_of_rows(table), {"": table.plot()}, table, entry)
+    return Result(bounds_of_rows(table), {"": table.draw()}, table, entry)
 
 
 @experiment("capsule-helmholtz/fashion", data="fashion-mnist")

@@ -21,8 +21,8 @@ from capsule_zoo.experiments import Metrics, Number, Options, Result
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.inference import log_partition
-from capsule_zoo.inference.evaluate import standard_error
 from capsule_zoo.inference.probe import Accuracy, Information, latents, probe_scores
+from capsule_zoo.inference.summary import standard_error
 from capsule_zoo.registry import Entry
 
 TEMPERATURES = 14_500

@@ -55,7 +55,8 @@ def probes(entry: Entry, data: Dataset) -> dict[str, Accuracy]:
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
     """The same model with the trained guide's points turned into densities, the model frozen."""
     guide = entry.guide.with_poses(pose)
-    train(entry, data, options, guide=guide, **{"lr": 1e-3, "freeze": "model", **limits})
+    settings = {"lr": 1e-3, "warmup": 0, "freeze": "model", **limits}
+    train(entry, data, options, guide=guide, **settings)
     return replace(entry, guide=guide, default_guide=pose)
 
 
@@ -67,21 +68,31 @@ def free_form(entry: Entry, images: Split, options: Options, steps: int) -> Free
     return guide
 
 
+JITTER = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
+DIGITS_STEPS, TIGHTENING_STEPS = 900, 150
+
+
+def learn_digits(data: Dataset, options: Options, **limit: float) -> Entry:
+    """The demo's pair, trained on jittered digits."""
+    entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
+    size = f"{entry.model.num_parameters:,} model parameters"
+    options.say(f"Training {size} on {len(data.train):,} digits")
+    train(entry, data, options, transform=JITTER, **limit)
+    return entry
+
+
 @experiment("part-whole/digits", data="digits")
 def digits(options: Options) -> Result:
     """First light: learn scikit-learn's digits, swap the guide, read held-out nats (5 minutes)."""
     options.refuse_run()
     data = load_dataset("digits")
-    entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
-    jitter = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
     length = (options.minutes or 3) / 3  # everything after training shrinks with it
-    limit = {"minutes": options.minutes} if options.minutes else {"steps": 900}
-    size = f"{entry.model.num_parameters:,} model parameters"
-    options.say(f"Training {size} on {len(data.train):,} digits")
-    train(entry, data, options, transform=jitter, **limit)
+    limit = {"minutes": options.minutes} if options.minutes else {"steps": DIGITS_STEPS}
+    entry = learn_digits(data, options, **limit)
 
     options.say("Tightening: the guide's points become normals, the model stays as it is")
-    normal = tighten(entry, data, options, steps=shortened(150, length), transform=jitter)
+    steps = shortened(TIGHTENING_STEPS, length)
+    normal = tighten(entry, data, options, steps=steps, transform=JITTER)
     few = data.test[:48]
     options.say(f"Comparing guides on {len(few)} held-out digits")
     wide = widen(entry.model, entry.guide, data.train, steps=shortened(60, length))
@@ -94,7 +105,7 @@ def digits(options: Options) -> Result:
     }
     table = compare(pairs, few, num_particles=50, seed=options.seed)
     metrics = {**held_out_bounds(normal, data.test, 50, options.seed), **probes(entry, data)}
-    shown = {**pictures(entry, data.test.images), "guides": table.plot()}
+    shown = {**pictures(entry, data.test.images), "guides": table.draw()}
     return Result(metrics, shown, table, normal)
 
 
@@ -167,7 +178,7 @@ def guides(options: Options) -> Result:
             if np.isfinite(row[column]):
                 title = column.removesuffix("_objective")
                 metrics[f"{title}_{snake_case(name)}"] = row[column], None, len(held_out)
-    drawn = {"": tables[0].plot(), "relaxed": tables[1].plot()}
+    drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
     return Result(metrics, drawn, table, entry)
 
 

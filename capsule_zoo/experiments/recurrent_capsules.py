@@ -167,7 +167,7 @@ def ablations(options: Options) -> Result:
         pairs[name] = entry.model, entry.guide
     table = compare(pairs, data.test[:WEIGHED], num_particles=PARTICLES, seed=options.seed)
     metrics |= negative(bounds_of_rows(table))
-    return Result(metrics, {"": table.plot()}, table)
+    return Result(metrics, {"": table.draw()}, table)
 
 
 @experiment("recurrent-capsules/cifar10", data="cifar10")

@@ -23,11 +23,6 @@ from capsule_zoo.explore.pictures import as_png, image_from_file
 from capsule_zoo.explore.sources import open_source
 from capsule_zoo.explore.view import Control, View
 
-_HELP = (
-    "Drag on the model's picture to move what a part belongs to, on the coloured one to move a "
-    "single part; the sliders move what was held last. Drop a picture file on the image."
-)
-
 
 class Picture(anywidget.AnyWidget):
     """A PNG that can be dragged on and dropped on.
@@ -71,16 +66,15 @@ class Explorer(widgets.VBox):
         self._read(images[:1])
         self._connect()
         pictures = [self.image, self.painted, self.coloured]
-        labels = ["the image", "as the model paints it", "its parts"]
         shown = [
             widgets.VBox([widgets.Label(label), picture])
-            for label, picture in zip(labels, pictures, strict=True)
+            for label, picture in zip(view.names, pictures, strict=True)
             if picture is not self.coloured or view.coloured() is not None
         ]
         held = [self.chosen, self.mode] if view.modes else [self.chosen]
         super().__init__(
             [
-                widgets.HTML(f"<b>{escape(title)}</b> {_HELP}"),
+                widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help)}"),
                 widgets.HBox(shown, layout=widgets.Layout(grid_gap="12px")),
                 widgets.HBox([self.number, self.upload, self.inverted]),
                 widgets.HBox([*held, self.reset, self.refine]),
@@ -116,8 +110,10 @@ class Explorer(widgets.VBox):
         self.inverted = widgets.Checkbox(False, description="dark ink on bright paper")
         self.chosen = widgets.Dropdown(description="held")
         self.mode = widgets.ToggleButtons(options=self.view.modes)
-        self.reset = widgets.Button(description="reset", tooltip="back to what was read")
-        self.refine = widgets.Button(description="refine", tooltip="improve the parse by steps")
+        self.reset = widgets.Button(
+            description="reset", tooltip="go back to what was read off the image"
+        )
+        self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
         self.status, self.panel = widgets.HTML(), widgets.HBox()
         self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
 

@@ -55,8 +55,10 @@ class RequestView(View):
         requests: what the model was trained to be asked for; see `requests_of`.
     """
 
+    improves = "improve the request that was read by climbing its likelihood"
     state: Asked
     read_state: Asked
+    parse: Asked
 
     def __init__(
         self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
@@ -65,29 +67,43 @@ class RequestView(View):
         self.image_shape, self.parts = model.image_shape, getattr(model, "parts", 0)
         self.requests = requests or requests_of(model, guide)
         self.turns = isinstance(self.requests, Rotations)
-        self.names = ("angle",) if self.turns else ("x", "y")
+        self.parameter_names = ("angle",) if self.turns else ("x", "y")
+        self.help, self.names = self._words()
 
     def read(self, image: Tensor) -> None:
         """Begin at the likeliest request of a grid, and the code that the guide then reads."""
         self.model.check_images(image)
         self.image = image
-        self._infer(self._grid(), steps=0)
+        found, _ = self._infer(self._grid(), steps=0)
+        self._begin(found)
 
     def refine(self, steps: int = 50) -> str:
-        """Climb from the request that was read to the likeliest near it."""
-        gain = self._infer(self.read_state.parameters, steps)
+        """Climb from the request that was read, or refined, to the likeliest near it."""
+        found, gain = self._infer(self.parse.parameters, steps)
+        self._show(found)
         return f"refined by {steps} steps: log p(image | request) is {gain:.1f} nats higher"
 
-    def _infer(self, grid: Tensor, steps: int) -> float:
-        """Begin at the best request above a grid; returns what the climb gained, in nats."""
+    def _words(self) -> tuple[str, tuple[str, str, str]]:
+        """Return help, and names of the pictures, that speak of this model's own things."""
+        moved = "turn" if self.turns else "shift"
+        parts = "Drag a part capsule on the coloured picture to another address. "
+        words = (
+            f"Drag on the model's picture to {moved} what is requested. "
+            f"{parts if self._on_grid else ''}The sliders set the request, the code, or the part "
+            "capsule that is held. Drop a picture file on the image."
+        )
+        return words, ("the image", "as the model paints it on request", "its part capsules")
+
+    def _infer(self, grid: Tensor, steps: int) -> tuple[Asked, float]:
+        """Return the best request above a grid, with its code, and what the climb gained."""
         found = infer_transformation(
             self.model, self.guide, self.image, self.requests, grid=grid, starts=1, steps=steps
         )
         upright = self.requests.move(self.image, -found.best)
         with torch.no_grad():
             latents = self.guide.expectations(upright)
-        self._begin(Asked(latents, found.best))
-        return (found.best_log_evidence - found.log_evidence.amax(-1)).item()
+        gain = (found.best_log_evidence - found.log_evidence.amax(-1)).item()
+        return Asked(latents, found.best), gain
 
     def _grid(self) -> Tensor:
         if self.turns:
@@ -105,7 +121,7 @@ class RequestView(View):
                 (180, 1, "\N{DEGREE SIGN}") if self.turns else (self._reach, 0.5, " px")
             )
             values = [Control(v, -high, high, step, unit) for v in values]
-            return dict(zip(self.names, values, strict=True))
+            return dict(zip(self.parameter_names, values, strict=True))
         if handle == CODE:
             return self._code_controls()
         high = 1.5 if self._on_grid else 5.0
@@ -129,7 +145,7 @@ class RequestView(View):
         """Set a parameter of the request, the kind, a number of the code or of an address."""
         if handle == REQUEST:
             parameters = self.state.parameters.clone()
-            parameters[0, self.names.index(name)] = value
+            parameters[0, self.parameter_names.index(name)] = value
             self.state = replace(self.state, parameters=parameters)
         elif handle == CODE:
             self._change_code(name, value)

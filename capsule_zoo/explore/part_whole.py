@@ -139,9 +139,15 @@ class PartWholeView(View):
         model, guide: the pair; neither is changed.
     """
 
+    help = (
+        "Drag on the model's picture to move an object with all its parts, on the coloured one to "
+        "move a single part; the sliders move what was held last. Drop a picture file on the image."
+    )
+    improves = "improve the objects and parts by steps of inference on this image"
     modes = ("as read", "as foretold")
     state: Tree
     read_state: Tree
+    parse: Tree
 
     def __init__(self, model: PartWholeCapsules, guide: Guide) -> None:
         self.model, self.guide = model.with_discrete_presences(), guide
@@ -157,7 +163,7 @@ class PartWholeView(View):
         """Free-form steps on the image from the guide's answer; see `capsule_zoo.inference`."""
         found = refine(self.relaxed, self.guide, self.image, steps=steps)
         with torch.no_grad():
-            self._begin(parse_tree(self.model, infer(found.guide, self.image)))
+            self._show(parse_tree(self.model, infer(found.guide, self.image)))
         gain = (found.end - found.start).item()
         return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
 
@@ -209,7 +215,7 @@ class PartWholeView(View):
         if mode == "as foretold":
             self.state = foretold(self.model, self.state)
         else:
-            self.state = self.state.with_levels_of(self.read_state, first=1)
+            self.state = self.state.with_levels_of(self.parse, first=1)
 
     @torch.no_grad()
     def grab(self, place: Place, part: bool) -> int | None:

@@ -43,13 +43,20 @@ class View(ABC):
         image: the image that was last read, (1, C, H, W).
         state: what is shown now, never changed in place.
         read_state: what was read off the image, to which `reset` goes back.
+        parse: what was read, or what `refine` made of it: where moving by hand begins.
+        help, improves: what a person can do, and what `refine` improves, in words.
+        names: of the pictures: the image, what the model paints, its parts in colour.
     """
 
+    help: str = ""
+    improves: str = "the parse"
+    names: tuple[str, str, str] = ("the image", "as the model paints it", "its parts")
     modes: tuple[str, ...] = ()
     image_shape: tuple[int, int, int]
     image: Tensor
     state: Any
     read_state: Any
+    parse: Any
     mode: str = ""
 
     @abstractmethod
@@ -108,13 +115,19 @@ class View(ABC):
         """log p(image | state), in nats."""
 
     def reset(self) -> None:
-        """Back to what was read."""
-        self.state, self.mode = self.read_state, next(iter(self.modes), "")
+        """Go back to what was read, before any refinement."""
+        self._show(self.read_state)
 
     def set_mode(self, mode: str) -> None:
         """Choose one of `modes`."""
         self.mode = mode
 
     def _begin(self, state: Any) -> None:
+        """Show what was just read off the image."""
         self.read_state = state
         self.reset()
+
+    def _show(self, parse: Any) -> None:
+        """Show a parse of the image as it is, moved by nobody."""
+        self.state = self.parse = parse
+        self.mode = next(iter(self.modes), "")

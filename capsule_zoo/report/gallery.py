@@ -19,7 +19,7 @@ import torch
 
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.records import figures_of, read_record
-from capsule_zoo.registry import WEIGHTS, create, describe, list_models, read_recipe, small_sizes
+from capsule_zoo.registry import WEIGHTS, create, list_models, read_recipe, small_sizes, summary
 from capsule_zoo.report.pictures import Picture, picture
 from capsule_zoo.report.published import PUBLISHED, Published
 from capsule_zoo.report.stories import Story, first_line, read_story, remainder
@@ -226,7 +226,7 @@ def find_families() -> list[Family]:
             entry = create(name, **small_sizes(name))
             kinds = {guide: type(entry.make_guide(guide)) for guide in entry.guides}
             guides = [(g, kind.__name__, first_line(kind.__doc__)) for g, kind in kinds.items()]
-            inhabitant = Inhabitant(name, describe(name), guides, entry.default_guide)
+            inhabitant = Inhabitant(name, summary(name), guides, entry.default_guide)
             members.setdefault(type(entry.model).__module__, []).append(inhabitant)
     return [
         Family(read_story(sys.modules[module].__doc__), in_order(entries, module))

@@ -69,7 +69,7 @@ def test_help_and_lists_import_neither_models_nor_plots():
 
 @pytest.mark.parametrize(
     "command",
-    [command.name or command.callback.__name__ for command in cli.app.registered_commands],
+    [c.name or c.callback.__name__.replace("_", "-") for c in cli.app.registered_commands],
 )
 def test_every_command_has_help_with_an_example(capsys, command):
     assert run(command, "--help") == 0
@@ -197,7 +197,7 @@ def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
         (["train", "part-whole", "--transform", "rotate"], "rotate=20"),
         (["train", "part-whole", "--epochs", "0"], "epochs must be positive"),
         (["train", "part-whole", "--lr", "-1"], "lr must be positive"),
-        (["train", "part-whole", "--resume"], "folder of a run"),
+        (["train", "part-whole", "--resume"], "holds no run"),
         (["evaluate", "nothing"], "folder of a run"),
         (["compare", "nothing"], "folder of a run"),
         (["sample", "nothing"], "folder of a run"),

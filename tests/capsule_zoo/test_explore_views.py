@@ -73,6 +73,39 @@ def test_refining_says_what_it_gained(any_view):
     assert said.startswith("refined by 2 steps") and "-" not in said
 
 
+@pytest.mark.parametrize("make", [lambda: part_whole_view(off=[("part", 0)]), request_view])
+def test_reset_goes_back_to_what_was_read_however_often_it_was_refined(make):
+    view = make()
+    read, painted = view.state, view.painted()
+    view.refine(steps=3)
+    refined = view.painted()
+    assert not torch.equal(refined, painted)
+    for mode in reversed(view.modes):  # "as read" again is what was refined, moved by nobody
+        view.set_mode(mode)
+    assert_close(view.painted(), refined)
+    view.refine(steps=3)
+    view.reset()
+    assert view.state is read and torch.equal(view.painted(), painted)
+
+
+def test_a_second_refinement_goes_on_from_the_first():
+    view = request_view()
+    view.refine(steps=2)
+    first = view.state.parameters
+    assert view.refine(steps=0).endswith("0.0 nats higher")
+    assert_close(view.state.parameters, first)
+
+
+def test_views_speak_of_their_own_things():
+    mixed, request = part_whole_view(), request_view()
+    assert "object" in mixed.help and "object" in mixed.improves
+    for words in (request.help, request.improves, *request.names):
+        assert "object" not in words and "parse" not in words
+    assert "turn what is requested" in request.help and "address" in request.help
+    shifted = request_view(identity=Shifts.identity, address="learned")
+    assert "shift what is requested" in shifted.help and "address" not in shifted.help
+
+
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
 def test_what_was_read_is_painted_as_the_model_renders_it(layers):
     view = part_whole_view(layers, off=[("part", 0)])

@@ -1,5 +1,6 @@
 """The widgets: what a person does to them is what the model then paints, pixel by pixel."""
 
+import html
 import io
 import json
 from datetime import datetime
@@ -140,6 +141,22 @@ def test_refining_tells_what_it_gained(shown, monkeypatch):
     monkeypatch.setattr(shown.view, "refine", lambda: type(shown.view).refine(shown.view, 2))
     shown.refine.click()
     assert "refined by 2 steps" in shown.status.value and not shown.refine.disabled
+
+
+def test_reset_undoes_a_refinement(shown, monkeypatch):
+    monkeypatch.setattr(shown.view, "refine", lambda: type(shown.view).refine(shown.view, 3))
+    before = shown.painted.png
+    shown.refine.click()
+    assert shown.view.state is not shown.view.read_state
+    shown.reset.click()
+    assert shown.view.state is shown.view.read_state and shown.painted.png == before
+
+
+def test_the_help_and_the_buttons_are_those_of_the_view(shown):
+    assert shown.view.help in html.unescape(shown.children[0].value)
+    assert shown.refine.tooltip == shown.view.improves
+    labels = [box.children[0].value for box in shown.children[1].children]
+    assert labels == list(shown.view.names)
 
 
 def test_the_way_parts_follow_can_be_chosen():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capsule_zoo import registry, runs
-from capsule_zoo.cards import FIELDS
+from capsule_zoo.cards import FIELDS, publish
 from capsule_zoo.cli import main
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_sizes
@@ -25,7 +25,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
-    path = runs.publish(run, "mine", [])
+    path = publish(run, "mine", [])
     states = [load(source).guide.state_dict() for source in (run, "mine")]
     assert all(torch.equal(v, states[1][k]) for k, v in states[0].items())
     card = json.loads(path.read_text())
@@ -39,16 +39,16 @@ def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
 
 def test_records_are_put_on_the_card_later(run):
     note = partial(write_record, command="c", seed=0, data="d", seconds=1.0)
-    runs.publish(run, "mine", [])
+    publish(run, "mine", [])
     before = load("mine").model.state_dict()
     metric = {"value": 0.5, "se": 0.1, "n": 25}
     note("part-whole/toy", {"accuracy": metric})
-    runs.publish("mine", "mine", ["part-whole/toy"])
+    publish("mine", "mine", ["part-whole/toy"], overwrite=True)
     card = json.loads((registry.WEIGHTS / "mine.json").read_text())
     assert card["records"]["part-whole/toy"]["metrics"] == {"accuracy": metric}
     assert card["training"]["steps"] == 2
     note("part-whole/toy", {"accuracy": {**metric, "value": 0.75}})
-    runs.publish("mine", "mine", [])  # the records on the card are read again
+    publish("mine", "mine", [], overwrite=True)  # the records on the card are read again
     card = json.loads((registry.WEIGHTS / "mine.json").read_text())
     assert card["records"]["part-whole/toy"]["metrics"]["accuracy"]["value"] == 0.75
     assert all(torch.equal(v, before[k]) for k, v in load("mine").model.state_dict().items())

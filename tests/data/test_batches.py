@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from capsule_zoo.data import Batches, Split
-from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.batches import seeded_generator, takes_generator
 from capsule_zoo.data.transforms import Rotate
 
 
@@ -63,6 +64,36 @@ def test_batches_leave_the_global_random_state_alone(split):
     before = torch.get_rng_state()
     list(Batches(split, 8, transform=Rotate(10.0)).epoch(0))
     assert torch.equal(before, torch.get_rng_state())
+
+
+class Jitter(torch.nn.Module):
+    """A transform as torchvision writes them: a module of images alone, with global draws."""
+
+    def forward(self, images):
+        return images + torch.rand_like(images)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [Jitter(), Jitter().forward, lambda images: images + float(np.random.random())],
+    ids=["module", "method", "numpy"],
+)
+def test_a_transform_without_generator_is_a_function_of_seed_epoch_and_batch(split, transform):
+    batches = Batches(split, 8, seed=2, transform=transform)
+    whole = list(batches.epoch(1))
+    torch.manual_seed(5)
+    for (images, _), (images_again, _) in zip(whole[4:], batches.epoch(1, start=4), strict=True):
+        assert torch.equal(images, images_again)
+    plain = list(Batches(split, 8, seed=2).epoch(1))
+    noise = [images - other for (images, _), (other, _) in zip(whole, plain, strict=True)]
+    assert not torch.equal(noise[0], noise[1])
+
+
+def test_which_transforms_take_a_generator():
+    assert takes_generator(Rotate(10.0)) and takes_generator(lambda images, generator=None: images)
+    assert takes_generator(lambda images, **keywords: images)
+    assert not takes_generator(Jitter()) and not takes_generator(lambda images: images)
+    assert not takes_generator(torch.fliplr)
 
 
 def test_seeds_of_several_numbers_do_not_collide():

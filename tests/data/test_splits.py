@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 
@@ -31,9 +34,27 @@ def test_indexing_takes_images_and_labels_together(split, index, name):
     assert part.name == name and len(part) == len(part.images)
 
 
-def test_one_image_is_no_split(split):
-    with pytest.raises(TypeError, match=r"split\.images\[i\]"):
-        split[3]
+@pytest.mark.parametrize("number", [3, -1, np.int64(3), torch.tensor(3)])
+def test_a_number_picks_an_image_and_its_label(split, number):
+    image, label = split[number]
+    assert torch.equal(image, split.images[number]) and image.shape == (1, 8, 8)
+    assert label == split.labels[number].item() and type(label) is int
+
+
+def test_a_split_is_a_torch_dataset(split):
+    assert isinstance(split, torch.utils.data.Dataset)
+    labels = [label for _, label in split]
+    assert labels == split.labels.tolist()
+    images, labels = next(iter(torch.utils.data.DataLoader(split, batch_size=60)))
+    assert torch.equal(images, split.images) and torch.equal(labels, split.labels)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        split.name = "other"
+
+
+@pytest.mark.parametrize("index", [True, 2.5, "three", [1, 2], torch.tensor(True), None])
+def test_what_a_split_is_not_indexed_by(split, index):
+    with pytest.raises(TypeError, match="by a number, a slice or a tensor"):
+        split[index]
 
 
 def test_binarized_pixels_are_one_draw_that_the_seed_decides(split):
@@ -63,5 +84,9 @@ def test_shapes_that_disagree_are_refused(split):
         Split(split.images[:, 0], split.labels)
     with pytest.raises(ValueError, match="labels"):
         Split(split.images, split.labels[:5])
+    with pytest.raises(ValueError, match="labels must be integers"):
+        Split(split.images, split.labels.float())
+    with pytest.raises(ValueError, match=r"convert numpy arrays by torch\.from_numpy"):
+        Split(split.images.numpy(), split.labels)
     with pytest.raises(ValueError, match="several shapes"):
         Dataset("odd", split, split, Split(split.images[..., :4], split.labels))

@@ -143,6 +143,36 @@ def test_a_guide_that_cannot_run_is_refused_with_its_reason():
     assert "cannot run on these images: division by zero" in str(error)
 
 
+def test_a_reason_is_one_line_without_numbers():
+    def draw(number):
+        pose = pyro.sample("pose", dist.Normal(torch.zeros(number, 3), 1.0).to_event(1))
+        pyro.sample("coin", dist.Bernoulli(logits=(pose - 1e9).sqrt().sum(-1)))
+
+    model, images = TwoLevels(), conjugate_images(40, torch.float32)
+    error = refused(model, Written(model, draw), images)
+    message = str(error)
+    assert len(message.splitlines()) == 1 and len(message) < 400
+    assert "found invalid values" in message and "tensor(" not in message and "nan" not in message
+    assert "Expected parameter logits" in message
+
+
+def test_points_between_0_and_1_are_no_coins():
+    model = TwoLevels()
+
+    def guide(coin):
+        def draw(number):
+            pyro.sample("pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+            pyro.sample("coin", dist.Delta(torch.full((number,), coin)))
+
+        return Written(model, draw)
+
+    images = conjugate_images(2, torch.float32)
+    check_pair(model, guide(1.0), images)
+    assert "'coin' is discrete in the model but continuous" in str(
+        refused(model, guide(0.3), images)
+    )
+
+
 def test_registered_guides_that_fit_are_named(monkeypatch):
     monkeypatch.setattr(check, "suggest_guides", lambda model: ["amortized", "free-form"])
     error = refused(TwoLevels(), NoGuide(Conjugate()), conjugate_images(2, torch.float32))

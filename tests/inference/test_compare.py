@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from toys import Conjugate, ExactGuide, LinearGuide, PointGuide, conjugate_images
+from toys import (
+    Conjugate,
+    ExactGuide,
+    LabelLaw,
+    LinearGuide,
+    NoGuide,
+    PointGuide,
+    conjugate_images,
+)
 
-from capsule_zoo.inference import Comparison, compare, evaluate
+from capsule_zoo.inference import Comparison, IncompatibleGuide, compare, evaluate
 from capsule_zoo.inference.widen import Widened
+from capsule_zoo.registry import create, small_sizes
 
 matplotlib.use("Agg")
 
@@ -64,12 +75,80 @@ def test_it_is_a_dataframe_and_stays_one_of_its_kind(table):
 def test_the_picture_has_a_panel_for_bounds_and_one_for_points(table, rows, tmp_path):
     table, _, _ = table
     chosen = table.loc[rows]
-    figure = chosen.plot()
+    figure = chosen.draw()
     assert len(figure.axes) == ("point" in rows) + any(row != "point" for row in rows)
     shown = [label.get_text() for axes in figure.axes for label in axes.get_yticklabels()]
     assert sorted(shown) == sorted(rows)
     figure.savefig(tmp_path / "comparison.png")
     matplotlib.pyplot.close(figure)
+
+
+def test_it_plots_as_any_other_table(table):
+    table, _, _ = table
+    bounds = table[table["is_bound"]]
+    assert len(bounds["elbo"].plot.bar().patches) == 3
+    assert len(table[["iwae", "ess"]].plot().lines) == 2
+    both = pd.concat([table, table.rename(index=str.upper)])
+    assert len(both) == 8 and len(both.draw().axes) == 2
+    with pytest.raises(ValueError, match=r"columns are missing: elbo, elbo_se.*plot"):
+        table[["iwae", "ess"]].draw()
+
+
+def relaxed_pair():
+    torch.manual_seed(0)
+    entry = create("part-whole", **small_sizes("part-whole")).use_guide("normal")
+    return entry.model, entry.guide
+
+
+def discrete_pair(pair):
+    return tuple(program.with_discrete_presences() for program in pair)
+
+
+def test_relaxed_and_discrete_rows_share_no_table():
+    pair = relaxed_pair()
+    images = torch.rand(2, *pair[0].image_shape)
+    pairs = {"soft": pair, "hard": discrete_pair(pair)}
+    with pytest.raises(ValueError, match=r"relaxed in 'soft', but not in 'hard'.*leave out"):
+        compare(pairs, images, num_particles=2, discrete=False)
+    both = compare(pairs, images, num_particles=2)  # as they are by default: the same model
+    assert both.attrs["presence"] == "discrete" and both["elbo_difference"].tolist() == [0, 0]
+    alone = compare({"soft": pair}, images, num_particles=2, discrete=False)
+    assert alone.attrs["presence"] == "relaxed"
+    assert alone.attrs["bound_on"] == "log p(image) of the relaxed model"
+    assert "of the relaxed model" in alone.draw().axes[0].get_xlabel()
+
+
+def test_models_of_labels_and_of_images_share_no_table():
+    cnn, vae = (create(name, **small_sizes(name)) for name in ("cnn", "vae"))
+    pairs = {"vae": (vae.model, vae.guide), "cnn": (cnn.model, cnn.guide)}
+    images = torch.rand(4, *cnn.model.image_shape)
+    with pytest.raises(ValueError, match=r"labels \('cnn'\).*labels=.*error_rate"):
+        compare(pairs, images)
+    with pytest.raises(ValueError, match=r"labels=.*error_rate"):
+        compare({"cnn": pairs["cnn"]}, images)
+    labels = torch.tensor([0, 1, 0, 1])
+    table = compare({"cnn": pairs["cnn"]}, images, labels=labels, num_particles=2)
+    scores = cnn.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
+    assert table.loc["cnn", "elbo"] == pytest.approx(scores.mean().item(), rel=1e-5)
+    assert table.attrs["bound_on"] == "log p(label | image)"
+
+
+def test_rows_bound_one_thing():
+    """A model that has a law of the labels, next to one that does not read them."""
+    images, labels = conjugate_images(3), torch.tensor([0, 1, 1])
+    joint, plain = LabelLaw().double(), Conjugate().double()
+    pairs = {"joint": (joint, ExactGuide(joint)), "plain": (plain, ExactGuide(plain))}
+    with pytest.raises(ValueError, match=r"'joint' bounds log p\(image, label\); 'plain' bounds"):
+        compare(pairs, images, labels=labels)
+    assert compare(pairs, images)["is_bound"].all()
+
+
+def test_every_pair_is_checked_before_the_first_is_evaluated(monkeypatch):
+    model, images = Conjugate().double(), conjugate_images(3)
+    pairs = {"good": (model, ExactGuide(model)), "bad": (model, NoGuide(model))}
+    monkeypatch.setattr(sys.modules["capsule_zoo.inference.compare"], "evaluate", None)
+    with pytest.raises(IncompatibleGuide, match="'code' is missing"):
+        compare(pairs, images)
 
 
 def test_no_pair_is_refused():

@@ -14,6 +14,8 @@ from toys import (
     BernoulliMixture,
     Conjugate,
     ExactGuide,
+    LabelFactor,
+    LabelLaw,
     LinearGuide,
     NoGuide,
     PointGuide,
@@ -24,9 +26,17 @@ from toys import (
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import IncompatibleGuide, evaluate, log_weights, summarize
+from capsule_zoo.inference import (
+    IncompatibleGuide,
+    check_pair,
+    compare,
+    evaluate,
+    log_weights,
+    summarize,
+)
 from capsule_zoo.inference.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
+from capsule_zoo.registry import create, small_sizes
 
 
 def weights(idata):
@@ -245,6 +255,99 @@ def test_bad_input():
         evaluate(model, guide, images[:0])
     with pytest.raises(IncompatibleGuide, match="'code' is missing"):
         evaluate(model, NoGuide(model), images)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"seed": 1.5}, "seed must be a whole number from 0"),
+        ({"seed": 2**63}, "seed must be a whole number from 0"),
+        ({"chains": 0}, "chains must be at least 1"),
+        ({"num_particles": 2.5}, "num_particles must be at least 1, a whole number"),
+        ({"labels": torch.zeros(2, dtype=torch.int64)}, r"labels .* shape \(3,\).*shape \(2,\)"),
+        ({"labels": torch.zeros(3)}, "labels must be whole numbers.*float32"),
+        ({"labels": torch.zeros(3, dtype=torch.bool)}, "labels must be whole numbers.*bool"),
+        ({"labels": [0, 1, 2]}, "labels must be a tensor.*not list"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    model, guide = pair()
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, guide, conjugate_images(3), **arguments)
+
+
+def test_numpy_images_and_labels_are_those_of_tensors():
+    model, guide = pair()
+    images = conjugate_images(4)
+    labels = np.arange(4)
+    seen = evaluate(model, guide, images.numpy(), labels=labels, num_particles=3)
+    assert torch.equal(weights(seen), weights(evaluate(model, guide, images, num_particles=3)))
+    with pytest.raises(ValueError, match="divide bytes by 255"):
+        evaluate(model, guide, np.zeros((2, 1, 2, 2), np.uint8))
+
+
+def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
+    model, linear = pair()
+    images = conjugate_images(5)
+    slope = linear.slope.item()
+
+    def guide(images, labels=None):
+        learned = pyro.param("slope", torch.tensor(9.0, dtype=torch.float64))
+        scale = pyro.param("scale", torch.ones((), dtype=torch.float64), dist.constraints.positive)
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("code", dist.Normal(learned * images.sum((1, 2, 3)), scale))
+
+    guide(images)
+    with torch.no_grad():
+        pyro.param("slope").fill_(slope)
+        pyro.get_param_store()["scale"] = linear.scale.detach()
+    mean = pyro.param("mean", torch.tensor(5.0))  # of another program
+    pyro.param(f"{model._pyro_name}.mean", torch.tensor(5.0))  # stale: the module has its own
+    expected = weights(evaluate(model, linear, images, num_particles=6))
+    idata = evaluate(model, guide, images, num_particles=6)
+    torch.testing.assert_close(weights(idata), expected, rtol=0, atol=1e-12)
+    assert idata.attrs["guide"] == "guide" and mean.item() == 5
+    check_pair(model, guide, images)
+    table = compare({"function": (model, guide), "module": (model, linear)}, images)
+    assert table.loc["module", "elbo_difference"] == pytest.approx(0, abs=1e-12)
+
+    def program(images=None, labels=None):
+        return model(images, labels)
+
+    plain = evaluate(program, guide, images, num_particles=6)
+    torch.testing.assert_close(weights(plain), expected, rtol=0, atol=1e-12)
+
+
+def test_attributes_say_what_was_bounded():
+    images, labels = conjugate_images(3), torch.tensor([0, 1, 1])
+    model = LabelFactor().double()
+    assert evaluate(model, ExactGuide(model), images).attrs["is_bound"] == 1
+    attrs = evaluate(model, ExactGuide(model), images, labels=labels).attrs
+    assert attrs["is_bound"] == 0 and "labels enter as a factor" in attrs["not_a_bound"]
+    model = LabelLaw().double()
+    guide = ExactGuide(model)
+    attrs = evaluate(model, guide, images, labels=labels).attrs
+    assert attrs["is_bound"] == 1 and attrs["bound_on"] == "log p(image, label)"
+    assert attrs["not_a_bound"] == ""
+    assert evaluate(model, guide, images).attrs["bound_on"] == "log p(image)"
+
+
+def test_a_model_of_labels_has_no_bound_without_labels():
+    entry = create("cnn", **small_sizes("cnn"))
+    images, labels = torch.rand(4, *entry.model.image_shape), torch.tensor([0, 1, 1, 0])
+    with pytest.raises(
+        ValueError, match=r"ConvolutionalClassifier explains labels.*labels=.*error_rate"
+    ):
+        evaluate(entry.model, entry.guide, images)
+    idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=2)
+    scores = entry.model.eval().scores(images).log_softmax(1)[torch.arange(4), labels]
+    torch.testing.assert_close(weights(idata)[0, 1], scores.detach(), rtol=1e-5, atol=1e-5)
+    assert idata.attrs["is_bound"] == 1 and idata.attrs["bound_on"] == "log p(label | image)"
+    entry = create("matrix-capsules", **small_sizes("matrix-capsules"))  # a loss, not a law
+    images = torch.rand(4, *entry.model.image_shape)
+    idata = evaluate(entry.model, entry.guide, images, labels=labels, num_particles=1)
+    assert idata.attrs["is_bound"] == 0 and idata.attrs["not_a_bound"]
 
 
 def test_a_site_outside_the_images_plate_is_refused():

@@ -116,6 +116,30 @@ def test_learning_rates_follow_their_schedule_and_group():
     assert made[0].param_groups[1]["params"] == list(guide.parameters())
 
 
+def test_rates_rise_over_the_warmup_under_the_schedule():
+    run = fit(*pair(), conjugate_images(40), steps=8, warmup=4, schedule="linear", **QUIET)
+    expected = [QUIET["lr"] * min((step + 1) / 4, 1) * (1 - step / 8) for step in range(8)]
+    assert run.history["lr"].tolist() == pytest.approx(expected)
+
+
+def test_the_guide_says_how_to_train_it_and_the_caller_has_the_last_word():
+    """`fit_settings` fill what was not given, and only that; without them rates are 1e-3."""
+    images = conjugate_images(40)
+
+    def rates(settings, **given):
+        model, guide = pair()
+        guide.fit_settings = settings
+        return fit(model, guide, images, steps=4, progress=False, **given).history["lr"].tolist()
+
+    settings = {"lr": {"model": 0.1, "guide": 0.2}, "schedule": "linear", "warmup": 2}
+    assert rates(settings) == pytest.approx([0.05, 0.075, 0.05, 0.025])
+    assert rates(settings, lr=1.0) == pytest.approx([0.5, 0.75, 0.5, 0.25])
+    assert rates(settings, schedule="constant", warmup=0) == pytest.approx([0.1] * 4)
+    assert rates({}) == pytest.approx([1e-3] * 4)
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        rates({"schedule": "stairs"})
+
+
 def test_any_torch_optimizer_and_clipping():
     model, guide = pair()
     before = guide.offset.item()
@@ -258,6 +282,7 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
         ({"steps": 1, "patience": 0}, "patience must be at least 1"),
         ({"steps": 1, "validate_every": 0}, "validate_every must be at least 1"),
         ({"steps": 1, "clip": 0.0}, "clip must be positive"),
+        ({"steps": 1, "warmup": -1}, "warmup must be at least 0"),
         ({"steps": 1, "batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
@@ -267,12 +292,10 @@ def test_arguments_that_are_refused(arguments, message):
         fit(model, guide, conjugate_images(4), **{"progress": False} | arguments)
 
 
-def test_nothing_to_train_and_programs_without_parameters_are_refused():
+def test_nothing_to_train_is_refused():
     model, _ = pair()
     with pytest.raises(ValueError, match="no parameter to train"):
         fit(model, ExactGuide(model), conjugate_images(4), steps=1, freeze="model", **QUIET)
-    with pytest.raises(ValueError, match=r"guide must be a torch\.nn\.Module"):
-        fit(model, lambda images: None, conjugate_images(4), steps=1, **QUIET)
 
 
 @pytest.mark.parametrize("images", [torch.zeros(0, 1, 2, 2), torch.full((4, 1, 2, 2), math.nan)])

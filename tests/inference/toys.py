@@ -37,7 +37,12 @@ class Conjugate(Model):
         with pyro.plate("images", size, dim=-1):
             code = pyro.sample("code", dist.Normal(self.mean, 1.0))
             mean = code[:, None, None, None].expand(-1, *self.image_shape)
+            if labels is not None:
+                self.explain(labels)
             return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+
+    def explain(self, labels: Tensor) -> None:
+        """Labels tell nothing here."""
 
     def log_evidence(self, images: Tensor) -> Tensor:
         """log p(image), (B,): Normal with covariance noise^2 I + 1 1'."""
@@ -50,6 +55,20 @@ class Conjugate(Model):
         variance = 1 / (1 + 4 / self.noise**2)
         mean = (self.mean + images.sum((1, 2, 3)) / self.noise**2) * variance
         return mean, torch.full_like(mean, math.sqrt(variance))
+
+
+class LabelLaw(Conjugate):
+    """Labels, where given, have a law of their own, whatever the image."""
+
+    def explain(self, labels: Tensor) -> None:
+        pyro.sample("label", dist.Bernoulli(torch.tensor(0.25).double()), obs=labels.double())
+
+
+class LabelFactor(LabelLaw):
+    """Labels enter as a factor, as the margin loss of a capsule network does."""
+
+    def explain(self, labels: Tensor) -> None:
+        pyro.factor("label", labels.double())
 
 
 class LinearGuide(Guide):

@@ -21,3 +21,19 @@ def test_chunks_have_the_values_and_the_gradient_of_the_whole(size, recompute):
 
     torch.testing.assert_close(chunked(*inputs), function(*inputs))
     assert torch.autograd.gradcheck(chunked, inputs)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_autocast_takes_no_digit_from_the_precision_of_the_shared_tensors(recompute):
+    def product(x, w):
+        return (x @ w,)
+
+    shared = torch.randn(3, 4)
+    each = torch.randn(5, 3).bfloat16().requires_grad_()
+    expected = each.float() @ shared
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = in_chunks(product, (each,), (shared,), 5, recompute)
+    assert torch.equal(found, expected)
+    slopes = [torch.autograd.grad(y.sum(), each)[0] for y in (found, expected)]
+    assert slopes[0].dtype == torch.bfloat16
+    assert torch.equal(*slopes)

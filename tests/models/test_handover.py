@@ -63,6 +63,18 @@ def test_without_a_graph_it_is_of_no_use_to_gradients(tensors):
         assert left(tensors).take(tensors) == "drawing"
 
 
+def test_what_was_computed_under_autocast_is_of_no_use_without(tensors):
+    with torch.autocast("cpu", torch.bfloat16):
+        handover = left(tensors)
+        assert left(tensors).take(tensors) == "drawing"
+    assert handover.take(tensors) is None
+
+
+def test_an_expanded_view_is_another_tensor(tensors):
+    assert left(tensors).take([tensors[0].expand(1, -1), tensors[1]]) is None
+    assert left(tensors).take([tensors[0], tensors[1].expand_as(tensors[1])]) is None
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_hold_nothing(tensors, copied):
     product = tensors[0] * 2  # no leaf of a graph: could be neither copied nor stored

@@ -86,8 +86,10 @@ def test_categorical_labels_have_a_normalised_law():
         )
     torch.testing.assert_close(weight, torch.zeros(4))  # log p(image), which the model leaves flat
     torch.testing.assert_close(total, torch.ones(4))
-    assert evaluate(model, guide, batch).attrs["is_bound"]
-    assert not evaluate(tiny(), ExactLabel(tiny()), batch).attrs["is_bound"]
+    labels = torch.zeros(len(batch), dtype=torch.int64)
+    assert evaluate(model, guide, batch, labels=labels).attrs["is_bound"]
+    spread = tiny()
+    assert not evaluate(spread, ExactLabel(spread), batch, labels=labels).attrs["is_bound"]
 
 
 def test_a_full_white_pixel_is_as_likely_as_any():

@@ -1,0 +1,297 @@
+"""What the zoo holds, in words: trained weights, and everything that an entry consists of.
+
+>>> list_weights()                       # name -> Weights: entry, data, headline, bytes
+>>> describe("part-whole")               # sizes, guides, sites, objective, settings, weights, ...
+>>> describe("part-whole-mnist").parameters
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from capsule_zoo import registry
+from capsule_zoo.inference import is_bound
+from capsule_zoo.inference.isolation import seeded
+from capsule_zoo.models import Model, Site
+from capsule_zoo.nearest import unknown
+from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
+from capsule_zoo.report.stories import first_line, read_story
+from capsule_zoo.runs import plain
+from capsule_zoo.sizes import Size
+
+_METRICS = {"squared_error": "squared error", "error_rate": "error rate"}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Trained weights, which `load(name)` opens.
+
+    Attributes:
+        name: what `load` takes.
+        entry: the entry that was trained.
+        data: the data set that it was trained on.
+        guide: the guide that it was trained with.
+        headline: the number by which the weights are known: `on`, `metric`, `value`, `se` and `n`.
+        bytes: size of the file.
+    """
+
+    name: str
+    entry: str
+    data: str
+    guide: str
+    headline: dict[str, Any]
+    bytes: int
+
+    def __str__(self) -> str:
+        found = self.headline
+        metric = _METRICS.get(found["metric"], found["metric"])
+        error = "" if found.get("se") is None else f" (s.e. {found['se']:.2g})"
+        return (
+            f"{self.entry}, {self.guide} guide, trained on {self.data}: {metric} "
+            f"{found['value']:.4g}{error} on {found['on']}; {self.bytes / 1e6:.1f} MB"
+        )
+
+
+@dataclass(frozen=True)
+class GuideWords:
+    """A guide that fits an entry: its name, its class and what that says, whether it is used."""
+
+    name: str
+    kind: str
+    what: str
+    default: bool
+
+
+@dataclass(frozen=True)
+class Description:
+    """What an entry consists of; `print` shows it, `as_dict` gives it in plain types.
+
+    Attributes:
+        name: of the entry.
+        source: what was described: the entry, trained weights or a run folder.
+        summary: what the entry is, in one line.
+        sizes: what `create` takes, by name; of trained weights, with the values that they have.
+        guides: those that fit.
+        sites: the latent sites of the model at these sizes.
+        relaxed: those of them that are discrete, but continuous in training.
+        objective: what trains the entry.
+        training: further settings for `fit`.
+        figures: names of the pictures that `capsule-zoo figure` draws.
+        parameters: how many numbers are learned, in the `model` and in the `guide`.
+        weights: trained weights of the entry.
+        references: where the model comes from.
+    """
+
+    name: str
+    source: str
+    summary: str
+    sizes: dict[str, Size]
+    guides: tuple[GuideWords, ...]
+    sites: tuple[Site, ...]
+    relaxed: tuple[str, ...]
+    objective: str
+    training: dict[str, Any]
+    figures: tuple[str, ...]
+    parameters: dict[str, int]
+    weights: tuple[Weights, ...]
+    references: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the same in types that JSON knows."""
+        return plain(
+            {
+                "name": self.name,
+                "source": self.source,
+                "summary": self.summary,
+                "sizes": {name: _plain_size(size) for name, size in self.sizes.items()},
+                "guides": [asdict(guide) for guide in self.guides],
+                "sites": [asdict(site) for site in self.sites],
+                "relaxed": self.relaxed,
+                "objective": self.objective,
+                "training": self.training,
+                "figures": self.figures,
+                "parameters": self.parameters,
+                "weights": [asdict(weights) for weights in self.weights],
+                "references": self.references,
+            }
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    __repr__ = __str__
+
+
+def list_weights(pattern: str = "*") -> dict[str, Weights]:
+    """Return the zoo's trained weights by name, those that match a shell pattern, sorted."""
+    found: dict[str, Weights] = {}
+    for path in sorted(registry.WEIGHTS.glob("*.json")):
+        file = path.with_suffix(".safetensors")
+        if fnmatch(path.stem, pattern) and file.is_file():
+            card = read_recipe(path.stem)
+            found[path.stem] = Weights(
+                path.stem,
+                card["entry"],
+                card.get("data", "unknown data"),
+                card["guide"],
+                card["headline"],
+                file.stat().st_size,
+            )
+    return found
+
+
+def describe(entry: str | Path | Entry) -> Description:
+    """Describe an entry: its sizes, guides, latent sites, settings, weights and references.
+
+    Args:
+        entry: the name of an entry, the name of trained weights, the folder of a run, or an entry
+            that `create` or `load` has made.
+
+    Raises:
+        ValueError: an unknown name; the message has the nearest ones.
+    """
+    if isinstance(entry, Entry):
+        return _describe(entry, entry.name)
+    source = str(entry)
+    if source in list_models():
+        with seeded(0):
+            return _describe(create(source), source)
+    if not (source in list_weights() or (Path(source) / "config.json").is_file()):
+        known = sorted({*list_models(), *list_weights()})
+        raise ValueError(
+            f"{unknown('entry or trained entry', source, known)}; or name a run folder"
+        )
+    made = read_recipe(source)
+    with seeded(0):
+        return _describe(registry.rebuild(made), source)
+
+
+def _describe(entry: Entry, source: str) -> Description:
+    sizes = sizes_of(entry.name)
+    used = {
+        name: _with_value(size, entry.sizes[name]) if name in entry.sizes else size
+        for name, size in sizes.items()
+    }
+    with seeded(0):
+        kinds = {name: type(entry.make_guide(name)) for name in entry.guides}
+    never = "" if is_bound(entry.objective) else " (never a bound)"
+    story = read_story(sys.modules[type(entry.model).__module__].__doc__)
+    return Description(
+        name=entry.name,
+        source=source,
+        summary=summary(entry.name),
+        sizes=used,
+        guides=tuple(
+            GuideWords(name, kind.__name__, first_line(kind.__doc__), name == entry.default_guide)
+            for name, kind in kinds.items()
+        ),
+        sites=entry.model.sites,
+        relaxed=_relaxed(entry.model),
+        objective=type(entry.objective).__name__ + never,
+        training={name: _in_words(value) for name, value in entry.training.items()},
+        figures=tuple(entry.figures),
+        parameters={
+            "model": entry.model.num_parameters,
+            "guide": entry.guide.num_parameters,
+        },
+        weights=tuple(w for w in list_weights().values() if w.entry == entry.name),
+        references=story.references,
+    )
+
+
+def _relaxed(model: Model) -> tuple[str, ...]:
+    """Return the names of the sites that are continuous here and discrete in evaluation."""
+    discrete = {site.name for site in model.with_discrete_presences().sites if site.discrete}
+    return tuple(site.name for site in model.sites if site.name in discrete and not site.discrete)
+
+
+def _with_value(size: Size, value: object) -> Size:
+    """Return the size with a value in the place of its default, inner sizes included."""
+    inner = {
+        name: Size(name, value[name], each.hint, each.what)
+        if isinstance(value, dict) and name in value
+        else each
+        for name, each in size.inner.items()
+    }
+    return Size(size.name, value, size.hint, size.what, inner)
+
+
+def _plain_size(size: Size) -> dict[str, Any]:
+    found: dict[str, Any] = {"default": size.default, "type": size.type, "what": size.what}
+    if size.inner:
+        found["inner"] = {name: _plain_size(each) for name, each in size.inner.items()}
+    return found
+
+
+def _in_words(value: object) -> object:
+    """Return a setting as it is printed: an optimizer by its name and what it is called with."""
+    if isinstance(value, partial):
+        given = ", ".join(f"{name}={each!r}" for name, each in value.keywords.items())
+        return f"{value.func.__name__}({given})"
+    return value.__name__ if inspect.isclass(value) or inspect.isfunction(value) else value
+
+
+def _lines(found: Description) -> Iterator[str]:
+    """Yield the text of a description, line by line."""
+    source = "" if found.source == found.name else f" ({found.source})"
+    yield f"{found.name}{source}: {found.summary}"
+    counts = ", ".join(f"{number:,} in the {part}" for part, number in found.parameters.items())
+    yield f"{counts} (learned numbers)"
+    yield ""
+    yield "sizes, as create(...) or --set takes them"
+    yield from _size_lines(found.sizes, "  ")
+    yield ""
+    yield "guides"
+    yield from _columns(
+        {g.name + " (default)" * g.default: (g.kind, g.what) for g in found.guides}, "  "
+    )
+    yield ""
+    yield "latent sites"
+    sites = {s.name: (" x ".join(s.plates), _kind(s, found.relaxed)) for s in found.sites}
+    yield from _columns(sites, "  ")
+    yield ""
+    settings = ", ".join(f"{name}={value}" for name, value in found.training.items())
+    yield f"objective  {found.objective}"
+    yield f"training   {settings or 'the defaults of fit'}"
+    yield f"figures    {', '.join(found.figures) or 'none'}"
+    yield ""
+    yield "trained weights"
+    yield from _columns({w.name: (str(w),) for w in found.weights} or {"none": ()}, "  ")
+    yield ""
+    yield f"references {found.references}"
+
+
+def _size_lines(sizes: dict[str, Size], indent: str) -> Iterator[str]:
+    rows = {}
+    for name, size in sizes.items():
+        shown = "" if size.inner else repr(size.default)
+        rows[name] = (shown, size.type, size.what.partition(". ")[0].rstrip("."))
+    lines = _columns(rows, indent)
+    for line, size in zip(lines, sizes.values(), strict=True):
+        yield line
+        yield from _size_lines(dict(size.inner), indent + "  ")
+
+
+def _kind(site: Site, relaxed: tuple[str, ...]) -> str:
+    words = ["discrete" if site.discrete else "continuous"]
+    if site.name in relaxed:
+        words = ["discrete, relaxed in training"]
+    words += [f"event rank {site.event_dim}"] * (site.event_dim > 0)
+    return ", ".join([*words, *["summed out by the model"] * site.enumerated])
+
+
+def _columns(rows: dict[str, tuple[str, ...]], indent: str) -> list[str]:
+    """Return lines of names and words, in columns as wide as they need be."""
+    table = [(name, *words) for name, words in rows.items()]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        indent + "  ".join(f"{w:{n}}" for w, n in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]

@@ -1,0 +1,227 @@
+"""Sizes of entries: which there are, what each may be, and a clear refusal of a wrong one.
+
+A factory has sizes in its signature, and hands further ones (`**sizes`, or a mapping such as
+`guide_sizes`) on to constructors. It says to which when it is registered:
+
+    @register("vae", takes={"sizes": Takes(VariationalAutoencoder)})
+    def vae(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry: ...
+
+All of these are read off the signatures and their annotations, so that there is one list of them.
+Whether a number is in range is for the constructors to say.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from capsule_zoo.nearest import unknown
+
+_OWN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class Takes:
+    """Say to which constructor a factory hands further sizes on.
+
+    Attributes:
+        kind: the class; where its constructor has `**options`, those of its base class follow.
+        without: arguments that the factory sets itself, beside those that have no default.
+        defaults: values that the factory gives in place of the constructor's own defaults.
+    """
+
+    kind: type
+    without: tuple[str, ...] = ()
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One argument of `create`.
+
+    Attributes:
+        name: how it is given.
+        default: its value where it is not given.
+        hint: what it may be, as an annotation.
+        what: what its docstring says of it, or "".
+        inner: for a mapping, the sizes that it may hold, by name.
+    """
+
+    name: str
+    default: object
+    hint: Any = Any
+    what: str = ""
+    inner: Mapping[str, Size] = field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """The annotation as it is written, such as `tuple[int, ...] | None`."""
+        if isinstance(self.hint, type) and not get_args(self.hint):
+            return self.hint.__name__
+        return re.sub(r"\b(?:typing|collections\.abc)\.", "", str(self.hint))
+
+
+def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size]:
+    """Return the sizes of a factory by name: its own, then those that it hands on.
+
+    Args:
+        takes: by parameter of the factory, the constructor to which that parameter is handed on.
+    """
+    hints, told = _hints(factory), argument_words(factory.__doc__)
+    own: dict[str, Size] = {}
+    further: dict[str, Size] = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        inner = _constructor_sizes(takes[name]) if name in takes else {}
+        if parameter.kind is parameter.VAR_KEYWORD:
+            further = inner
+        elif parameter.default is not parameter.empty:
+            hint = hints.get(name, Any)
+            own[name] = Size(name, parameter.default, hint, told.get(name, ""), inner)
+    for name in own.keys() & further.keys():
+        if further[name].what:  # the factory's docstring refers to the constructor's
+            own[name] = replace(own[name], what=further[name].what)
+    return own | {name: size for name, size in further.items() if name not in own}
+
+
+def is_open(factory: Callable, takes: Mapping[str, Takes]) -> bool:
+    """Return whether a factory takes further sizes of which nothing is known."""
+    parameters = inspect.signature(factory).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD and p.name not in takes for p in parameters)
+
+
+def check_sizes(
+    entry: str, given: Mapping[str, object], known: Mapping[str, Size], open_ended: bool = False
+) -> None:
+    """Raise ValueError unless every size is known and of its type.
+
+    Args:
+        entry: what takes the sizes, in words.
+        open_ended: let unknown names pass.
+    """
+    for name, value in given.items():
+        if name in known:
+            _check_size(entry, known[name], value)
+        elif not open_ended:
+            raise ValueError(_unknown_size(entry, name, known))
+
+
+def _check_size(entry: str, size: Size, value: object) -> None:
+    if not fits(value, size.hint):
+        default = "" if size.default is None or size.inner else f"; its default is {size.default!r}"
+        raise ValueError(
+            f"{size.name} of {entry} must be {in_words(size.hint)}, not {value!r}{default}"
+        )
+    if size.inner and isinstance(value, Mapping):
+        check_sizes(f"{entry}'s {size.name}", value, size.inner)
+
+
+def _unknown_size(entry: str, name: str, known: Mapping[str, Size]) -> str:
+    for outer in known.values():
+        if name in outer.inner:
+            return (
+                f"{name!r} is not a size of {entry} itself but one of its {outer.name}; "
+                f"give {outer.name}={{{name!r}: ...}}"
+            )
+    return unknown(f"size of {entry}", name, list(known))
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Return whether a value is what an annotation says; lists may stand for tuples."""
+    if hint is Any or hint is inspect.Parameter.empty:
+        return True
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, each) for each in inner)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return False
+        each = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        return len(value) == len(each) and all(map(fits, value, each))
+    if hint in (int, float):
+        number = Integral if hint is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    kind = origin or hint
+    return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def in_words(hint: Any) -> str:
+    """Return what an annotation allows, in words."""
+    names = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(map(in_words, inner))
+    if origin is tuple:
+        count = "several" if inner[-1] is Ellipsis else str(len(inner))
+        return f"{count} {_plural(in_words(inner[0]))} such as {_example(inner)}"
+    if hint is types.NoneType:
+        return "None"
+    if (origin or hint) in (Mapping, dict):
+        return "a mapping from names to values"
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _plural(words: str) -> str:
+    if words.startswith(("a ", "an ")):
+        return words.partition(" ")[2] + "s"
+    return f"times {words}"
+
+
+def _example(inner: tuple[Any, ...]) -> str:
+    examples = {int: 8, float: 0.5, str: "x"}
+    count = 2 if inner[-1] is Ellipsis else len(inner)
+    values = [examples.get(inner[0], (8, 8))] * count
+    return str(tuple(values))
+
+
+def argument_words(docstring: str | None) -> dict[str, str]:
+    """Return what the section `Args:` of a docstring says of each argument, by name."""
+    _, _, section = inspect.cleandoc(docstring or "").partition("\nArgs:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break  # the next section
+        if head := re.match(r" {4}(\w+(?:, \w+)*): (.*)", line):
+            names = head[1].split(", ")
+            found |= dict.fromkeys(names, head[2])
+        elif names and line.strip():
+            found |= dict.fromkeys(names, f"{found[names[0]]} {line.strip()}")
+    return found
+
+
+def _constructor_sizes(takes: Takes) -> dict[str, Size]:
+    sizes: dict[str, Size] = {}
+    for parameter, hint, what in _constructor_parameters(takes.kind):
+        name = parameter.name
+        if name in sizes or name in takes.without or parameter.default is parameter.empty:
+            continue
+        default = takes.defaults.get(name, parameter.default)
+        sizes[name] = Size(name, default, hint, what)
+    return sizes
+
+
+def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any, str]]:
+    """Yield arguments with annotation and words, up to the class that takes no further options."""
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        hints, told = _hints(base.__init__), argument_words(base.__doc__)
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # not self
+        for parameter in parameters:
+            if parameter.kind in _OWN:
+                yield parameter, hints.get(parameter.name, Any), told.get(parameter.name, "")
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+
+
+def _hints(function: Callable) -> dict[str, Any]:
+    """Return resolved annotations; none where one is known to type checkers alone."""
+    try:
+        return get_type_hints(function)
+    except NameError:
+        return {}

@@ -1,0 +1,222 @@
+"""Batches that are read while a run goes on, from a torch `Dataset` or a torch `DataLoader`.
+
+Both are read in an order that a resumed run can repeat. An item, or a batch of a loader, is either
+images alone or (images, labels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from capsule_zoo.data.batches import (
+    BatchSource,
+    RandomStream,
+    ShuffledBatches,
+    Transform,
+    seeded_generator,
+)
+from capsule_zoo.data.splits import check_label_type
+
+CheckImages = Callable[[Tensor], None]
+_ITEMS = 1  # sets the stream of reading items apart from the stream of the transform
+
+
+class ItemBatches(ShuffledBatches):
+    """Shuffled batches of a map-style torch `Dataset`, whose items are read when they are needed.
+
+    The order is the order of `Batches`, and what an item draws from the global streams of torch,
+    numpy and `random` is a function of (seed, epoch, batch). So a resumed run sees what it would
+    have seen.
+
+    Args:
+        dataset: yields an image (C, H, W), or (image, label), for a number.
+        batch_size, seed, transform, shuffle: see `Batches`.
+        check: raises ValueError where a batch of images is not what the model takes.
+        labels: whether labels are read; otherwise they are zeros.
+
+    Raises:
+        ValueError: an empty data set, or an item that is neither of the two.
+    """
+
+    def __init__(
+        self,
+        dataset: TorchDataset,
+        batch_size: int,
+        seed: int = 0,
+        transform: Transform | None = None,
+        shuffle: bool = True,
+        *,
+        check: CheckImages,
+        labels: bool,
+    ) -> None:
+        super().__init__(items_in(dataset), batch_size, seed, transform, shuffle)
+        self.dataset, self.check, self.labels = dataset, check, labels
+
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+        with RandomStream(self.seed, epoch, batch, _ITEMS).active():
+            return read_items(self.dataset, chosen, self.check, self.labels)
+
+
+class LoaderBatches(BatchSource):
+    """The batches of a torch `DataLoader`, in the order that the loader gives them.
+
+    Everything that the loader and its data draw from the global streams of torch, numpy and
+    `random` is a function of (seed, epoch), and so is a generator that the loader was given. A
+    resumed run reads its epoch from the beginning and skips the batches that it has seen. It
+    then sees what it would have seen, unless the data draw from elsewhere, or workers are
+    persistent and draw (they keep their random state from epoch to epoch).
+
+    Args:
+        loader: its length must be known, as it is for every map-style data set.
+        seed, transform: see `BatchSource`.
+        check, labels: see `ItemBatches`.
+
+    Raises:
+        ValueError: a loader of unknown length, without a batch, or with a `DistributedSampler`; a
+            batch that is neither images nor (images, labels).
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        seed: int = 0,
+        transform: Transform | None = None,
+        *,
+        check: CheckImages,
+        labels: bool,
+    ) -> None:
+        samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+            raise ValueError(
+                "data is a DataLoader with a DistributedSampler, but every process needs the whole "
+                "batches and takes its part of each; leave the sampler out"
+            )
+        try:
+            self._length = len(loader)
+        except TypeError as error:
+            raise ValueError(
+                "data is a DataLoader of unknown length; give its IterableDataset a __len__ "
+                "(images per epoch)"
+            ) from error
+        self.loader, self.check, self.labels = loader, check, labels
+        super().__init__(loader.batch_size or 1, seed, transform)
+        first = next(self._read(0), None)
+        if first is None:
+            raise ValueError("data is a DataLoader without a batch; give at least one image")
+        self.batch_size = max(self.batch_size, len(first[0]))
+        few = len(first[0]) if len(self) == 1 else 2
+        self._example = first[0][:few], first[1][:few]
+
+    @property
+    def num_images(self) -> int:
+        dataset = self.loader.dataset
+        return len(dataset) if isinstance(dataset, Sized) else len(self) * self.batch_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    def example(self) -> tuple[Tensor, Tensor]:
+        return self._example
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        read = 0
+        for batch, (images, labels) in enumerate(self._read(epoch)):
+            read = batch + 1
+            if batch >= start:
+                yield self._transformed(images, epoch, batch), labels
+            if read == len(self):
+                return
+        raise ValueError(
+            f"data is a DataLoader that gave {read} batches in epoch {epoch}, but its length is "
+            f"{len(self)}; make both agree"
+        )
+
+    def _read(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the loader's batches, each read in the random stream of the epoch."""
+        stream = RandomStream(self.seed, epoch)
+        for sampler in (self.loader, self.loader.sampler, self.loader.batch_sampler):
+            if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+                generator.manual_seed(seeded_generator(self.seed, epoch).initial_seed())
+            if set_epoch := getattr(sampler, "set_epoch", None):
+                set_epoch(epoch)
+        with stream.active():
+            batches = iter(self.loader)
+        while True:
+            with stream.active():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield images_and_labels(batch, self.check, self.labels)
+
+
+def read_items(
+    dataset: TorchDataset, chosen: Tensor, check: CheckImages, labels: bool
+) -> tuple[Tensor, Tensor]:
+    """Read the items with these numbers, as images (n, C, H, W) and labels (n,)."""
+    items = [dataset[number] for number in chosen.tolist()]
+    if not labels:  # what comes with an image may be anything
+        items = [item[0] if isinstance(item, tuple | list) else item for item in items]
+    try:
+        batch = default_collate(items)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            "the items of data cannot be made into a batch; an item must be an image (C, H, W), or "
+            "(image, label), and all images tensors or numpy arrays of one shape (torchvision: "
+            f"transform=ToTensor()): {error}"
+        ) from error
+    return images_and_labels(batch, check, labels)
+
+
+def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> tuple[Tensor, Tensor]:
+    """Return the images and labels of a batch, which is images or (images, labels).
+
+    Args:
+        check: raises ValueError where the images are not what the model takes.
+        labels: whether labels are wanted; otherwise they are zeros.
+
+    Raises:
+        ValueError: the batch is neither, or it lacks the labels that are wanted.
+    """
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    if not parts or isinstance(parts[0], dict):
+        raise ValueError(
+            f"a batch of data must be images or (images, labels), not {_words(batch)}; give "
+            "the DataLoader a collate_fn that picks them"
+        )
+    check(parts[0])
+    if not labels:
+        return parts[0], torch.zeros(len(parts[0]), dtype=torch.int64)
+    if len(parts) < 2:
+        raise ValueError("labels=True needs data with labels: let data yield (image, label)")
+    check_label_type(parts[1])
+    if parts[1].shape != parts[0].shape[:1]:
+        raise ValueError(
+            f"labels must be ({len(parts[0])},), one per image, not {tuple(parts[1].shape)}"
+        )
+    return parts[0], parts[1]
+
+
+def items_in(dataset: TorchDataset) -> int:
+    """Return how many items a map-style data set holds; ValueError if none, or of another style."""
+    size = getattr(dataset, "__len__", None)
+    if size is None or isinstance(dataset, IterableDataset):
+        raise ValueError(
+            f"data is a {type(dataset).__name__}, a torch Dataset that cannot be read by number; "
+            "wrap it in a torch.utils.data.DataLoader"
+        )
+    if size() == 0:
+        raise ValueError(f"data is an empty {type(dataset).__name__}; give at least one image")
+    return size()
+
+
+def _words(batch: Any) -> str:
+    if isinstance(batch, dict):
+        return f"a dict with the keys {', '.join(map(repr, batch))}"
+    return f"a {type(batch).__name__} of {len(batch)}" if isinstance(batch, Sized) else repr(batch)

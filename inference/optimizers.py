@@ -1,0 +1,90 @@
+"""What `fit` takes as an optimizer, brought into one form: a function of parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
+
+OptimizerFactory = Callable[[list], torch.optim.Optimizer]
+
+default_optimizer = partial(torch.optim.Adam, fused=True)  # a tenth off a large decoder's step
+
+
+def optimizer_factory(optimizer: OptimizerFactory | PyroOptim | None) -> OptimizerFactory:
+    """Return a function that makes a torch optimizer from parameter groups.
+
+    Args:
+        optimizer: such a function, which a class of torch optimizers is; or one of Pyro's
+            optimizers, whose `lr`, if it has one, replaces the rates of the groups; or None for
+            Adam.
+
+    Raises:
+        ValueError: anything else, or a Pyro optimizer with a scheduler, settings by parameter, or
+            clipping, which `fit` does itself.
+    """
+    if optimizer is None:
+        return default_optimizer
+    if isinstance(optimizer, PyroOptim):
+        return _from_pyro(optimizer)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        name = f"torch.optim.{type(optimizer).__name__}"
+        raise ValueError(
+            f"optimizer must be made by fit, which knows the parameters; give the class {name}, "
+            f"or functools.partial({name}, ...), not an optimizer that exists"
+        )
+    if not callable(optimizer):
+        raise ValueError(
+            "optimizer must be a class such as torch.optim.Adam, a function of parameter groups, "
+            f'or a Pyro optimizer such as pyro.optim.Adam({{"lr": 1e-3}}), not {optimizer!r}'
+        )
+    if optimizer is torch.optim.LBFGS:
+        raise ValueError(
+            "optimizer LBFGS computes the loss several times a step, which fit does not do; give "
+            "one such as torch.optim.Adam"
+        )
+    return optimizer
+
+
+def make_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> Any:
+    """Return the optimizer of these groups; ValueError where it does not suit `fit`."""
+    optimizer = factory(groups)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"optimizer must return a torch.optim.Optimizer, not a {type(optimizer).__name__}"
+        )
+    if any(group.get("lrd", 1.0) != 1.0 for group in optimizer.param_groups):
+        raise ValueError(
+            'optimizer has lrd, but fit sets the learning rate of every step; use schedule="linear"'
+            ' or "cosine" for a rate that falls'
+        )
+    return optimizer
+
+
+def _from_pyro(optimizer: PyroOptim) -> OptimizerFactory:
+    name = getattr(optimizer.pt_optim_constructor, "__name__", "the optimizer")
+    if isinstance(optimizer, PyroLRScheduler):
+        raise ValueError(
+            f"optimizer is a Pyro scheduler; give {name} alone, and "
+            'schedule="linear" or "cosine" for a rate that falls'
+        )
+    arguments = optimizer.pt_optim_args
+    if not isinstance(arguments, dict):
+        raise ValueError(
+            "optimizer is a Pyro optimizer whose settings are a function of the parameter; give "
+            'a dict of settings, and lr={"model": ..., "guide": ...} for rates by module'
+        )
+    if optimizer.pt_clip_args:
+        raise ValueError("optimizer is a Pyro optimizer that clips gradients; use clip=... of fit")
+
+    constructor: Any = optimizer.pt_optim_constructor
+
+    def factory(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        rates = {"lr": arguments["lr"]} if "lr" in arguments else {}
+        return constructor([{**g, **rates} for g in groups], **arguments)
+
+    return factory

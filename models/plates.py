@@ -1,0 +1,89 @@
+"""Values under plates: extra plates to the left of `images`, enumeration, and Bayesian parameters.
+
+Sites live in the plate `images` at dim -2 and in a plate of capsules at dim -1. A plate outside the
+model, such as the particles of a vectorised objective, adds batch dims to the left of both.
+Parallel enumeration adds a dim there as well, but one that is not a plate.
+"""
+
+from __future__ import annotations
+
+import torch
+from pyro.nn import PyroModule
+from pyro.poutine.runtime import get_plates
+from torch import Tensor
+
+_INNER = 2  # the plates of the zoo's own models: images, and capsules
+
+
+class EnumeratedPresence(ValueError):
+    """A presence is enumerated, or drawn given an enumerated site, and read outside its plate."""
+
+
+def outer_sizes() -> torch.Size:
+    """Return the sizes of the dims to the left of `images` that plates in scope take up."""
+    sizes = {-frame.dim: frame.size for frame in get_plates() if frame.dim is not None}
+    outermost = max([_INNER, *sizes])
+    return torch.Size(sizes.get(place, 1) for place in range(outermost, _INNER, -1))
+
+
+def refuse_enumeration(name: str, value: Tensor) -> None:
+    """Raise EnumeratedPresence where `value` varies along a dim that is not a plate.
+
+    A renderer, a network or the next level reads the presences of all capsules of a plate together,
+    outside the plate. `TraceEnum_ELBO` visits two of their 2^n states only, all on and all off, and
+    does not weight what is read outside the plate by the probability of the state: the ELBO would
+    be wrong, for a single capsule too.
+
+    Args:
+        name: of the site.
+        value: of the site, without event dims, (*batch, B, capsules).
+    """
+    if value.dim() <= _INNER:
+        return
+    outside = value.shape[:-_INNER]
+    sizes = outer_sizes()
+    plates = [*[1] * (len(outside) - len(sizes)), *sizes][-len(outside) :]
+    if any(size > 1 and plate == 1 for size, plate in zip(outside, plates, strict=True)):
+        raise EnumeratedPresence(
+            f"site {name!r} must not be enumerated, nor drawn given an enumerated site: all "
+            "capsules of its plate are read together, so the sum would be wrong; draw it in a "
+            'guide (a model with selection="enumerate" is for TraceEnum_ELBO with a guide, use '
+            'with_selection("marginal") for anything else)'
+        )
+
+
+def bayesian_parameters(module: PyroModule) -> list[tuple[PyroModule, str]]:
+    """Return every parameter that is a `PyroSample`, as the module that has it and its name."""
+    parts = [part for part in module.modules() if isinstance(part, PyroModule)]
+    return [(part, name) for part in parts for name in part._pyro_samples]
+
+
+def per_image(parameter: Tensor, event_dim: int) -> Tensor:
+    """Return a parameter such that its batch dims line up with those of images, (*batch, 1).
+
+    A plain parameter has none and is returned as it is. A `PyroSample` under plates outside the
+    model has the dims of the plates and 1 for `images` and for the capsules, (*outer, 1, 1).
+
+    Args:
+        parameter: (*event), or (*outer, 1, 1, *event), or (samples, *event) as
+            `pyro.infer.Predictive` gives draws of sites outside all plates.
+        event_dim: number of dims of the parameter itself.
+    """
+    if parameter.dim() == event_dim:
+        return parameter
+    outer, event = parameter.shape[:-event_dim], parameter.shape[parameter.dim() - event_dim :]
+    if len(outer) >= _INNER and outer[-_INNER:] == (1,) * _INNER:
+        outer = outer[:-_INNER]
+    return parameter.reshape(*outer, 1, *event)
+
+
+def flat_batch(value: Tensor, event_dim: int) -> Tensor:
+    """Return a value (*batch, *event) with its batch dims, if any, flattened into one."""
+    if value.dim() <= event_dim + 1:
+        return value
+    return value.reshape(-1, *value.shape[value.dim() - event_dim :])
+
+
+def unflat_batch(value: Tensor, dim: int, batch: torch.Size) -> Tensor:
+    """Return a value whose flattened batch at `dim` is spread over the dims of `batch` again."""
+    return value if len(batch) == 1 else value.unflatten(dim, batch)

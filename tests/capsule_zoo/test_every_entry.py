@@ -1,0 +1,153 @@
+"""Every entry goes through every command, at a small size, and each command says what holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from capsule_zoo import cli, runs
+from capsule_zoo.inference.checkpoint import load_checkpoint
+from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.registry import create, list_models, load, small_sizes
+
+ROOT = Path(__file__).parents[2]
+FEW = ("--images", "6", "--particles", "2")
+
+
+def small_words(name: str) -> list[str]:
+    """An entry's small sizes as words of the command line; digits have ten classes."""
+    sizes = small_sizes(name)
+    sizes |= {"classes": 10} if "classes" in sizes else {}
+    return [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
+
+
+class Terminal:
+    """Runs command lines and holds what they print."""
+
+    def __init__(self, capsys: pytest.CaptureFixture) -> None:
+        self.capsys = capsys
+
+    def run(self, *words: object, status: int = 0) -> str:
+        """What a command prints; on stderr where it is refused."""
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        printed = self.capsys.readouterr()
+        assert ended.value.code == status, printed.err
+        return printed.err if status else printed.out
+
+    def refused(self, *words: object) -> str:
+        """The one line that a refused command says."""
+        said = self.run(*words, status=2)
+        assert said.startswith("capsule-zoo: ") and said.count("\n") == 1, said
+        return said
+
+    def json(self, *words: object) -> dict:
+        return json.loads(self.run(*words, "--json").splitlines()[-1])
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
+    """A terminal in an empty folder, whose figures are drawn coarsely, by `figure` alone."""
+    monkeypatch.chdir(tmp_path)
+    savefig = Figure.savefig
+
+    def coarse(self: Figure, *args: object, dpi: int, **options: object) -> None:
+        savefig(self, *args, dpi=20, **options)
+
+    monkeypatch.setattr(Figure, "savefig", coarse)
+    return Terminal(capsys)
+
+
+def steps_of(folder: Path) -> tuple[int, int]:
+    """Steps taken and images of a step, as the checkpoint has them."""
+    tree = load_checkpoint(folder / "checkpoint.safetensors")
+    return len(tree["progress"]["history"]), tree["config"]["batch_size"]
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
+    sizes, run = small_words(name), Path("run")
+    with monkeypatch.context() as patched:
+        wanted: list[str] = []
+        patched.setattr(runs, "draw", lambda entry, figure, *_: wanted.append(figure))
+        terminal.run("train", name, *sizes, "--steps", 1, "--quiet", "--out", run)
+        own = load(run).training.get("batch_size", 128)
+        assert steps_of(run) == (1, own)
+        assert json.loads((run / "config.json").read_text())["batch_size"] == own
+        said = terminal.run("train", name, "--resume", "--steps", 2, "--out", run)
+        assert steps_of(run) == (2, own) and f"written to {run}; now try: capsule-zoo " in said
+        given = ["--batch-size", 7, "--minutes", 9, "--steps", 1, "--quiet", "--out", "given"]
+        assert "9 minutes" in terminal.run("train", name, *sizes, *given)
+        assert steps_of(Path("given")) == (1, 7)
+    entry = load(run)
+    assert wanted == 3 * list(entry.figures)
+    check_measurements(name, entry, said, terminal)
+    check_pictures(entry, terminal)
+    terminal.run("publish", run, name, "--into", "weights")
+    card = json.loads(Path(f"weights/{name}.json").read_text())
+    assert card["entry"] == name and card["training"]["steps"] == 2
+    assert (Path("weights") / f"{name}.safetensors").is_file()
+
+
+def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
+    """Each kind of entry is measured by its own commands; the others name them."""
+    if isinstance(entry.model, Classifier):
+        right = "error-rate"
+        found = terminal.json("error-rate", "run")
+        assert found["num_images"] == 400 and 0 < found["error_rate_se"] < 0.5
+        assert terminal.json("evaluate", "run") == found
+        wrong = ("compare", "log-partition", "sample")
+        assert "error_rate  " in terminal.run("evaluate", "run", "--images", 50)
+    elif not entry.model.normalised:
+        right = "log-partition"
+        words = ["log-partition", "run", "--chains", 20, "--temperatures", 100]
+        found = terminal.json(*words)
+        low, high = found["log_likelihood_raise"], found["log_likelihood_ais"]
+        slack = 4 * (found["log_likelihood_raise_se"] + found["log_likelihood_ais_se"])
+        assert low < high + slack and found["log_likelihood_ais_lies"] == "above"
+        assert found["data"] == "digits/test binarized(0)" and found["num_images"] == 400
+        wrong = ("compare", "evaluate", "error-rate")
+    else:
+        right = "evaluate"
+        found = terminal.json("evaluate", "run", *FEW)
+        value = found["elbo"] if found["is_bound"] else found["map_objective"]
+        assert value < 0 or value > 0
+        table = terminal.json("compare", "run", "--tune-steps", 1, "--quiet", *FEW)
+        assert set(entry.guides) <= set(table) and any(row["is_bound"] for row in table.values())
+        assert not any(row["is_bound"] for row in table.values() if row["elbo"] is None)
+        wrong = ("error-rate", "log-partition")
+    assert f"capsule-zoo {right} " in said
+    for command in wrong:
+        told = terminal.refused(command, "run")
+        assert name in told and f"see: capsule-zoo {right} RUN" in told
+
+
+def check_pictures(entry, terminal: Terminal) -> None:
+    if not isinstance(entry.model, Classifier):
+        assert "drawn in run/draws.png" in terminal.run("sample", "run", "--n", 2)
+    for figure in entry.figures:
+        assert f"drawn in run/{figure}.png" in terminal.run("figure", figure, "run")
+        assert Path(f"run/{figure}.png").read_bytes().startswith(b"\x89PNG")
+    assert "figure" in terminal.refused("figure", "nothing", "run")
+
+
+def test_an_entry_trains_from_a_shell(tmp_path):
+    """The command as it is typed, in a process of its own."""
+    words = ["train", "vae", *small_words("vae"), "--steps", "3", "--out", "run", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "capsule_zoo", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" and "reached 3 steps" in done.stdout
+    assert steps_of(tmp_path / "run") == (3, create("vae").training["batch_size"])

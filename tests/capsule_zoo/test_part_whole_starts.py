@@ -1,0 +1,117 @@
+"""Training starts: at every seed, at every width, from the constructors as from the registry."""
+
+from __future__ import annotations
+
+import inspect
+
+import pyro
+import pytest
+import torch
+from miniature import few_digits, in_turn
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, part_whole, part_whole_starts, reproduce
+from capsule_zoo.experiments.part_whole_starts import Start, blank_loss
+from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
+from capsule_zoo.inference import fit
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create
+
+WIDE = dict(channels=128, width=128, blocks=3)
+
+
+def start_small(seed: int, wide: bool, **settings) -> Start:
+    """A short training on digits of 14 pixels, with rates that do not fall."""
+    images = load_dataset("digits", size=14).train.images[:512]
+    pyro.set_rng_seed(seed)
+    model = PartWholeCapsules(objects=16, parts=12, image_size=14, template_size=7)
+    guide = AmortizedPartWhole(model, **(WIDE if wide else {}))
+    short = dict(steps=45, schedule="constant", batch_size=32, progress=False)
+    run = fit(model, guide, images, seed=seed, **short, **settings)
+    return Start(run.history["loss"].tolist(), blank_loss(model, images))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_paints_within_45_steps(seed):
+    """Wide networks, which move the poses most in a step, started at no seed without warm-up."""
+    begun = start_small(seed, wide=True)
+    assert begun.loss < begun.blank / 2 and begun.step < 45
+
+
+def test_constructors_and_registry_give_one_pair():
+    """To the bit: sizes, settings of the story, and how it is trained."""
+    entry = create("part-whole")
+    torch.manual_seed(0)
+    again = create("part-whole")
+    torch.manual_seed(0)
+    model = PartWholeCapsules()
+    guide = AmortizedPartWhole(model)
+    for ours, theirs in ((model, again.model), (guide, again.guide)):
+        mine, its = ours.state_dict(), theirs.state_dict()
+        assert mine.keys() == its.keys()
+        assert all(torch.equal(mine[name], its[name]) for name in mine)
+    selections = zip(model.selections, again.model.selections, strict=True)
+    assert all(a.sigma_min == b.sigma_min for a, b in selections)
+    assert model.sigma_top == again.model.sigma_top and guide.options == again.guide.options
+    assert entry.training == guide.fit_settings == RoutingPartWhole(model).fit_settings
+    assert entry.training.keys() <= inspect.signature(fit).parameters.keys()
+
+
+def test_a_start_is_when_the_loss_is_under_half_of_a_blank_canvas():
+    assert Start([9.0, 5.0, 4.9, 6.0], blank=10.0).step == 3
+    assert Start([9.0, 5.0], blank=10.0).step == 3  # not within the run
+    assert Start([100.0] * 5 + [1.0, 3.0] * 5, blank=10.0).loss == 2.0
+
+
+def test_a_blank_canvas_costs_what_the_model_says():
+    """The model's own image law, with every part off."""
+    model = create("part-whole", objects=2, parts=3).model.with_discrete_presences()
+    images = torch.rand(4, 1, 28, 28)
+    pose = torch.eye(2, 3).flatten().expand(4, 3, 6)
+    law = model.image_law(Capsules(torch.zeros(4, 3), pose))
+    expected = -law.log_prob(images[:, None]).mean().item()
+    assert blank_loss(model, images) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.fixture
+def miniature(monkeypatch):
+    """Two seeds, few digits and steps, one process; the true sizes would take minutes."""
+    few = few_digits(16, 8)
+    for module in (part_whole, part_whole_starts):
+        monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few, raising=False)
+    monkeypatch.setattr(part_whole_starts, "side_by_side", in_turn)
+    monkeypatch.setattr(part_whole_starts, "SEEDS", 2)
+    monkeypatch.setattr(part_whole_starts, "STEPS", 2)
+    sizes = {"few": dict(objects=2, parts=2), "entry": dict(objects=2, parts=3)}
+    monkeypatch.setattr(part_whole_starts, "SETS_OF_SIZES", sizes)
+    monkeypatch.setattr(part_whole, "DIGITS_STEPS", 2)
+    return Options(progress=False)
+
+
+def test_starts_says_of_every_setting_how_its_seeds_begin(miniature, tmp_path):
+    threads = torch.get_num_threads()
+    reproduce("part-whole/starts", miniature, folder=tmp_path)
+    reproduce("part-whole/starts-mnist", miniature, folder=tmp_path)
+    assert torch.get_num_threads() == threads
+    found = read_record("part-whole/starts", tmp_path)["metrics"]
+    kinds = ("few", "entry", "few_two_threads")
+    names = ("loss", "worst_loss", "step", "latest_step", "blank")
+    assert set(found) == {"blank_canvas"} | {f"{name}_{kind}" for name in names for kind in kinds}
+    assert found["blank_few"] == {"value": 2.0, "se": None, "n": 2}  # nothing starts in two steps
+    assert found["loss_few"]["value"] <= found["worst_loss_few"]["value"]
+    assert found["loss_few"]["value"] != found["loss_entry"]["value"]
+    of_mnist = read_record("part-whole/starts-mnist", tmp_path)["metrics"]
+    assert set(of_mnist) == {name for name in found if not name.endswith("threads")}
+
+
+def test_demo_seeds_tells_the_median_and_how_far_seeds_lie_from_it(miniature, tmp_path):
+    """At a thousandth of its length; the two bounds lie about their mean."""
+    options = Options(minutes=0.03, progress=False)
+    reproduce("part-whole/demo-seeds", options, folder=tmp_path)
+    record = read_record("part-whole/demo-seeds", tmp_path)
+    found = {name: metric["value"] for name, metric in record["metrics"].items()}
+    assert found["elbo_lowest"] < found["elbo_highest"]
+    middle = (found["elbo_lowest"] + found["elbo_highest"]) / 2
+    assert found["elbo_median"] == pytest.approx(found["elbo_mean"]) == pytest.approx(middle)
+    assert found["largest_distance"] == pytest.approx(found["elbo_highest"] - middle)

@@ -1,0 +1,271 @@
+"""A refused command changes nothing: every file is, byte for byte, what it was before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from capsule_zoo import cli, registry, runs
+from capsule_zoo.inference.checkpoint import load_checkpoint
+from capsule_zoo.inference.trainer import Trainer
+from capsule_zoo.registry import load, read_recipe, small_sizes
+
+ROOT = Path(__file__).parents[2]
+SIZES = {**small_sizes("vae"), "image_shape": [1, 5, 6]}
+SMALL = [w for key, size in SIZES.items() for w in ("--set", f"{key}={json.dumps(size)}")]
+
+
+def run(*words: object) -> int | None:
+    """The exit status of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    return ended.value.code
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Every file below a folder, hidden ones too, with the hash of its bytes."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of two steps, a damaged one, pictures of the user's, and published weights."""
+    place = tmp_path_factory.mktemp("refusals")
+    given = {"sizes": {**SIZES, "image_shape": (1, 5, 6)}, "limits": {"steps": 2}, "seed": 1}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runs, "draw", lambda *_: None)
+        runs.train("vae", place / "run", given, progress=False)
+    shutil.copytree(place / "run", place / "damaged")
+    (place / "damaged" / "metrics.json").write_text("steps: 2")
+    shutil.copytree(place / "run", place / "begun")
+    (place / "begun" / "checkpoint.safetensors").unlink()
+    (place / "pictures").mkdir()
+    (place / "pictures" / "cat.png").write_bytes(b"mine")
+    assert run("publish", place / "run", "taken", "--into", place / "weights") == 0
+    return place
+
+
+@pytest.fixture
+def place(trained, tmp_path, monkeypatch) -> Path:
+    """A copy of these, where the command is typed; training draws no figures."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(runs, "draw", lambda *_: None)
+    return tmp_path
+
+
+def train(*words: object) -> list[str]:
+    return ["train", "vae", "--steps", "3", "--quiet", *map(str, words)]
+
+
+RESUME = ["--out", "run", "--resume"]
+OVERWRITE = ["--out", "run", "--overwrite", *SMALL]
+DIGITS = "part-whole/digits"
+FRESH = ["--out", "new", *SMALL]
+COMMANDS = {
+    "resume, other data": (train(*RESUME, "--data", "toys3d"), 'data="digits"'),
+    "resume, other sizes": (train(*RESUME, "--set", "latent=3"), "latent=2"),
+    "resume, other guide": (train(*RESUME, "--guide", "other"), 'guide="convolutional"'),
+    "resume, other seed": (train(*RESUME, "--seed", 2), "seed=1"),
+    "resume, other batches": (train(*RESUME, "--batch-size", 7), "batch_size=128"),
+    "resume, other transform": (train(*RESUME, "--transform", "shift=1"), "transform=null"),
+    "resume, other entry": (["train", "draw", *RESUME], "holds a run of 'vae'"),
+    "resume, lr": (train(*RESUME, "--lr", -1), "lr must be positive"),
+    "resume, minutes": (train(*RESUME, "--minutes", 0), "minutes must be positive"),
+    "resume, device": (train(*RESUME, "--device", "cuda:99"), "device must be one of cpu"),
+    "resume, nothing there": (
+        train("--out", "new", "--resume"),
+        "new holds no run; leave",
+    ),
+    "resume, not a run": (train("--out", "pictures", "--resume"), "holds no run"),
+    "resume, no checkpoint": (train("--out", "begun", "--resume"), "no checkpoint to go on from"),
+    "resume and overwrite": (train(*RESUME, "--overwrite"), "one of"),
+    "overwrite, lr": (train(*OVERWRITE, "--lr", -1), "lr must be positive"),
+    "overwrite, size": (train(*OVERWRITE, "--set", "latent=0"), "latent"),
+    "overwrite, size of another kind": (train(*OVERWRITE, "--set", "latent=-3"), "latent"),
+    "overwrite, image shape": (train(*OVERWRITE, "--set", "image_shape=5"), "image_shape must be"),
+    "overwrite, data": (train(*OVERWRITE, "--data", "digit"), "did you mean 'digits'"),
+    "overwrite, steps": ([*train(*OVERWRITE), "--steps", "0"], "steps must be positive"),
+    "overwrite, not finite": (train(*OVERWRITE, "--lr", 1e30), "not finite"),
+    "overwrite, no time": (train(*OVERWRITE, "--minutes", 1e-9), "before its first step"),
+    "overwrite, not a run": (train("--out", "pictures", "--overwrite"), "else than a run"),
+    "overwrite, a file": (train("--out", "pictures/cat.png", "--overwrite"), "else than a run"),
+    "in use": (train("--out", "run", *SMALL), "go on with its run by --resume"),
+    "fresh, minutes": (train(*FRESH, "--minutes", 0), "minutes must be positive"),
+    "fresh, less minutes": (train(*FRESH, "--minutes", -1), "minutes must be positive"),
+    "fresh, steps": ([*train(*FRESH), "--steps", "0"], "steps must be positive"),
+    "fresh, batches": (train(*FRESH, "--batch-size", 0), "batch_size must be at least 1"),
+    "fresh, lr": (train(*FRESH, "--lr", -1), "lr must be positive"),
+    "fresh, cuda": (train(*FRESH, "--device", "cuda:99"), "device must be one of cpu"),
+    "fresh, gpu": (train(*FRESH, "--device", "gpu"), "device must be one of cpu"),
+    "fresh, meta": (train(*FRESH, "--device", "meta"), "device must be one of cpu"),
+    "fresh, guide": (train(*FRESH, "--guide", "exact"), "unknown guide 'exact'"),
+    "fresh, transform": (train(*FRESH, "--transform", "turn=3"), "unknown transform 'turn'"),
+    "fresh, no whole pixels": (train(*FRESH, "--transform", "shift=2.7"), "whole number"),
+    "fresh, not finite": (train(*FRESH, "--lr", 1e30), "not finite"),
+    "evaluate, damaged": (["evaluate", "damaged"], "damaged/metrics.json cannot be read"),
+    "compare, damaged": (["compare", "damaged"], "damaged/metrics.json cannot be read"),
+    "compare, no guide": (["compare", "run", "--guides", " "], "no guide is given; vae has"),
+    "compare, bad guide": (
+        ["compare", "run", "--guides", "convolutional,no"],
+        "unknown guide 'no'",
+    ),
+    "publish, taken": (["publish", "run", "taken"], "replace these weights by --overwrite"),
+    "publish, path": (["publish", "run", "../evil"], "lower case with hyphens"),
+    "publish, absolute": (["publish", "run", "/tmp/evil"], "lower case with hyphens"),
+    "publish, capitals": (["publish", "run", "Bad Name"], "lower case with hyphens"),
+    "publish, two lines": (["publish", "run", "bad\n"], "lower case with hyphens"),
+    "publish, no record": (["publish", "run", "mine", "--record", "vae/never"], "no record"),
+    "publish, damaged": (["publish", "damaged", "mine"], "damaged/metrics.json cannot be read"),
+    "reproduce, minutes": (["reproduce", DIGITS, "--minutes", "0"], "minutes must be"),
+    "reproduce, -1": (["reproduce", DIGITS, "--minutes", "-1"], "minutes must be"),
+    "reproduce, gpu": (
+        ["reproduce", "part-whole/digits", "--device", "gpu"],
+        "device must be one of cpu",
+    ),
+    "reproduce, cuda": (
+        ["reproduce", "part-whole/digits", "--device", "cuda:99"],
+        "device must be one of cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_refused_command_changes_nothing(name, place, capsys):
+    words, message = COMMANDS[name]
+    before = digest(place)
+    assert run(*words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("capsule-zoo: ") and message in said, said
+    assert "Traceback" not in said and said.strip().count("\n") == 0
+    assert digest(place) == before and not (place / "new").exists()
+    assert "last good checkpoint" not in said
+
+
+def test_the_last_good_checkpoint_is_named_where_there_is_one(place, capsys):
+    before = digest(place)
+    assert run(*train(*RESUME, "--lr", 1e30, "--steps", 9)) == 2
+    assert "the last good checkpoint is run/checkpoint.safetensors" in capsys.readouterr().err
+    assert digest(place) == before
+
+
+def test_a_run_that_goes_on_may_change_its_limits_and_rate(place):
+    before = read_recipe("run")
+    same = ["--data", "digits", "--set", "latent=2", "--seed", "1", "--batch-size", "128"]
+    assert run(*train(*RESUME, *same, "--lr", 0.01)) == 0
+    assert read_recipe("run") == {**before, "lr": 0.01, "limits": {"steps": 3}}
+
+
+def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeypatch):
+    """The old run is whole at every step; its leftovers go when the new run has a checkpoint."""
+    assert run("evaluate", "run", "--images", "2") == 0
+    (place / "run" / "notes.txt").write_text("mine")
+    before, seen, step = digest(place / "run"), [], Trainer._step
+
+    def watched(self: Trainer, *arguments: object) -> None:
+        seen.append(digest(place / "run"))
+        step(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", watched)
+    assert run(*train(*OVERWRITE, "--set", "latent=4", "--seed", 5)) == 0
+    assert seen == [before] * 3
+    assert load("run").model.latent == 4 and read_recipe("run")["seed"] == 5
+    assert (place / "run" / "notes.txt").read_text() == "mine"
+    assert "evaluate" not in json.loads((place / "run" / "metrics.json").read_text())
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("killed", [False, True], ids=["ended well", "killed"])
+def test_training_that_ctrl_c_ended_goes_on_to_the_same_numbers(killed, monkeypatch, capsys):
+    """Status 130, and a folder from which --resume goes on, even if nothing else was written."""
+    assert run(*train("--out", "whole", *SMALL, "--seed", 7)) == 0
+    words, step = train("--out", "new", *SMALL, "--seed", 7), Trainer._step
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_step", _interrupted_in_step_two(step))
+        if killed:
+            patched.setattr(runs._RunFiles, "finish", lambda *_: sys.exit(9))
+        assert run(*words) == (9 if killed else 130)
+    files = {path.name for path in Path("new").iterdir()}
+    if killed:
+        assert files == {"config.json", "checkpoint.safetensors"}
+    else:
+        assert "model.safetensors" in files and "interrupted" in capsys.readouterr().out
+    assert run(*train("--out", "new", "--resume")) == 0
+    for role in ("model", "guide"):
+        whole, resumed = (
+            load_checkpoint(f"{name}/{role}.safetensors") for name in ("whole", "new")
+        )
+        assert all(value.equal(resumed[key]) for key, value in whole.items())
+
+
+def _interrupted_in_step_two(step: Callable) -> Callable:
+    def interrupted(self: Trainer, *arguments: object) -> None:
+        if self.progress.step == 1:
+            signal.raise_signal(signal.SIGINT)
+        step(self, *arguments)
+
+    return interrupted
+
+
+def test_quiet_prints_the_result_alone(place, capsys):
+    assert run(*train(*FRESH)) == 0
+    quiet = capsys.readouterr()
+    assert quiet.err == "" and quiet.out.splitlines()[0].startswith("best_loss")
+    assert "written to" not in quiet.out
+    assert run("train", "vae", "--steps", "3", "--out", "loud", *SMALL) == 0
+    loud = capsys.readouterr()
+    assert "3/3" in loud.err and "written to loud" in loud.out
+
+
+def test_weights_are_replaced_when_the_user_says_so(place):
+    before = digest(place / "weights")
+    assert run("publish", "run", "taken", "--overwrite") == 0
+    assert run("publish", "run", "other-name") == 0
+    assert before.keys() < digest(place / "weights").keys()
+    assert load("taken").model.latent == 2
+
+
+LATE = """
+import os, sys, time
+from capsule_zoo.cli import main
+
+time.sleep(8 * int(os.environ["RANK"]))
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
+def test_two_processes_write_and_print_once(place):
+    """The second process starts late, when the first has checked the folder."""
+    (place / "late.py").write_text(LATE)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "late.py"]
+    for more in (["--steps", "4"], ["--steps", "6", "--resume"]):
+        done = subprocess.run(
+            [sys.executable, *launcher, "train", "vae", "--out", "new", *SMALL, *more],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "in use" not in done.stderr
+        lines = [line.split() for line in done.stdout.splitlines()]
+        assert [words[0] for words in lines] == [
+            *("best_loss", "best_step", "steps", "seconds", "stopped", "units", "written")
+        ]
+    assert load("new").model.latent == 2 and Path("new/samples.png").is_file()
+    checkpoint = load_checkpoint("new/checkpoint.safetensors")
+    assert checkpoint["config"]["processes"] == 2 and len(checkpoint["progress"]["history"]) == 6

@@ -1,0 +1,60 @@
+"""The study of every entry's start in miniature, and what its score means."""
+
+import pytest
+import torch
+from miniature import few_digits, in_turn
+
+from capsule_zoo.experiments import Options, reproduce, zoo_starts
+from capsule_zoo.experiments.zoo_starts import Job, relative_error, score
+from capsule_zoo.inference.classification import Share
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create, small_sizes
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Small entries on few digits of their own size, in this process."""
+
+    def create_small(name, image_shape):
+        own = {"classes": 10} if name == "cnn" else {}
+        return create(name, **{**small_sizes(name), **own, "image_shape": image_shape})
+
+    few = few_digits(32, 16, size=12)
+    monkeypatch.setattr(zoo_starts, "load_dataset", lambda name: few)
+    monkeypatch.setattr(zoo_starts, "create", create_small)
+    monkeypatch.setattr(zoo_starts, "side_by_side", in_turn)
+    monkeypatch.setattr(zoo_starts, "SEEDS", 2)
+    return few
+
+
+def test_a_classifier_has_started_where_it_is_right_more_often_than_not(small, monkeypatch):
+    assert score(Job("cnn", 0, 1)) > 1
+    monkeypatch.setattr(zoo_starts, "error_rate", lambda model, split: Share(0.4, 0.1, len(split)))
+    assert score(Job("cnn", 0, 1)) == pytest.approx(0.8)
+
+
+def test_the_best_constant_image_scores_one(small, monkeypatch):
+    entry = create("vae", **small_sizes("vae"))
+    mean = small.train.images.mean(0)
+    monkeypatch.setattr(zoo_starts, "infer", lambda guide, images: {})
+    painted = mean.expand(len(small.test), -1, -1, -1)
+    monkeypatch.setattr(zoo_starts, "mean_images", lambda *args, **kwargs: painted)
+    assert relative_error(entry, small) == pytest.approx(1.0)
+    monkeypatch.setattr(zoo_starts, "mean_images", lambda *args, **kwargs: small.test.images)
+    assert relative_error(entry, small) == 0
+
+
+def test_starts_names_every_entry_and_counts_those_that_do_not_start(small, monkeypatch, tmp_path):
+    names = ["cnn", "part-whole", "rbm", "vae"]
+    monkeypatch.setattr(zoo_starts, "list_models", lambda: names)
+    monkeypatch.setattr(zoo_starts, "STEPS", 2)
+    reproduce("zoo/starts", Options(progress=False), folder=tmp_path)
+    found = read_record("zoo/starts", tmp_path)["metrics"]
+    own = {
+        f"{kind}_{name.replace('-', '_')}" for kind in ("relative_error", "worst") for name in names
+    }
+    assert set(found) == own | {"not_started"}
+    assert found["not_started"]["n"] == 8
+    late = sum(found[f"worst_{name}"]["value"] >= 1 for name in ("cnn", "vae"))
+    assert found["not_started"]["value"] >= late > 0
+    assert torch.isfinite(torch.tensor([metric["value"] for metric in found.values()])).all()

@@ -1,0 +1,57 @@
+"""Pyro's automatic guides: evaluated, or refused in one line that names the remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pyro.infer import autoguide
+
+from capsule_zoo.inference import IncompatibleGuide, evaluate
+from capsule_zoo.registry import create, small_sizes
+
+IMAGE_BY_IMAGE = ["AutoNormal", "AutoDelta"]
+ONE_IMAGE = [
+    "AutoDiagonalNormal",
+    "AutoMultivariateNormal",
+    "AutoLowRankMultivariateNormal",
+    "AutoIAFNormal",
+    "AutoLaplaceApproximation",
+    "AutoStructured",
+]
+POINTS = {"AutoDelta", "AutoLaplaceApproximation"}
+
+
+def fitted(name, number):
+    model = create("part-whole", **small_sizes("part-whole")).model
+    images = torch.rand(number, *model.image_shape)
+    guide = getattr(autoguide, name)(model)
+    guide(images)
+    return model, guide, images
+
+
+@pytest.mark.parametrize("name", IMAGE_BY_IMAGE + ONE_IMAGE)
+def test_relaxed_presences_are_refused_in_one_line(name):
+    with pytest.raises(IncompatibleGuide) as caught:
+        evaluate(*fitted(name, 1))
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert message.startswith(f"{name} does not fit PartWholeCapsules: it draws relaxed presences")
+    assert "pass discrete=False" in message
+
+
+@pytest.mark.parametrize("name", IMAGE_BY_IMAGE + ONE_IMAGE)
+def test_they_are_evaluated_on_the_relaxed_model(name):
+    number = 3 if name in IMAGE_BY_IMAGE else 1
+    idata = evaluate(*fitted(name, number), discrete=False, num_particles=2)
+    weights = torch.from_numpy(idata.sample_stats.log_weight.values)
+    assert weights.shape == (1, 2, number) and torch.isfinite(weights).all()
+    assert idata.attrs["presence"] == "relaxed"
+    assert idata.attrs["is_bound"] == (name not in POINTS)
+    assert idata.attrs["bound_on"] == "log p(image) of the relaxed model"
+
+
+@pytest.mark.parametrize("name", ONE_IMAGE)
+def test_a_density_over_the_whole_batch_is_refused_in_one_line(name):
+    with pytest.raises(ValueError, match="one image at a time") as caught:
+        evaluate(*fitted(name, 2), discrete=False)
+    assert len(str(caught.value).splitlines()) == 1

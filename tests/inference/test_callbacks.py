@@ -1,0 +1,153 @@
+"""Callbacks: when they are called, with what, and what they can and cannot change."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_resume import Interrupt
+from toys import QUIET, assert_same, conjugate_images, dataset, pair, states
+
+from capsule_zoo.inference import Check, CheckpointError, NonFiniteLoss, fit
+from capsule_zoo.inference.checkpoint import load_checkpoint
+
+
+@pytest.fixture
+def data():
+    return dataset()
+
+
+def test_a_callback_sees_every_check(data):
+    checks: list[Check] = []
+    model, guide = pair()
+    run = fit(model, guide, data, steps=7, validate_every=3, callbacks=[checks.append], **QUIET)
+    assert [check.step for check in checks] == [3, 6, 7]
+    assert [check.epoch for check in checks] == [0, 1, 1]
+    for check in checks:
+        history = run.history.iloc[: check.step]
+        assert check.loss == pytest.approx(history["loss"].mean())
+        assert check.held_out == history["held_out"].iloc[-1]
+        assert check.model is model and check.guide is guide
+    seconds = [check.seconds for check in checks]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+
+
+def test_without_held_out_images_the_value_is_nan():
+    checks = []
+    fit(*pair(), conjugate_images(20), steps=2, callbacks=[checks.append], **QUIET)
+    assert len(checks) == 1 and math.isnan(checks[0].held_out) and checks[0].loss > 0
+
+
+def test_the_checkpoint_is_written_before_the_callback(tmp_path, data):
+    path, seen = tmp_path / "run.safetensors", []
+
+    def read(check):
+        seen.append((check.step, load_checkpoint(path)["progress"]["step"]))
+
+    fit(*pair(), data, steps=5, validate_every=2, checkpoint=path, callbacks=[read], **QUIET)
+    assert seen == [(2, 2), (4, 4), (5, 5)]
+
+
+def test_after_ctrl_c_the_callback_is_called_once_more(tmp_path, data):
+    path, seen = tmp_path / "run.safetensors", []
+
+    def read(check):
+        seen.append((check.step, load_checkpoint(path)["progress"]["step"]))
+        return True  # has nothing left to stop
+
+    options = {"checkpoint": path, "callbacks": [read], "transform": Interrupt(3), **QUIET}
+    run = fit(*pair(), data, steps=9, **options)
+    assert run.stopped == "interrupted" and seen == [(3, 3)]
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True)])
+def test_true_stops_the_run_and_says_who_it_was(data, answer):
+    others = []
+
+    def good_enough(check):
+        return answer if check.step == 4 else None
+
+    callbacks = [good_enough, others.append]
+    run = fit(*pair(), data, steps=90, validate_every=2, callbacks=callbacks, **QUIET)
+    assert run.steps == 4 and run.stopped == "stopped by the callback good_enough"
+    assert len(others) == 2
+
+
+@pytest.mark.parametrize("answer", [False, None, 1, "yes", np.bool_(False)])
+def test_nothing_but_true_stops_the_run(data, answer):
+    options = {"steps": 6, "validate_every": 2, **QUIET}
+    assert fit(*pair(), data, callbacks=[lambda check: answer], **options).steps == 6
+
+
+def test_a_stopped_run_restores_the_best_state_where_there_is_patience(data):
+    def stop(check):
+        return check.step == 8
+
+    options = {"validate_every": 2, "patience": 50, "freeze": "guide", **QUIET}
+    model, guide = pair()
+    run = fit(model, guide, data, steps=90, callbacks=[stop], **options | {"lr": 2.0})
+    assert run.best_step < run.steps == 8
+    other, other_guide = pair()
+    only = {"steps": run.best_step, "freeze": "guide", **QUIET, "lr": 2.0}
+    fit(other, other_guide, data, **only)
+    assert_same(states(model, guide), states(other, other_guide))
+
+
+def test_callbacks_do_not_change_the_run(data):
+    def meddle(check):
+        assert not check.model.training and not check.guide.training
+        torch.rand(3)
+        check.guide(data.train.images[:2])
+
+    options = {"steps": 8, "validate_every": 2, **QUIET}
+    plain, watched = pair(), pair()
+    expected = fit(*plain, data, **options)
+    run = fit(*watched, data, callbacks=[meddle], **options)
+    assert list(run.history["loss"]) == list(expected.history["loss"])
+    assert_same(states(*plain), states(*watched))
+    assert all(module.training for module in watched)
+
+
+def test_an_exception_leaves_a_checkpoint_to_go_on_from(tmp_path, data):
+    path = tmp_path / "run.safetensors"
+
+    def fail(check):
+        if check.step == 4:
+            raise OSError("the log is full")
+
+    options = {"validate_every": 2, **QUIET}
+    whole, parts = pair(), pair()
+    fit(*whole, data, steps=8, **options)
+    with pytest.raises(OSError, match="the log is full"):
+        fit(*parts, data, steps=8, checkpoint=path, callbacks=[fail], **options)
+    fit(*parts, data, steps=8, resume=path, **options)
+    assert_same(states(*whole), states(*parts))
+
+
+def test_an_error_names_a_checkpoint_only_if_this_run_has_one(tmp_path, data):
+    path = tmp_path / "run.safetensors"
+
+    def message(steps, **options):
+        model, guide = pair()
+
+        def poison(images):
+            poison.calls += 1
+            if poison.calls == steps:
+                with torch.no_grad():
+                    guide.offset.fill_(math.nan)
+            return images
+
+        poison.calls = 0
+        with pytest.raises(NonFiniteLoss) as caught:
+            fit(model, guide, data, steps=9, transform=poison, **options, **QUIET)
+        return str(caught.value)
+
+    assert "checkpoint" not in message(1, checkpoint=path)
+    assert not path.exists()
+    assert f"checkpoint is {path}" in message(3, checkpoint=path, validate_every=2)
+    assert f"checkpoint is {path}" in message(1, resume=path)
+    path.unlink()
+    with pytest.raises(CheckpointError):
+        fit(*pair(), data, steps=9, resume=path, **QUIET)

@@ -1,0 +1,214 @@
+"""The importance-weighted bound: exact values and gradients, by quadrature and by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+from toys import (
+    QUIET,
+    BernoulliMixture,
+    Conjugate,
+    ExactGuide,
+    NoGuide,
+    binary_images,
+    conjugate_images,
+    pair,
+)
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import (
+    ImportanceWeightedELBO,
+    fit,
+    is_bound,
+    log_weights,
+    loss_per_image,
+)
+from capsule_zoo.inference.objective import repeated
+
+
+class KindGuide(Guide):
+    """q(kind | image): logits that are linear in the pixels; its draws cannot be reparametrised."""
+
+    covers = ("kind",)
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.weight = nn.Parameter(torch.tensor([[0.3, -0.2, 0.1, 0.4]]).expand(3, 4).clone())
+        self.bias = nn.Parameter(torch.tensor([0.5, 0.0, -0.7]))
+
+    def logits(self, images):
+        return images.flatten(1) @ self.weight.T + self.bias
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            pyro.sample("kind", dist.Categorical(logits=self.logits(images)))
+
+
+def mixture():
+    model = BernoulliMixture(enumerated=False).double()
+    return model, KindGuide(model).double()
+
+
+def quadrature_bound(model, guide, images, particles, nodes=60):
+    """The bound of one or two particles, by Gauss-Hermite quadrature over the guide's normals."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    points = torch.from_numpy(points)
+    weights = torch.from_numpy(weights / math.sqrt(2 * math.pi))
+    means = guide.slope * images.sum((1, 2, 3)) + guide.offset  # (B,)
+    code = means[:, None] + guide.scale * points  # (B, nodes)
+    pixels = dist.Normal(code[..., None], model.noise).log_prob(images.flatten(1)[:, None]).sum(-1)
+    prior = dist.Normal(model.mean, 1.0).log_prob(code)
+    log_weight = pixels + prior - dist.Normal(means[:, None], guide.scale).log_prob(code)
+    if particles == 1:
+        return (log_weight @ weights).mean()
+    both = torch.logaddexp(log_weight[:, :, None], log_weight[:, None, :]) - math.log(2)
+    return torch.einsum("bij,i,j->b", both, weights, weights).mean()
+
+
+def enumerated_bound(model, guide, images, particles):
+    """The bound for the mixture, summed over every combination of kinds of the particles."""
+    log_q = guide.logits(images).log_softmax(1)  # (B, 3)
+    pixels = dist.Bernoulli(logits=model.pixel_logits).log_prob(images[:, None]).sum((2, 3, 4))
+    log_weight = model.logits.log_softmax(0) + pixels - log_q
+    total = 0
+    for kinds in itertools.product(range(3), repeat=particles):
+        chosen = list(kinds)
+        value = log_weight[:, chosen].logsumexp(1) - math.log(particles)
+        total = total + log_q[:, chosen].sum(1).exp() * value
+    return total.mean()
+
+
+def gradients(loss, *modules):
+    parameters = [p for module in modules for p in module.parameters()]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+
+
+def assert_unbiased(model, guide, images, objective, exact, copies=800, chunks=12):
+    """Value and gradient, averaged over many draws, are the exact ones within 4.5 errors."""
+    wanted = torch.cat([-exact.detach()[None], gradients(-exact, model, guide)])
+    draws = []
+    for _ in range(chunks):
+        loss = loss_per_image(objective, model, guide, images.repeat(copies, 1, 1, 1))
+        draws.append(torch.cat([loss.detach()[None], gradients(loss, model, guide)]))
+    draws = torch.stack(draws)
+    error = draws.std(0) / math.sqrt(chunks)
+    assert ((draws.mean(0) - wanted).abs() < 4.5 * error + 1e-12).all()
+    assert error[0] < 0.01 * wanted[0].abs()  # so that the test can fail
+
+
+@pytest.mark.parametrize("particles", [1, 2])
+def test_reparametrised_value_and_gradient_are_those_of_the_bound(particles):
+    model, guide = pair()
+    images = conjugate_images(3)
+    exact = quadrature_bound(model, guide, images, particles)
+    assert_unbiased(model, guide, images, ImportanceWeightedELBO(particles), exact)
+
+
+@pytest.mark.parametrize("particles", [1, 2, 4])
+def test_value_and_gradient_by_the_score_function_are_those_of_the_bound(particles):
+    model, guide = mixture()
+    images = binary_images(3)
+    exact = enumerated_bound(model, guide, images, particles)
+    assert_unbiased(model, guide, images, ImportanceWeightedELBO(particles), exact)
+
+
+@pytest.mark.parametrize("make", [pair, mixture], ids=["reparametrised", "score function"])
+def test_one_particle_is_the_elbo_with_its_gradient(make):
+    model, guide = make()
+    images = binary_images(6)
+    found = []
+    for objective in (ImportanceWeightedELBO(1), Trace_ELBO()):
+        pyro.set_rng_seed(3)
+        loss = loss_per_image(objective, model, guide, images)
+        found.append(torch.cat([loss.detach()[None], gradients(loss, model, guide)]))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_it_is_the_log_of_the_mean_weight_of_each_image(vectorized):
+    model, guide = pair()
+    images = conjugate_images(5)
+    objective = ImportanceWeightedELBO(7, vectorize_particles=vectorized)
+    pyro.set_rng_seed(3)
+    loss = loss_per_image(objective, model, guide, images)
+    pyro.set_rng_seed(3)
+    if vectorized:
+        weight = log_weights(model, guide, *repeated(images, None, 7))[0].view(7, 5)
+    else:
+        weight = torch.stack([log_weights(model, guide, images)[0] for _ in range(7)])
+    torch.testing.assert_close(-loss, weight.exp().mean(0).log().mean())
+
+
+def test_the_bound_rises_with_particles_to_the_evidence():
+    model, guide = pair()
+    images = conjugate_images(4).repeat(500, 1, 1, 1)
+    with torch.no_grad():
+        bounds = [
+            -loss_per_image(ImportanceWeightedELBO(count), model, guide, images).item()
+            for count in (1, 4, 16, 256)
+        ]
+    evidence = model.log_evidence(images).mean().item()
+    assert bounds == sorted(bounds) and bounds[0] < evidence - 0.3
+    assert evidence - 0.02 < bounds[-1] < evidence + 0.002  # an error of the mean, 2,000 images
+    exact = ImportanceWeightedELBO(3)
+    value = -loss_per_image(exact, model, ExactGuide(model), images[:4]).item()
+    assert value == pytest.approx(model.log_evidence(images[:4]).mean().item(), abs=1e-10)
+    assert is_bound(exact)
+
+
+def test_enumerated_sites_are_summed_out_within_each_weight():
+    model, images = BernoulliMixture().double(), binary_images(9)
+    loss = loss_per_image(ImportanceWeightedELBO(4), model, NoGuide(model), images)
+    torch.testing.assert_close(loss, -model.log_evidence(images).mean())
+    wanted = gradients(-model.log_evidence(images).mean(), model)
+    torch.testing.assert_close(gradients(loss, model), wanted)
+
+
+def test_labels_are_repeated_with_their_images():
+    seen = []
+
+    class Labelled(Conjugate):
+        def forward(self, images=None, labels=None, batch_size=1):
+            seen.append((images[:, 0, 0, 0], labels))
+            return super().forward(images, labels, batch_size)
+
+    model = Labelled().double()
+    images = torch.arange(3.0).double().view(3, 1, 1, 1).expand(3, 1, 2, 2) / 3
+    loss_per_image(ImportanceWeightedELBO(2), model, ExactGuide(model), images, torch.arange(3))
+    assert torch.equal(seen[0][0] * 3, seen[0][1].double()) and len(seen[0][1]) == 6
+
+
+def test_svi_and_fit_train_with_it():
+    torch.manual_seed(0)
+    images = conjugate_images(60)
+    model, guide = pair()
+    before = -quadrature_bound(model, guide, images, 2).item()
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), loss=ImportanceWeightedELBO(2))
+    for _ in range(60):
+        svi.step(images)
+    assert -quadrature_bound(model, guide, images, 2).item() < before - 0.3
+    other, other_guide = pair()
+    fit(other, other_guide, images, steps=60, objective=ImportanceWeightedELBO(2), **QUIET)
+    assert -quadrature_bound(other, other_guide, images, 2).item() < before - 0.3
+
+
+def test_guides_with_parameters_for_each_image_draw_particle_by_particle():
+    model, _ = pair()
+    guide, images = AutoNormal(model), conjugate_images(5)
+    objective = ImportanceWeightedELBO(3, vectorize_particles=False)
+    run = fit(model, guide, images, steps=40, objective=objective, **QUIET | {"lr": 0.05})
+    assert run.history["loss"].iloc[-5:].mean() < run.history["loss"].iloc[:5].mean() - 0.3
+
+
+def test_fewer_than_one_particle_is_refused():
+    with pytest.raises(ValueError, match="num_particles must be at least 1, not 0"):
+        ImportanceWeightedELBO(0)

@@ -1,0 +1,255 @@
+"""The result of `evaluate` as arviz sees it: files, joined evaluations, names of dims."""
+
+from __future__ import annotations
+
+import math
+
+import arviz as az
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoDiagonalNormal
+from toys import BernoulliMixture, Conjugate, ExactGuide, NoGuide, binary_images
+from toys import conjugate_images as some_images
+from toys import pair as toy_pair
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import evaluate, inference_data, summarize
+from capsule_zoo.models.base import Model
+from capsule_zoo.registry import Entry, create, list_models, small_sizes
+
+
+def small(name: str, guide: str | None = None) -> Entry:
+    entry = create(name, **small_sizes(name))
+    return entry.use_guide(guide or entry.default_guide)
+
+
+def images_for(model: Model, number: int = 3) -> torch.Tensor:
+    low, high = model.pixel_range
+    return low + (high - low) * torch.rand(number, *model.image_shape)
+
+
+def groups_of(idata) -> dict:
+    return {name: getattr(idata, name) for name in idata.groups()}
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_images_drawn_have_the_dims_of_those_observed(name):
+    entry = small(name)
+    labels = torch.zeros(3, dtype=torch.int64) if entry.model.supervised else None
+    idata = evaluate(entry.model, entry.guide, images_for(entry.model), labels=labels, draws=2)
+    drawn, observed = idata.posterior_predictive.pixels, idata.observed_data.pixels
+    assert observed.dims == ("image", "channel", "row", "column")
+    assert drawn.dims == ("chain", "draw", *observed.dims)
+    assert drawn.shape == (1, 2, *observed.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "part-whole",
+            {
+                "object_pose": ("objects", "coordinate"),
+                "object_presence": ("objects",),
+                "part_pose": ("parts", "coordinate"),
+                "part_presence": ("parts",),
+            },
+        ),
+        ("rbm", {"capsule_hidden": ("capsules", "capsule_hidden_dim_0")}),
+        ("vae", {"image_code": ("image_code_dim_0",)}),
+    ],
+)
+def test_dims_are_the_plates_of_the_model(name, expected):
+    entry = small(name)
+    idata = evaluate(entry.model, entry.guide, images_for(entry.model), num_particles=2)
+    dims = {site: values.dims for site, values in idata.posterior.data_vars.items()}
+    assert dims == {site: ("chain", "draw", "image", *rest) for site, rest in expected.items()}
+    plates = {site.name: site.plates for site in entry.model.sites}
+    assert all(dims[site][2 : 2 + len(plates[site])][1:] == plates[site][1:] for site in dims)
+
+
+class Awkward(Model):
+    """Not of the zoo's form: the images are the inner plate, and one plate is called "draw"."""
+
+    image_shape = (1, 2, 2)
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        size = batch_size if images is None else len(images)
+        with pyro.plate("images", size, dim=-1):
+            with pyro.plate("draw", 2, dim=-2):
+                a = pyro.sample("a_pose", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+            with pyro.plate("corners", 4, dim=-2):
+                b = pyro.sample("b_pose", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+            mean = (a.sum((0, 2)) + b.sum((0, 2)))[:, None, None, None].expand(-1, 1, 2, 2)
+            pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
+
+
+class Numbered(Guide):
+    """Each draw is the number of its image, so that a dim in the wrong place is seen."""
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            number = images[:, 0, 0, 0, None]
+            with pyro.plate("draw", 2, dim=-2):
+                pyro.sample("a_pose", dist.Normal(number.expand(2, -1, 3), 1e-6).to_event(1))
+            with pyro.plate("corners", 4, dim=-2):
+                pyro.sample("b_pose", dist.Normal(number.expand(4, -1, 5), 1e-6).to_event(1))
+
+
+def test_a_model_of_another_form_gets_names_that_are_unique_and_images_where_they_belong():
+    model = Awkward()
+    images = torch.linspace(0, 1, 3)[:, None, None, None].expand(-1, 1, 2, 2)
+    idata = evaluate(model, Numbered(model), images, num_particles=2, draws=2)
+    dims = {site: values.dims[3:] for site, values in idata.posterior.data_vars.items()}
+    assert dims == {
+        "a_pose": ("a_pose_dim_0", "a_pose_dim_1"),  # "draw" is taken, coordinates differ
+        "b_pose": ("corners", "b_pose_dim_0"),
+    }
+    for values in idata.posterior.data_vars.values():
+        behind = tuple(range(3, values.ndim))
+        seen = values.values.mean((0, 1, *behind))
+        np.testing.assert_allclose(seen, [0, 0.5, 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["part-whole", "vae"])
+def test_an_evaluation_survives_a_file(name, tmp_path):
+    entry = small(name)
+    idata = evaluate(entry.model, entry.guide, images_for(entry.model), num_particles=3)
+    assert {type(value) for value in idata.attrs.values()} <= {str, int, float}
+    idata.to_netcdf(str(tmp_path / "evaluation.nc"))
+    read = az.from_netcdf(str(tmp_path / "evaluation.nc"))
+    assert read.attrs == idata.attrs
+    groups = groups_of(read)
+    assert groups.keys() == groups_of(idata).keys()
+    for group, variables in groups_of(idata).items():
+        assert groups[group].identical(variables), group
+    np.testing.assert_equal(summarize(read), summarize(idata))
+
+
+@pytest.mark.parametrize("dim", ["chain", "draw"])
+def test_joined_evaluations_are_summarized_as_one(dim, tmp_path):
+    model, guide = toy_pair()
+    images = some_images(6)
+    parts = [evaluate(model, guide, images, num_particles=40, seed=seed) for seed in range(3)]
+    weights = np.concatenate([part.sample_stats.log_weight.values[0] for part in parts])
+    joined = az.concat(az.concat(*parts[:2], dim=dim), parts[2], dim=dim)
+    found = summarize(joined)
+    assert found["num_particles"] == 120 and found["num_images"] == 6 and found["is_bound"]
+    assert found["elbo"] == pytest.approx(weights.mean(), rel=1e-12)
+    iwae = np.log(np.exp(weights).mean(0)).mean()
+    assert found["iwae"] == pytest.approx(iwae, rel=1e-12)
+    seconds = sum(part.attrs["seconds"] for part in parts)
+    assert found["seconds_per_image"] == pytest.approx(seconds / 6)
+    two = az.concat(*parts[:2], dim=dim)
+    two.to_netcdf(str(tmp_path / "two.nc"))
+    read = az.from_netcdf(str(tmp_path / "two.nc"))
+    np.testing.assert_equal(summarize(read), summarize(two))
+
+
+def test_evaluations_of_different_things_are_not_summarized_as_one():
+    entry = small("part-whole", "normal")
+    images = images_for(entry.model)
+    parts = [
+        evaluate(entry.model, entry.guide, images, num_particles=2, draws=0, discrete=discrete)
+        for discrete in (True, False)
+    ]
+    with pytest.raises(ValueError, match=r"'presence' differs \(discrete, relaxed\)"):
+        summarize(az.concat(*parts, dim="chain"))
+
+
+def test_a_chain_depends_on_the_seed_and_its_number_only():
+    model, guide = toy_pair()
+    images = some_images(5)
+    one, two, three = (
+        evaluate(model, guide, images, num_particles=8, chains=n, seed=4, draws=8)
+        for n in (1, 2, 3)
+    )
+    for group in ("sample_stats", "posterior", "posterior_predictive", "log_likelihood"):
+        assert three[group].isel(chain=[0]).equals(one[group]), group
+        assert three[group].isel(chain=[0, 1]).equals(two[group]), group
+    weights = three.sample_stats.log_weight.values
+    neighbor = evaluate(model, guide, images, num_particles=8, seed=5).sample_stats.log_weight
+    rows = [*weights, neighbor.values[0]]
+    assert len({row.tobytes() for row in rows}) == 4
+    assert summarize(three)["num_particles"] == 24
+
+
+def test_several_chains_give_r_hat():
+    model, guide = toy_pair()
+    idata = evaluate(model, guide, some_images(2), num_particles=200, chains=4, draws=200)
+    r_hat = az.rhat(idata.posterior)["code"].values
+    assert np.isfinite(r_hat).all() and (abs(r_hat - 1) < 0.05).all()
+
+
+@pytest.mark.parametrize("name", ["part-whole", "vae"])
+def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
+    entry = small(name)
+    images = images_for(entry.model)
+    idata = evaluate(entry.model, entry.guide, images, num_particles=3, draws=3)
+    assert idata.log_likelihood.pixels.dims == ("chain", "draw", "image")
+    model = entry.model.with_discrete_presences()
+    for draw in range(3):
+        latents = {
+            site: torch.from_numpy(values.values[0, draw])
+            for site, values in idata.posterior.data_vars.items()
+        }
+        conditioned = pyro.poutine.trace(pyro.poutine.condition(model, latents))
+        trace = conditioned.get_trace(images)
+        node = trace.nodes["image"]
+        expected = node["fn"].log_prob(node["value"]).reshape(3, -1).sum(1)
+        seen = torch.from_numpy(idata.log_likelihood.pixels.values[0, draw])
+        torch.testing.assert_close(seen, expected)
+
+
+def test_loo_of_the_exact_posterior_is_the_evidence():
+    """Its harmonic mean is right for the exact posterior, as the docstring says."""
+    model, _ = toy_pair()
+    model.noise = 6.0  # weak evidence, so that the harmonic mean has a small variance
+    images = some_images(20)
+    guide = ExactGuide(model)
+    idata = evaluate(model, guide, images, num_particles=2000, draws=2000, batch_size=40_000)
+    evidence = model.log_evidence(images).sum().item()
+    assert az.loo(idata).elpd_loo == pytest.approx(evidence, abs=0.2)
+
+
+def test_sites_that_are_summed_out_leave_no_log_likelihood():
+    model = BernoulliMixture().double()
+    idata = evaluate(model, NoGuide(model), binary_images(4), num_particles=2)
+    assert idata.groups() == ["sample_stats", "observed_data"]
+
+
+def test_arviz_1_gets_a_tree_with_the_same_groups(monkeypatch):
+    model, guide = toy_pair()
+    images = some_images(4)
+    old = evaluate(model, guide, images, num_particles=6, chains=2)
+    monkeypatch.setattr(inference_data, "_MODERN", True)
+    # the Pareto shape is arviz's own; too few draws for it here
+    new = evaluate(model, guide, images, num_particles=6, chains=2)
+    assert {name for name in new.children} == set(old.groups())
+    for group, variables in groups_of(old).items():
+        assert new[group].to_dataset().identical(variables), group
+    left, right = summarize(new), summarize(old)
+    assert math.isnan(left.pop("pareto_k")) and math.isnan(right.pop("pareto_k"))
+    left.pop("seconds_per_image"), right.pop("seconds_per_image")
+    np.testing.assert_equal(left, right)
+    assert {**new.attrs, "seconds": 0} == {**old.attrs, "seconds": 0}
+
+
+def test_a_single_image_is_one_image_whatever_its_latents():
+    """A joint density over a batch of one: its 35 coordinates are not 35 images."""
+    entry = small("part-whole")
+    images = images_for(entry.model, 1)
+    guide = AutoDiagonalNormal(entry.model)
+    idata = evaluate(entry.model, guide, images, num_particles=2, discrete=False)
+    assert idata.posterior.sizes["image"] == 1
+    assert set(idata.posterior.data_vars) == {site.name for site in entry.model.latent_sites}
+
+
+def test_toy_models_are_named_too():
+    model = Conjugate().double()
+    idata = evaluate(model, ExactGuide(model), some_images(3), num_particles=2)
+    assert idata.posterior.code.dims == ("chain", "draw", "image")
+    assert idata.attrs["presence"] == "none" and idata.attrs["bound_on"] == "log p(image)"

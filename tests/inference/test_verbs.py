@@ -1,0 +1,267 @@
+"""The verbs do the same for every model: what they return, and what they leave alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Predictive
+from pyro.infer.autoguide import AutoNormal
+from torch.testing import assert_close
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.guides import ExactSwitches, FreeForm
+from capsule_zoo.inference import (
+    classify,
+    encode,
+    posterior_predictive,
+    reconstruct,
+    sample,
+)
+from capsule_zoo.inference.ancestral import infer, mean_images
+from capsule_zoo.inference.probe import latents
+from capsule_zoo.models import CapsuleRBM
+from capsule_zoo.registry import Entry, create, list_models, small_sizes
+
+NAMES = list_models()
+PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]
+CLASSIFIERS = {"cnn", "matrix-capsules"}
+PAINTERS = [pair for pair in PAIRS if pair[0] not in CLASSIFIERS]
+BATCH = 3
+
+
+def make(name: str, guide: str | None = None) -> Entry:
+    pyro.set_rng_seed(0)
+    entry = create(name, **small_sizes(name))
+    return entry.use_guide(guide or entry.default_guide)
+
+
+def images_for(entry: Entry, number: int = BATCH) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(number, *entry.model.image_shape, generator=generator)
+
+
+def verbs_of(entry: Entry, images: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """What every verb that the entry's model has returns, by name."""
+    pair = entry.model, entry.guide
+    found = {f"encode {k}": v for k, v in encode(*pair, images, num_samples=2, seed=seed).items()}
+    if entry.name in CLASSIFIERS:
+        return found | {"classify": classify(entry.model, images)}
+    drawn = {
+        "reconstruct": reconstruct(*pair, images, num_samples=2, seed=seed),
+        "posterior_predictive": posterior_predictive(*pair, images, 4, seed=seed),
+        "sample": sample(entry.model, 2, seed=seed),
+    }
+    return found | drawn
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_shapes_are_those_of_the_images_and_of_one_draw(name, guide):
+    entry = make(name, guide)
+    images = images_for(entry)
+    found = verbs_of(entry, images, 0)
+    shape = entry.model.image_shape
+    drawn = infer(entry.guide, images)
+    for site in entry.guide.covers:
+        classes = (2,) if site == "label" else ()  # the probability of each
+        assert found[f"encode {site}"].shape == (*drawn[site].shape, *classes)
+    if name in CLASSIFIERS:
+        assert_close(found["classify"], found["encode label"].argmax(-1))
+        return
+    assert found["reconstruct"].shape == (BATCH, *shape)
+    assert found["posterior_predictive"].shape == (4, BATCH, *shape)
+    assert found["sample"].shape == (2, *shape)
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_a_seed_decides_what_is_drawn_and_nothing_else_is_touched(name, guide):
+    entry = make(name, guide)
+    images = images_for(entry)
+    for part in (entry.model, entry.guide):
+        part.train()
+        next(iter(part.children()), part).eval()  # modes may differ from part to part
+    before = [part.training for module in (entry.model, entry.guide) for part in module.modules()]
+    weights = {k: v.clone() for k, v in entry.guide.state_dict().items()}
+    state = torch.get_rng_state()
+    first = verbs_of(entry, images, 5)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(7)
+    again, other = verbs_of(entry, images, 5), verbs_of(entry, images, 6)
+    assert all(torch.equal(first[verb], again[verb]) for verb in first)
+    if name not in CLASSIFIERS:
+        assert not torch.equal(first["sample"], other["sample"])
+        assert not torch.equal(first["posterior_predictive"], other["posterior_predictive"])
+    after = [part.training for module in (entry.model, entry.guide) for part in module.modules()]
+    assert after == before
+    assert all(torch.equal(v, weights[k]) for k, v in entry.guide.state_dict().items())
+    assert not any(value.requires_grad for value in first.values())
+    assert len(pyro.get_param_store()) == 0
+
+
+@pytest.mark.parametrize(("name", "guide"), PAINTERS)
+def test_what_is_predicted_is_on_average_what_is_reconstructed(name, guide):
+    """E[image' | image] is the mean of E[image' | latents] over the guide's draws."""
+    entry = make(name, guide)
+    images, number = images_for(entry, 1), 400
+    draws = posterior_predictive(entry.model, entry.guide, images, number, seed=1)
+    mean = reconstruct(entry.model, entry.guide, images, num_samples=number, seed=2)
+    error = draws.std(0) * (2 / number) ** 0.5 + 0.004
+    assert ((draws.mean(0) - mean).abs() / error).max() < 5
+
+
+def test_pyros_own_words_predict_the_same():
+    entry = make("vae")
+    images, count = images_for(entry, 2), 1500
+    model, q = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    model.eval(), q.eval()
+    pyro.set_rng_seed(3)
+    theirs = Predictive(poutine.uncondition(model), guide=q, num_samples=count)(images)["image"]
+    theirs = theirs.view(count, *images.shape).detach()
+    ours = posterior_predictive(entry.model, entry.guide, images, count, seed=4)
+    error = (ours.var(0) / count + theirs.var(0) / count).sqrt() + 1e-4
+    assert ((ours.mean(0) - theirs.mean(0)).abs() / error).max() < 5
+    assert_close(ours.std(0), theirs.std(0), atol=0.02, rtol=0.15)
+
+
+def exact_posterior(model: CapsuleRBM, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Posterior means by brute force: the energy of every state of switches and hidden units."""
+    capsules, units = model.num_capsules, model.num_units
+    states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=capsules * (1 + units))))
+    z, h = states[:, :capsules], states[:, capsules:].view(-1, capsules, units)
+    x = images.flatten(1)
+    energy = (model.hidden.bias * h).sum((1, 2)) + z @ model.switch_bias
+    coupled = torch.einsum("bp,pkj,skj,sk->bs", x, model.weight, h, z)
+    energy = energy + coupled + x @ model.switch_weight @ z.T
+    weight = energy.softmax(-1)  # (B, states)
+    hidden = torch.einsum("bs,skj->bkj", weight, h)
+    return {"capsule_switch": weight @ z, "capsule_hidden": hidden}
+
+
+def test_the_encoding_of_an_exact_guide_is_the_exact_posterior_mean():
+    pyro.set_rng_seed(0)
+    model = CapsuleRBM((1, 3, 3), capsules=2, units=2)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    images, guide = (torch.rand(3, 1, 3, 3) > 0.5).float(), ExactSwitches(model)
+    with torch.no_grad():
+        exact = exact_posterior(model, images)
+    once = encode(model, guide, images)
+    assert_close(once["capsule_switch"], exact["capsule_switch"], atol=1e-5, rtol=0)
+    averaged = encode(model, guide, images, num_samples=8000)
+    assert_close(averaged["capsule_hidden"], exact["capsule_hidden"], atol=0.02, rtol=0)
+    assert (once["capsule_hidden"] - exact["capsule_hidden"]).abs().max() > 0.05
+
+
+def test_one_draw_encodes_what_the_probe_reads():
+    entry = make("part-whole")
+    images = images_for(entry)
+    sites = ["part_presence", "part_pose"]
+    found = encode(entry.model, entry.guide, images)
+    rows = torch.cat([found[site].flatten(1) for site in sites], dim=1).numpy()
+    discrete = entry.guide.with_discrete_presences()
+    np.testing.assert_array_equal(rows, latents(discrete, images, sites))
+    assert found["part_presence"].min() > 0 and found["part_presence"].max() < 1
+
+
+def test_a_kind_is_encoded_as_the_probabilities_of_its_values():
+    entry = make("generative-capsnet", "variational")
+    kind = encode(entry.model, entry.guide, images_for(entry))["object_kind"]
+    assert_close(kind.sum(-1), torch.ones(BATCH))
+    assert (kind > 0).all() and (kind < 1).all()
+    drawn = encode(entry.model, entry.guide, images_for(entry), num_samples=3)["object_kind"]
+    assert_close(drawn, kind)
+
+
+def test_a_reconstruction_is_the_mean_image_of_one_draw():
+    entry = make("part-whole", "normal")
+    images = images_for(entry)
+    drawn = infer(entry.guide, images, seed=3)
+    expected = mean_images(entry.model, BATCH, drawn, images=images)
+    assert torch.equal(reconstruct(entry.model, entry.guide, images, seed=3), expected)
+
+
+def test_batches_and_splits_change_nothing():
+    digits = load_dataset("digits", size=(12, 12)).test[:7]
+    entry = make("vae")
+    entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=4, hidden=6)
+    whole = encode(entry.model, entry.guide, digits)["image_code"]
+    parts = encode(entry.model, entry.guide, digits.images, batch_size=2)["image_code"]
+    assert_close(whole, parts)
+
+
+def test_a_guide_of_one_batch_gets_all_its_images_in_every_pass():
+    entry = make("part-whole")
+    images = images_for(entry, 5)
+    free = FreeForm(entry.model, images, init=entry.guide)
+    found = encode(entry.model, free, images, num_samples=2, batch_size=2)
+    assert found["part_pose"].shape[0] == 5
+    drawn = posterior_predictive(entry.model, free, images, 3, batch_size=2)
+    assert drawn.shape == (3, 5, *entry.model.image_shape)
+
+
+def test_pyros_autoguides_fit_where_nothing_is_relaxed():
+    entry = make("vae")
+    images = images_for(entry)
+    guide = AutoNormal(entry.model)
+    guide(images)
+    found = encode(entry.model, guide, images, num_samples=500)["image_code"]
+    assert_close(found, guide.locs.image_code.detach(), atol=0.05, rtol=0)
+    entry = make("part-whole")
+    images = images_for(entry)
+    guide = AutoNormal(entry.model)
+    guide(images)
+    with pytest.raises(ValueError, match="AutoNormal has relaxed presences only"):
+        reconstruct(entry.model, guide, images)
+
+
+def test_models_that_tell_classes_classify():
+    entry = make("recurrent-capsules")
+    images = images_for(entry, 6)
+    with torch.no_grad():
+        expected = entry.model.eval().classify(images).argmax(1)
+    assert torch.equal(classify(entry.model, images, batch_size=4), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in CLASSIFIERS])
+def test_models_that_tell_no_classes_name_the_linear_probe(name):
+    if name == "recurrent-capsules":
+        pytest.skip("it tells classes")
+    entry = make(name)
+    with pytest.raises(ValueError, match="linear probe"):
+        classify(entry.model, images_for(entry))
+
+
+@pytest.mark.parametrize("name", sorted(CLASSIFIERS))
+def test_models_of_labels_paint_nothing(name):
+    entry = make(name)
+    images = images_for(entry)
+    calls = [
+        lambda: reconstruct(entry.model, entry.guide, images),
+        lambda: posterior_predictive(entry.model, entry.guide, images),
+        lambda: sample(entry.model, 2),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"use classify\(model, images\)"):
+            call()
+
+
+def test_what_is_wrong_is_named():
+    entry = make("vae")
+    pair, images = (entry.model, entry.guide), images_for(entry)
+    for verb in (encode, reconstruct, posterior_predictive):
+        with pytest.raises(ValueError, match="num_samples"):
+            verb(*pair, images, num_samples=0)
+        with pytest.raises(ValueError, match="seed"):
+            verb(*pair, images, num_samples=1, seed=-1)
+        with pytest.raises(ValueError, match="images"):
+            verb(*pair, images[:, 0])
+        with pytest.raises(ValueError, match="images must be a torch"):
+            verb(*pair, images.numpy())
+    with pytest.raises(ValueError, match="number"):
+        sample(entry.model, 0)
+    with pytest.raises(ValueError, match="images"):
+        classify(make("cnn").model, images)

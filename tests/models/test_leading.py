@@ -1,0 +1,33 @@
+"""One batch dim or several: networks give equal numbers, tensors are joined as if expanded."""
+
+import pytest
+import torch
+from torch import nn
+
+from capsule_zoo.models.leading import joined, over_leading
+
+
+@pytest.mark.parametrize("batch", [(5,), (3, 5), (2, 1, 5)])
+def test_a_network_gives_each_row_what_it_gives_it_alone(batch):
+    torch.manual_seed(0)
+    network = nn.Conv2d(2, 3, 3).double()
+    inputs = torch.randn(*batch, 2, 4, 5, dtype=torch.float64)
+    outputs = over_leading(network, inputs, event_dim=3)
+    assert outputs.shape == (*batch, 3, 2, 3)
+    alone = [network(x[None])[0] for x in inputs.flatten(0, -4)]
+    torch.testing.assert_close(outputs.flatten(0, -4), torch.stack(alone))
+
+
+@pytest.mark.parametrize("dim", [-1, -3])
+def test_tensors_that_lack_a_plate_are_joined_as_if_they_had_it(dim):
+    shared, own = torch.randn(5, 2, 3, 4), torch.randn(6, 5, 2, 3, 4)
+    expected = torch.cat([shared.expand(6, -1, -1, -1, -1), own], dim)
+    assert torch.equal(joined([shared, own], dim), expected)
+    assert torch.equal(joined([own, own], dim), torch.cat([own, own], dim))
+    flat = shared[:1]  # one for all images
+    assert torch.equal(joined([flat, own], dim), torch.cat([flat.expand_as(own), own], dim))
+
+
+def test_tensors_whose_plates_do_not_fit_are_refused():
+    with pytest.raises(RuntimeError, match="shape"):
+        joined([torch.zeros(3, 2), torch.zeros(4, 2)], -1)

@@ -1,0 +1,322 @@
+"""Plates to the left of `images`: what a model computes for many particles, it computes for each.
+
+Vectorised particles, parallel predictions and plates of one's own add batch dims on the left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import (
+    ELBO,
+    Predictive,
+    RenyiELBO,
+    Trace_ELBO,
+    TraceEnum_ELBO,
+    TraceMeanField_ELBO,
+    config_enumerate,
+)
+from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
+from pyro.poutine.util import prune_subsample_sites
+
+from capsule_zoo.guides import EMRouting, Guide, RoutedParents
+from capsule_zoo.inference import loss_per_image
+from capsule_zoo.models import Model, SwitchableGaussians
+from capsule_zoo.models.conditional_autoencoder import OnRequest
+from capsule_zoo.registry import Entry, create, list_models, small_sizes
+
+NAMES = [
+    "broadcast-autoencoder",
+    "cnn",
+    "conditional-autoencoder",
+    "draw",
+    "generative-capsnet",
+    "generative-capsnet-continuous",
+    "matrix-capsules",
+    "recurrent-capsules",
+    "vae",
+]
+VARIANTS: list[tuple[str, dict]] = [
+    *((name, {}) for name in NAMES),
+    ("generative-capsnet", dict(motion="linear")),
+    ("generative-capsnet", dict(motion="linear", requests="shifts", address="learned")),
+    ("generative-capsnet-continuous", dict(motion="linear")),
+    ("matrix-capsules", dict(routing="vb", likelihood="categorical")),
+    ("recurrent-capsules", dict(capsules="every", attention=False)),
+    ("recurrent-capsules", dict(capsules="every", likelihood="normal")),
+    ("recurrent-capsules", dict(iterations=0)),
+    ("vae", dict(image_shape=(3, 7, 6), likelihood="bernoulli")),
+]
+CASES = [
+    pytest.param(name, sizes, guide, id="-".join([name, guide, *map(str, sizes.values())]))
+    for name, sizes in VARIANTS
+    for guide in create(name, **small_sizes(name)).guides
+]
+PARTICLES, IMAGES = 3, 4
+
+
+def make(name: str, sizes: dict, guide: str) -> Entry:
+    pyro.set_rng_seed(0)
+    entry = create(name, **{**small_sizes(name), **sizes}).use_guide(guide)
+    for module in (entry.model, entry.guide):
+        module.double().eval()  # or dropout differs from call to call
+    return entry
+
+
+def arguments_for(entry: Entry, labelled: bool) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (IMAGES, *entry.model.image_shape)
+    images = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return (images, torch.arange(IMAGES) % 2) if labelled else (images,)
+
+
+def labellings(entry: Entry) -> list[bool]:
+    """With and without labels, where the model knows any."""
+    knows = entry.model.supervised or entry.name == "recurrent-capsules"
+    return [False, True] if knows else [False]
+
+
+def on_request(model: Model) -> Callable:
+    """The model, each of whose images is requested in its own way where it takes requests."""
+    if not isinstance(model, OnRequest):
+        return model
+    generator = torch.Generator().manual_seed(3)
+    request = torch.randn(IMAGES, 2, generator=generator, dtype=torch.float64)
+    return partial(model, request=request)
+
+
+def traced(objective: ELBO, model: Callable, guide: Guide, arguments: tuple) -> tuple:
+    """The traces of model and guide, all particles in one."""
+    ((model, guide),) = objective._get_traces(model, guide, arguments, {})
+    for trace in (model, guide):
+        trace.compute_log_prob()
+    return prune_subsample_sites(model), prune_subsample_sites(guide)
+
+
+def particle(trace: poutine.Trace, k: int) -> dict[str, torch.Tensor]:
+    """The values of one particle, by site."""
+    return {name: trace.nodes[name]["value"][k] for name in trace.stochastic_nodes}
+
+
+def log_densities(
+    program: Callable, values: dict, *arguments, **keywords
+) -> dict[str, torch.Tensor]:
+    """Of every site of a program that has no plates but its own, (images,) each."""
+    conditioned = poutine.condition(program, values)
+    trace = prune_subsample_sites(poutine.trace(conditioned).get_trace(*arguments, **keywords))
+    trace.compute_log_prob()
+    return {n: s["log_prob"] for n, s in trace.nodes.items() if s["type"] == "sample"}
+
+
+def same_densities(together: poutine.Trace, k: int, alone: dict[str, torch.Tensor]) -> None:
+    sites = {n: s for n, s in together.nodes.items() if s["type"] == "sample"}
+    assert sites.keys() == alone.keys()
+    for name, site in sites.items():
+        mine = site["log_prob"].expand(PARTICLES, IMAGES)[k]
+        torch.testing.assert_close(mine, alone[name].expand(IMAGES), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+def test_every_particle_has_the_densities_that_it_has_alone(name, sizes, guide):
+    entry = make(name, sizes, guide)
+    for labelled in labellings(entry):
+        arguments = arguments_for(entry, labelled)
+        objective = Trace_ELBO(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
+        requested = on_request(entry.model)
+        model, guided = traced(objective, requested, entry.guide, arguments)
+        for k in range(PARTICLES):
+            values = particle(guided, k)
+            assert all(len(value) == IMAGES for value in values.values())
+            same_densities(guided, k, log_densities(entry.guide, values, *arguments))
+            same_densities(model, k, log_densities(requested, values, *arguments))
+
+
+@pytest.mark.parametrize("kind", [Trace_ELBO, TraceMeanField_ELBO, RenyiELBO])
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+def test_gradients_reach_what_they_reach_without_particles(name, sizes, guide, kind):
+    entry = make(name, sizes, guide)
+    if kind is RenyiELBO:
+        objective = RenyiELBO(0.0, PARTICLES, max_plate_nesting=1, vectorize_particles=True)
+    else:
+        objective = kind(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
+    arguments = arguments_for(entry, entry.model.supervised)
+    reached = []
+    for each in (Trace_ELBO(), objective):
+        parameters = [*entry.model.named_parameters(), *entry.guide.named_parameters()]
+        for _, parameter in parameters:
+            parameter.grad = None
+        each.loss_and_grads(entry.model, entry.guide, *arguments)
+        slopes = {n: p.grad for n, p in parameters if p.grad is not None}
+        assert all(torch.isfinite(slope).all() for slope in slopes.values())
+        reached.append(slopes.keys())
+    assert reached[0] == reached[1]
+
+
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+@pytest.mark.parametrize("observed", [False, True])
+def test_an_outer_plate_repeats_the_model(name, sizes, guide, observed):
+    if guide != create(name, **small_sizes(name)).default_guide:
+        pytest.skip("the model has been tested with its default guide")
+    entry = make(name, sizes, guide)
+    for labelled in labellings(entry):
+        images, *labels = arguments_for(entry, labelled)
+        with torch.no_grad(), pyro.plate("outer", PARTICLES, dim=-2):
+            given = (images, *labels) if observed else (None, *labels)
+            trace = poutine.trace(entry.model).get_trace(*given, batch_size=IMAGES)
+        together = prune_subsample_sites(trace)
+        together.compute_log_prob()
+        image = together.nodes["image"]["value"]
+        assert image.shape == (*(() if observed else (PARTICLES,)), *images.shape)
+        assert together.nodes["image"]["fn"].batch_shape == (PARTICLES, IMAGES)
+        for k in range(PARTICLES):
+            values = {n: v for n, v in particle(together, k).items() if n != "image"}
+            if not observed and not entry.model.supervised:
+                values["image"] = image[k]
+                alone = log_densities(entry.model, values, *given, batch_size=IMAGES)
+            else:
+                seen = image if observed else image[k].clamp(0, 1)
+                alone = log_densities(entry.model, values, seen, *labels)
+            same_densities(together, k, alone)
+
+
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+def test_predictive_in_parallel(name, sizes, guide):
+    entry = make(name, sizes, guide)
+    model, images = entry.model, arguments_for(entry, False)[0]
+    prior = Predictive(model, num_samples=PARTICLES, parallel=True)(batch_size=IMAGES)
+    shape = (PARTICLES, *images.shape)
+    assert prior["image"].shape == shape
+    assert not torch.equal(prior["image"][0], prior["image"][1])
+    again = poutine.uncondition(model)
+    predicted = Predictive(again, guide=entry.guide, num_samples=PARTICLES, parallel=True)(images)
+    assert predicted["image"].shape == shape
+    posterior = Predictive(model, guide=entry.guide, num_samples=PARTICLES, parallel=True)(images)
+    for site in model.latent_sites:
+        assert posterior[site.name].shape[:2] == (PARTICLES, IMAGES)
+
+
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+def test_importance_weights_are_those_of_the_particles(name, sizes, guide):
+    entry = make(name, sizes, guide)
+    arguments = arguments_for(entry, False)
+    pair = entry.model, entry.guide
+    weights, _, guided = vectorized_importance_weights(
+        *pair, *arguments, num_samples=PARTICLES, max_plate_nesting=1, normalized=False
+    )
+    for k in range(PARTICLES):
+        values = particle(guided, k)
+        log_p, log_q = (sum(log_densities(p, values, *arguments).values()).sum() for p in pair)
+        torch.testing.assert_close(weights[k], log_p - log_q, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+def test_pareto_shape_of_the_importance_weights(name, sizes, guide):
+    entry = make(name, sizes, guide)
+    images = arguments_for(entry, False)[0]
+    if guide in ("deterministic", "exact"):
+        pytest.skip("all weights are equal: Pyro finds no tail")
+    assert math.isfinite(
+        psis_diagnostic(entry.model, entry.guide, images, num_particles=100, max_plate_nesting=1)
+    )
+
+
+@pytest.mark.parametrize("name", ["draw", "recurrent-capsules"])
+def test_particles_take_the_drawing_that_the_guide_made(name, monkeypatch):
+    entry = make(name, {}, "recurrent")
+    objective = Trace_ELBO(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
+    calls = []
+    draw = type(entry.model).draw
+    monkeypatch.setattr(type(entry.model), "draw", lambda *a: calls.append(a) or draw(*a))
+    arguments = arguments_for(entry, name != "draw")
+    objective.loss(entry.model, entry.guide, *arguments)
+    assert not calls
+
+
+@pytest.mark.parametrize("change", ["moved", "expanded", "in place"])
+@pytest.mark.parametrize("name", ["draw", "recurrent-capsules"])
+def test_codes_that_were_changed_after_the_guide_are_drawn_again(name, change):
+    entry = make(name, {}, "recurrent")
+    arguments = arguments_for(entry, name != "draw")
+    with torch.no_grad():
+        guided = poutine.trace(entry.guide).get_trace(*arguments)
+        code = guided.nodes["z_2"]["value"]
+        if change == "in place":
+            code.add_(1.0)
+        else:
+            guided.nodes["z_2"]["value"] = code + 1 if change == "moved" else code.expand(1, -1, -1)
+        values = {n: guided.nodes[n]["value"] for n in entry.guide.covers}
+        fresh = entry.model.image_law(entry.model.draw(list(values.values()))).mean
+        with pyro.plate("outer", PARTICLES, dim=-2):
+            replayed = poutine.replay(entry.model, trace=guided)
+            trace = poutine.trace(replayed).get_trace(*arguments)
+    mean = trace.nodes["image"]["fn"].mean
+    torch.testing.assert_close(mean, fresh.expand(mean.shape), rtol=1e-10, atol=1e-10)
+
+
+def test_kinds_summed_out_are_the_sum_over_kinds():
+    entry = make("generative-capsnet", {}, "variational")
+    model, guide = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    (images,) = arguments_for(entry, False)
+    poses = particle(poutine.trace(guide).get_trace(images), slice(None))
+    kind, model = poses.pop("object_kind"), on_request(model)
+    expected = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for one in torch.eye(kind.shape[-1], dtype=torch.float64):
+            values = {**poses, "object_kind": one.expand_as(kind)}
+            log_p, log_q = (log_densities(program, values, images) for program in (model, guide))
+            log_q = log_q["object_kind"]
+            expected += (log_q.exp() * (log_q - sum(log_p.values()))).sum()
+    kinds = poutine.block(poutine.condition(guide, poses), hide=list(poses))
+    loss = TraceEnum_ELBO(max_plate_nesting=1).loss(
+        poutine.condition(model, poses), config_enumerate(kinds, "parallel"), images
+    )
+    torch.testing.assert_close(torch.tensor(loss, dtype=torch.float64), expected)
+
+
+def test_the_mixture_of_votes_has_the_same_free_energy_for_every_particle():
+    torch.manual_seed(0)
+    layer = SwitchableGaussians(5, 3, 4, beta_u=-4.0, noise=0.1).double()
+    guide = config_enumerate(RoutedParents(layer, EMRouting(2, anneal=0)), "parallel")
+    votes = torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    presence = torch.rand(2, 5, dtype=torch.float64)
+    one = TraceEnum_ELBO(max_plate_nesting=2)
+    several = TraceEnum_ELBO(PARTICLES, max_plate_nesting=2, vectorize_particles=True)
+    losses = [each.loss(layer, guide, votes, presence) for each in (one, several)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
+def test_autocast_to_half_the_digits_changes_little(name, sizes, guide, labelled):
+    entry = make(name, sizes, guide)
+    if labelled not in labellings(entry):
+        pytest.skip("the model knows no labels")
+    for module in (entry.model, entry.guide):
+        module.float()
+    images, *labels = arguments_for(entry, labelled)
+    arguments = (images.float(), *labels)
+    losses = []
+    for enabled in (False, True):
+        torch.manual_seed(2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = loss_per_image(entry.objective, entry.model, entry.guide, *arguments)
+        loss.backward()
+        losses.append(loss.item())
+    parameters = [*entry.model.parameters(), *entry.guide.parameters()]
+    assert all(torch.isfinite(p.grad).all() for p in parameters if p.grad is not None)
+    assert losses[1] == pytest.approx(losses[0], rel=0.05, abs=0.05)
+
+
+def test_every_guide_says_that_it_needs_images():
+    for name in list_models():
+        entry = create(name, **small_sizes(name))
+        for guide in (make_guide(entry) for make_guide in entry.guides.values()):
+            for call in (lambda: guide(None), lambda: guide(), lambda: guide(images=None)):  # noqa: B023
+                with pytest.raises(ValueError, match="needs images; for draws from the prior"):
+                    call()
