@@ -27,8 +27,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import loss_per_image
-from capsule_zoo.models import Capsules, PartWholeCapsules, poses
-from capsule_zoo.models.selection import log_presence
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.selection import log_presence
 
 BATCH = 128
 

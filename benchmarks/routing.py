@@ -20,9 +20,9 @@ from harness import Benchmark, Contestants, check_same_gradients, main
 from torch import Tensor
 
 from capsule_zoo.guides import EMRouting
-from capsule_zoo.inference.memory import keep_memory
+from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
-from capsule_zoo.models.capsule_convolution import CapsuleGrid, CapsuleLayer
+from capsule_zoo.models.blocks.capsule_convolution import CapsuleGrid, CapsuleLayer
 from capsule_zoo.models.classifier import standardised
 from capsule_zoo.models.matrix_capsules import PRESETS
 

@@ -15,9 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from capsule_zoo import readme
 from capsule_zoo.records import FOLDER
 from capsule_zoo.registry import unknown
+from capsule_zoo.report import markdown as readme
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"harness", "run_all"}

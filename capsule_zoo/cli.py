@@ -14,22 +14,8 @@ from typing import Annotated
 
 import typer
 
-from capsule_zoo.discovery_commands import list_entries, options, show
-from capsule_zoo.explore.notebook import explore
-from capsule_zoo.records import FOLDER
-from capsule_zoo.report import report
-from capsule_zoo.run_commands import (
-    compare,
-    error_rate,
-    evaluate,
-    figure,
-    log_partition,
-    publish,
-    sample,
-    train,
-)
-from capsule_zoo.selfcheck import selfcheck
-from capsule_zoo.terminal import (
+from capsule_zoo.cli.discovery import list_entries, options, show
+from capsule_zoo.cli.options import (
     AsJson,
     DataRoot,
     Device,
@@ -39,6 +25,20 @@ from capsule_zoo.terminal import (
     print_list,
     print_metrics,
 )
+from capsule_zoo.cli.run_commands import (
+    compare,
+    error_rate,
+    evaluate,
+    figure,
+    log_partition,
+    publish,
+    sample,
+    train,
+)
+from capsule_zoo.explore.notebook import explore
+from capsule_zoo.records import FOLDER
+from capsule_zoo.report import report
+from capsule_zoo.selfcheck import selfcheck
 
 app = typer.Typer(
     name="capsule-zoo",

@@ -28,8 +28,13 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check
-from capsule_zoo.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from capsule_zoo.models.base import Model, check_at_least
+from capsule_zoo.inference.training.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    save_checkpoint,
+)
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes

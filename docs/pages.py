@@ -29,10 +29,11 @@ from types import ModuleType
 
 from pyro.infer.inspect import render_model
 
-from capsule_zoo import readme, registry
+from capsule_zoo import registry
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.inference.isolation import seeded
+from capsule_zoo.models.modes import seeded
 from capsule_zoo.records import figures_of, read_record
+from capsule_zoo.report import markdown as readme
 from capsule_zoo.report.stories import read_story
 
 DOCS = Path(__file__).resolve().parent

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, NamedModule
-
-
-@contextmanager
-def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Modules in evaluation mode (running statistics), and back as they were at the end."""
-    before = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, training in before:
-            part.training = training
 
 
 class Guide(NamedModule):

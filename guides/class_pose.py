@@ -10,9 +10,9 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.capsule_convolution import POSE
+from capsule_zoo.models.baselines.vae import VariationalAutoencoder
+from capsule_zoo.models.blocks.capsule_convolution import POSE
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
-from capsule_zoo.models.vae import VariationalAutoencoder
 
 
 class ClassPose(Guide):

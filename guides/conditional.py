@@ -27,9 +27,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.vae import Encoder
-from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.conditional_autoencoder import OnRequest
+from capsule_zoo.models.blocks.convolutional import Encoder
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.on_request import OnRequest
 
 KIND = "object_kind"
 

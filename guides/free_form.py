@@ -20,8 +20,9 @@ from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.base import Guide, in_eval_mode
-from capsule_zoo.models.base import check_one_of
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.checks import check_one_of
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.part_whole import Capsules, Level, PartWholeCapsules
 
 _INITIAL_SCALE = 0.02

@@ -19,8 +19,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from capsule_zoo.guides.base import Guide, in_eval_mode
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.modes import in_eval_mode
 
 _INITIAL_SCALE = 0.1
 

@@ -21,15 +21,15 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling
-from capsule_zoo.models.capsule_layer import (
+from capsule_zoo.models.blocks.exponential_family import Units
+from capsule_zoo.models.blocks.switched_units import (
     CapsuleLaw,
     CapsuleState,
     Fields,
     capsule_law,
     draw_capsules,
 )
-from capsule_zoo.models.exponential_family import Units
+from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling
 
 
 class RecognitionLayer(PyroModule):

@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.attention_window import Aim
-from capsule_zoo.models.leading import joined
+from capsule_zoo.models.blocks.attention_window import Aim
+from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.vector_capsules import CLASS
 from capsule_zoo.models.recurrent_capsules import (
     CoupledLSTM,
     Drawing,
@@ -39,7 +40,6 @@ from capsule_zoo.models.recurrent_capsules import (
     RecurrentCapsules,
     flat,
 )
-from capsule_zoo.models.vector_capsules import CLASS
 
 
 class RecurrentEncoder(Guide):

@@ -36,7 +36,9 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.blocks.vector_capsules import squash
+from capsule_zoo.models.blocks.votes import Gathered, Votes
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.switchable_gaussians import (
     Belief,
     ParentLaw,
@@ -45,8 +47,6 @@ from capsule_zoo.models.switchable_gaussians import (
     parent_logits,
     vote_log_density,
 )
-from capsule_zoo.models.vector_capsules import squash
-from capsule_zoo.models.votes import Gathered, Votes
 
 _TINY = 1e-12
 

@@ -23,8 +23,8 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.models import poses
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 if TYPE_CHECKING:

@@ -10,39 +10,15 @@ References:
 
 from __future__ import annotations
 
-import math
-
 import pyro
 import pyro.distributions as dist
-import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.base import check_at_least
-from capsule_zoo.models.vae import VariationalAutoencoder, halved
-
-
-class Encoder(PyroModule):
-    """From images (B, C, H, W) to hidden units (B, hidden).
-
-    Args:
-        image_shape: (channels, height, width).
-        channels: maps at half the image's size; twice as many at a quarter.
-        hidden: units of the layer on top.
-    """
-
-    def __init__(self, image_shape: tuple[int, int, int], channels: int, hidden: int) -> None:
-        super().__init__()
-        colours, height, width = image_shape
-        quarter = halved(halved((height, width)))
-        self.halve = PyroModule[nn.Conv2d](colours, channels, 3, 2, padding=1)
-        self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
-        self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)
-
-    def forward(self, images: Tensor) -> Tensor:
-        maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))
-        return F.elu(self.hidden(maps.flatten(1)))
+from capsule_zoo.models.baselines.vae import VariationalAutoencoder
+from capsule_zoo.models.blocks.convolutional import Encoder
+from capsule_zoo.models.checks import check_at_least
 
 
 class ConvolutionalEncoder(Guide):

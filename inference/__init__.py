@@ -9,39 +9,39 @@ An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `
 Everything is in nats per image.
 """
 
-from capsule_zoo.inference.callbacks import Check
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
-from capsule_zoo.inference.checkpoint import CheckpointError
-from capsule_zoo.inference.compare import Comparison, compare
-from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
-from capsule_zoo.inference.evaluate import evaluate
-from capsule_zoo.inference.fill_in import FilledIn, fill_in
-from capsule_zoo.inference.functions import as_module
-from capsule_zoo.inference.history import Run
-from capsule_zoo.inference.importance_weighted import ImportanceWeightedELBO
-from capsule_zoo.inference.log_partition import LogPartition, log_partition
-from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.inference.non_finite import NonFiniteLoss
-from capsule_zoo.inference.objective import Objective, is_bound, loss_per_image
-from capsule_zoo.inference.pretrain import pretrain
-from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
-from capsule_zoo.inference.score_function import ScoreFunctionELBO
-from capsule_zoo.inference.summary import summarize
-from capsule_zoo.inference.train import fit
-from capsule_zoo.inference.transformations import (
-    Requested,
-    Transformations,
-    infer_transformation,
-)
-from capsule_zoo.inference.verbs import (
+from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
+from capsule_zoo.inference.energy.log_partition import LogPartition, log_partition
+from capsule_zoo.inference.energy.pretrain import pretrain
+from capsule_zoo.inference.evaluation.compare import Comparison, compare
+from capsule_zoo.inference.evaluation.evaluate import evaluate
+from capsule_zoo.inference.evaluation.fill_in import FilledIn, fill_in
+from capsule_zoo.inference.evaluation.summary import summarize
+from capsule_zoo.inference.evaluation.verbs import (
     classify,
     encode,
     posterior_predictive,
     reconstruct,
     sample,
 )
-from capsule_zoo.inference.wake_sleep import ReweightedWakeSleep, WakeSleep
-from capsule_zoo.inference.widen import Widened, widen
+from capsule_zoo.inference.functions import as_module
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_image
+from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
+from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
+from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
+from capsule_zoo.inference.posterior.transformations import (
+    Requested,
+    Transformations,
+    infer_transformation,
+)
+from capsule_zoo.inference.posterior.widen import Widened, widen
+from capsule_zoo.inference.training.callbacks import Check
+from capsule_zoo.inference.training.checkpoint import CheckpointError
+from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.history import Run
+from capsule_zoo.inference.training.non_finite import NonFiniteLoss
 
 __all__ = [
     "Check",

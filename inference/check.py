@@ -21,7 +21,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.objective import call_arguments, enumerated_sites
+from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
 
 
 class IncompatibleGuide(ValueError):

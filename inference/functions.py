@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
-from capsule_zoo.inference.objective import call_arguments
+from capsule_zoo.inference.log_weight import call_arguments
 
 
 class FunctionModule(nn.Module):

@@ -8,7 +8,6 @@ from operator import index
 from typing import Any
 
 import pyro
-import torch
 from torch import nn
 
 
@@ -51,27 +50,6 @@ def _not_owned_by(modules: list[nn.Module]) -> Any:
 
 def _named(module: nn.Module) -> bool:
     return bool(getattr(module, "_pyro_name", ""))
-
-
-@contextmanager
-def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Within it parameters take no gradient, which also spares their backward pass."""
-    held = [p for module in modules for p in module.parameters() if p.requires_grad]
-    for parameter in held:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in held:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """A stream of draws of its own; torch's random state is put back at the end, on all devices."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
 
 
 def check_seed(seed: Any) -> int:

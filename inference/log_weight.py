@@ -16,8 +16,6 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from capsule_zoo.inference.objective import call_arguments, enumerated_sites, plate_nesting
-
 IMAGES_PLATE = "images"
 
 
@@ -100,3 +98,25 @@ def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:
     symbols = term._pyro_dims  # type: ignore[attr-defined]  # left there by packing
     others = [dim for dim, symbol in enumerate(symbols) if symbol != kept]
     return term.sum(others) if others else term
+
+
+def call_arguments(images: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
+    """The positional arguments of one call: labels only where there are any."""
+    return (images,) if labels is None else (images, labels)
+
+
+def plate_nesting(trace: Trace) -> int:
+    """Number of dims that the plates of a trace take up."""
+    frames = [f for site in trace.nodes.values() for f in site.get("cond_indep_stack", ())]
+    return max((-frame.dim for frame in frames if frame.vectorized), default=0)
+
+
+def enumerated_sites(trace: Trace) -> set[str]:
+    """Names of the latent sites that the traced model sums out in parallel."""
+    return {
+        name
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample"
+        and not site["is_observed"]
+        and site["infer"].get("enumerate") == "parallel"
+    }

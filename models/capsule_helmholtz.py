@@ -31,8 +31,9 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Site, check_at_least
-from capsule_zoo.models.capsule_layer import (
+from capsule_zoo.models.base import Site
+from capsule_zoo.models.blocks.exponential_family import make_units
+from capsule_zoo.models.blocks.switched_units import (
     CapsuleLaw,
     CapsuleMachine,
     CapsuleState,
@@ -41,7 +42,7 @@ from capsule_zoo.models.capsule_layer import (
     capsule_sites,
     draw_capsules,
 )
-from capsule_zoo.models.exponential_family import make_units
+from capsule_zoo.models.checks import check_at_least
 
 
 class Coupling(PyroModule):

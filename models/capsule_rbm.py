@@ -45,8 +45,10 @@ import torch.nn.functional as F
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Site, check_at_least
-from capsule_zoo.models.capsule_layer import (
+from capsule_zoo.models.base import Site
+from capsule_zoo.models.blocks.exponential_family import GaussianUnits, PoissonUnits, make_units
+from capsule_zoo.models.blocks.plates import outer_sizes, unflat_batch
+from capsule_zoo.models.blocks.switched_units import (
     CapsuleLaw,
     CapsuleMachine,
     CapsuleState,
@@ -55,8 +57,7 @@ from capsule_zoo.models.capsule_layer import (
     capsule_sites,
     draw_capsules,
 )
-from capsule_zoo.models.exponential_family import GaussianUnits, PoissonUnits, make_units
-from capsule_zoo.models.plates import outer_sizes, unflat_batch
+from capsule_zoo.models.checks import check_at_least
 
 COUPLING_LIMIT = 0.95  # of 1, beyond which a Gaussian-Gaussian machine has no partition function
 

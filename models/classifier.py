@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from pyro.nn import pyro_method
 from torch import Tensor
 
-from capsule_zoo.models.base import Model, Site, check_at_least, check_labels
-from capsule_zoo.models.leading import over_leading
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.checks import check_at_least, check_labels
 
 
 def standardised(images: Tensor) -> Tensor:

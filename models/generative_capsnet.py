@@ -43,7 +43,7 @@ References:
     routed by a softmax over learned cell addresses (`address="learned"`); there each map of a cell
     had an address of its own. Linear motion is not the article's, which mixes. Its transposed
     convolutions are rectified where ours have ELUs, and ours end in a sigmoid that leaks
-    (`capsule_zoo.models.conditional_autoencoder`).
+    (`capsule_zoo.models.baselines.conditional_autoencoder`).
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
-from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.conditional_autoencoder import (
+from capsule_zoo.models.blocks.convolutional import Upsampler
+from capsule_zoo.models.blocks.leading import joined, over_leading
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.on_request import (
     Latents,
     OnRequest,
     centred_normal,
     leaky_sigmoid,
     starting_dark,
 )
-from capsule_zoo.models.leading import joined, over_leading
-from capsule_zoo.models.vae import Upsampler
 
 
 def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:

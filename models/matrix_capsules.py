@@ -39,17 +39,17 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.capsule_convolution import (
+from capsule_zoo.models.blocks.capsule_convolution import (
     RIGHT_COLUMN,
     CapsuleConv2d,
     CapsuleGrid,
     ClassCapsules,
     PrimaryCapsules,
 )
+from capsule_zoo.models.blocks.votes import Votes
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.classifier import Classifier, standardised
 from capsule_zoo.models.switchable_gaussians import Routing
-from capsule_zoo.models.votes import Votes
 
 PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),

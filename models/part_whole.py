@@ -38,22 +38,28 @@ from pyro.nn import PyroModule
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
-from capsule_zoo.models import templates
-from capsule_zoo.models.base import Model, Site, check_at_least, check_one_of, check_positive
-from capsule_zoo.models.parent_selection import Capsules, ChildLaw, Level, ParentSelection
-from capsule_zoo.models.pixel_mixture import PixelMixture
-from capsule_zoo.models.plates import (
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks import templates
+from capsule_zoo.models.blocks.parent_selection import (
+    Capsules,
+    ChildLaw,
+    Level,
+    ParentSelection,
+)
+from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
+from capsule_zoo.models.blocks.plates import (
     bayesian_parameters,
     flat_batch,
     per_image,
     unflat_batch,
 )
-from capsule_zoo.models.selection import (
+from capsule_zoo.models.blocks.selection import (
     LogitRelaxedBernoulli,
     ParentMixture,
     as_presence,
     pose_about_rotations,
 )
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 _BACKGROUND_WEIGHT = 0.1  # of what lies behind the parts, beside alphas that reach 1
 

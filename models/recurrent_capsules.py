@@ -24,7 +24,7 @@ is still missing from the canvas, image - sigmoid(c_{t-1}) (`capsules="every"`, 
 the latter case the class is read at the first step, before anything is drawn.
 
 The guide runs the model's steps on its draws, and its capsules. Replayed on them, the model takes
-the drawing and the capsules' lengths from there (`capsule_zoo.models.handover`).
+the drawing and the capsules' lengths from there (`capsule_zoo.models.blocks.handover`).
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
@@ -48,20 +48,24 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.attention_window import Aim, Window
-from capsule_zoo.models.base import (
-    Model,
-    Site,
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.attention_window import Aim, Window
+from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
+from capsule_zoo.models.blocks.handover import Handover
+from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.vector_capsules import (
+    CLASS,
+    VectorCapsules,
+    keep_scale,
+    margin_loss,
+)
+from capsule_zoo.models.checks import (
     check_at_least,
     check_labels,
     check_one_of,
     check_positive,
 )
-from capsule_zoo.models.handover import Handover
-from capsule_zoo.models.leading import joined
 from capsule_zoo.models.switchable_gaussians import Routing
-from capsule_zoo.models.vae import LIKELIHOODS, pixel_law
-from capsule_zoo.models.vector_capsules import CLASS, VectorCapsules, keep_scale, margin_loss
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},  # the defaults: for two cores
@@ -296,7 +300,7 @@ class RecurrentCapsules(Model):
         if self.capsules == "none":
             raise ValueError(
                 "a model without capsules tells no classes; build it with capsules='once', or fit "
-                "a linear probe on what its guide infers: see capsule_zoo.inference.probe"
+                "a linear probe on what its guide infers: see capsule_zoo.inference.evaluation.probe"
             )
         return self.classify(images).argmax(-1)
 

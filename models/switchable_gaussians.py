@@ -43,8 +43,9 @@ from pyro.distributions import constraints
 from pyro.ops.indexing import Vindex
 from torch import Tensor
 
-from capsule_zoo.models.base import NamedModule, Site, check_at_least, check_positive
-from capsule_zoo.models.votes import Votes
+from capsule_zoo.models.base import NamedModule, Site
+from capsule_zoo.models.blocks.votes import Votes
+from capsule_zoo.models.checks import check_at_least, check_positive
 
 VOTE_NOISE = 0.02
 

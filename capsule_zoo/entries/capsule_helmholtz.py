@@ -35,7 +35,7 @@ def capsule_helmholtz(
         objective=ReweightedWakeSleep(num_particles, sleep),
         training=dict(lr=5e-3, schedule="linear", batch_size=100),
         figures={
-            name: picture(f"capsule_zoo.energy_figures:{name}")
+            name: picture(f"capsule_zoo.figures.energy:{name}")
             for name in ("samples", "reconstructions", "sums", "gibbs")
         },
         default_guide="recognition",

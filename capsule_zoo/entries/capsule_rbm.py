@@ -9,7 +9,7 @@ import torch
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.registry import Entry, picture, register
 from capsule_zoo.sizes import Takes
 
@@ -20,7 +20,7 @@ GUIDES = {
     "mean_field": lambda entry: MeanFieldSwitches(entry.model),
 }
 PICTURES = {
-    name: picture(f"capsule_zoo.energy_figures:{name}")
+    name: picture(f"capsule_zoo.figures.energy:{name}")
     for name in ("samples", "reconstructions", "sums", "fields")
 }
 

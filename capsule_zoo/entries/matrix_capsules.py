@@ -49,7 +49,7 @@ def matrix_capsules(
         guide=ExactLabel(model),
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
-        figures={"votes": picture("capsule_zoo.routing_figures:votes")},
+        figures={"votes": picture("capsule_zoo.figures.routing:votes")},
         training=dict(lr=3e-3, schedule="linear", batch_size=32, labels=True),
         default_guide="exact",
     )

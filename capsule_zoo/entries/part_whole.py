@@ -40,7 +40,9 @@ def _routing(entry: Entry) -> RoutingPartWhole:
 
 
 def _picture(entry: Entry, images: Tensor, name: str) -> Figure:
-    from capsule_zoo import figures  # only here, so that listing the zoo needs no matplotlib
+    from capsule_zoo.figures import (
+        grids as figures,  # only here, so that listing the zoo needs no matplotlib
+    )
 
     if name == "parses":
         return figures.parses(entry.model, entry.guide, images)

@@ -13,8 +13,8 @@ from capsule_zoo.registry import Entry, picture, register, unknown
 from capsule_zoo.sizes import Takes
 
 PICTURES = {
-    "strokes": picture("capsule_zoo.recurrent_figures:strokes"),
-    "samples": picture("capsule_zoo.energy_figures:samples"),
+    "strokes": picture("capsule_zoo.figures.recurrent:strokes"),
+    "samples": picture("capsule_zoo.figures.generic:samples"),
 }
 SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), steps=2, latent=2, units=4, window=3)
 

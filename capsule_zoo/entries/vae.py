@@ -12,7 +12,7 @@ from capsule_zoo.registry import Entry, picture, register
 from capsule_zoo.sizes import Takes
 
 PICTURES = {
-    name: picture(f"capsule_zoo.energy_figures:{name}") for name in ("samples", "reconstructions")
+    name: picture(f"capsule_zoo.figures.energy:{name}") for name in ("samples", "reconstructions")
 }
 
 
@@ -27,7 +27,7 @@ def vae(
     hidden: int = 256,
     **sizes: Any,
 ) -> Entry:
-    """A convolutional network paints from one Gaussian code; see `capsule_zoo.models.vae`.
+    """A convolutional network paints from one Gaussian code; see `capsule_zoo.models.baselines.vae`.
 
     Args:
         image_shape: (channels, height, width).

@@ -181,9 +181,9 @@ def reproduce(
     Raises:
         ValueError: there is no such experiment or no such device, or `keep` is in use.
     """
-    from capsule_zoo.inference.workers import usable_device
+    from capsule_zoo.inference.training.workers import usable_device
     from capsule_zoo.registry import save
-    from capsule_zoo.runs import in_use
+    from capsule_zoo.runs.folder import in_use
 
     chosen = find_experiment(name)
     usable_device(options.device)

@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, load_dataset
 from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.energy import (
@@ -26,6 +25,7 @@ from capsule_zoo.experiments.energy import (
 )
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import train
+from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.guides import ExactSwitches
 from capsule_zoo.registry import create
 

@@ -15,14 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo import energy_figures
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
 from capsule_zoo.experiments import Metrics, Number, Options, Result
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
+from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import log_partition
-from capsule_zoo.inference.probe import Accuracy, Information, latents, probe_scores
-from capsule_zoo.inference.summary import standard_error
+from capsule_zoo.inference.evaluation.probe import (
+    Accuracy,
+    Information,
+    latents,
+    probe_scores,
+)
+from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.registry import Entry
 
 TEMPERATURES = 14_500

@@ -30,10 +30,10 @@ from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
 from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error, median_and_error
 from capsule_zoo.experiments.training import side_by_side, train
-from capsule_zoo.figures import image_rows
-from capsule_zoo.inference.transformations import Requested, infer_transformation
+from capsule_zoo.figures.curves import error_curves
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.registry import Entry, create, load, save
-from capsule_zoo.transformation_figures import error_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

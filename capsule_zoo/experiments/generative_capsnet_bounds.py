@@ -30,7 +30,7 @@ from capsule_zoo.experiments.generative_capsnet import (
     turned,
 )
 from capsule_zoo.experiments.training import side_by_side
-from capsule_zoo.figures import image_rows
+from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import compare
 from capsule_zoo.registry import Entry, load
 

@@ -13,11 +13,11 @@ from capsule_zoo.entries.matrix_capsules import ROUTINGS
 from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import shortened, train, trained
-from capsule_zoo.guides.base import in_eval_mode
-from capsule_zoo.inference.classification import error_rate
-from capsule_zoo.inference.vote_history import vote_history
+from capsule_zoo.figures.routing import by_iterations, mistakes, votes
+from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference.evaluation.vote_history import vote_history
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.registry import Entry, create
-from capsule_zoo.routing_figures import by_iterations, mistakes, votes
 
 ITERATIONS = (1, 2, 3, 4, 5)
 SHIFT = transforms.Shift(1)  # pixels, of training images

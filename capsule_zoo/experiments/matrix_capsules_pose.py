@@ -11,13 +11,13 @@ from capsule_zoo.data import Dataset
 from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.matrix_capsules import SHIFT, digits_and_entry
+from capsule_zoo.figures.routing import nudges
 from capsule_zoo.guides import ClassPose
-from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.inference import fit
 from capsule_zoo.models import VariationalAutoencoder
-from capsule_zoo.models.capsule_convolution import POSE, RIGHT_COLUMN
+from capsule_zoo.models.blocks.capsule_convolution import POSE, RIGHT_COLUMN
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.registry import Entry
-from capsule_zoo.routing_figures import nudges
 
 NUDGES = torch.linspace(-2, 2, 9)  # deviations
 MEASURED = 1000  # test images

@@ -28,7 +28,7 @@ from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import side_by_side, train
-from capsule_zoo.inference.classification import Share, error_rate, fgsm
+from capsule_zoo.inference.evaluation.classification import Share, error_rate, fgsm
 from capsule_zoo.registry import Entry, create
 
 SIZE = 32  # pixels

@@ -12,7 +12,6 @@ import pandas as pd
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor, nn
 
-from capsule_zoo import figures
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import (
@@ -24,10 +23,11 @@ from capsule_zoo.experiments.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.training import shortened, train, trained
+from capsule_zoo.figures import grids as figures
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import compare, fit, widen
-from capsule_zoo.inference.probe import Accuracy, latents, linear_probe
-from capsule_zoo.inference.refine import Refinement, SemiAmortized, refine
+from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model
 from capsule_zoo.registry import Entry, create
 

@@ -13,28 +13,28 @@ from pyro import poutine
 from pyro.distributions import Categorical
 from torch import Tensor
 
-from capsule_zoo import figures
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
 from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error
 from capsule_zoo.experiments.part_whole import WITH_POSES, tighten
 from capsule_zoo.experiments.training import shortened, train, trained
-from capsule_zoo.inference.ancestral import (
+from capsule_zoo.figures import grids as figures
+from capsule_zoo.inference.evaluation.ancestral import (
     Sites,
     image_log_likelihood,
     infer,
     log_prior,
     mean_images,
 )
-from capsule_zoo.inference.isolation import seeded
-from capsule_zoo.inference.sample_quality import (
+from capsule_zoo.inference.evaluation.sample_quality import (
     FeatureClassifier,
     Reading,
     frechet,
     train_classifier,
 )
-from capsule_zoo.inference.top_prior import TopPrior, fit_top_prior
+from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.modes import seeded
 from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import pictures
 from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES
 from capsule_zoo.experiments.training import side_by_side, train
-from capsule_zoo.figures import image_rows
+from capsule_zoo.figures.curves import accuracy_curves
+from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
 from capsule_zoo.guides.turns import best_turn, centred, turned
-from capsule_zoo.inference.probe import Accuracy, fit_probe, latents
+from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
 from capsule_zoo.registry import Entry, create, load, save
-from capsule_zoo.transformation_figures import accuracy_curves
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import held_out_bounds, pictures, squared_error
 from capsule_zoo.experiments.part_whole import probes, tighten
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference.ancestral import infer, mean_images
+from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.registry import Entry, create
 
 MINUTES = 60  # of training, in all

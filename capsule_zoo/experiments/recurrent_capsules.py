@@ -22,11 +22,11 @@ from capsule_zoo.experiments.findings import (
 )
 from capsule_zoo.experiments.part_whole_variants import photographs
 from capsule_zoo.experiments.training import train
-from capsule_zoo.figures import image_rows
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.recurrent import drawings_of
 from capsule_zoo.inference import Run, compare
-from capsule_zoo.inference.ancestral import image_log_likelihood, infer, mean_images
-from capsule_zoo.inference.classification import Share
-from capsule_zoo.recurrent_figures import drawings_of
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
+from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.registry import Entry, create
 
 MINUTES = 90

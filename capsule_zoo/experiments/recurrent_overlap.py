@@ -25,12 +25,12 @@ from capsule_zoo.experiments.energy import binary_mnist
 from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.recurrent_capsules import WEIGHED
 from capsule_zoo.experiments.training import train
-from capsule_zoo.figures import image_rows
+from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
-from capsule_zoo.guides.base import in_eval_mode
 from capsule_zoo.models import RecurrentCapsules
+from capsule_zoo.models.blocks.vector_capsules import margin_loss
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.recurrent_capsules import PRESETS, Drawing
-from capsule_zoo.models.vector_capsules import margin_loss
 from capsule_zoo.registry import Entry, create
 
 

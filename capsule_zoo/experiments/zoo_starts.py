@@ -15,8 +15,8 @@ from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error, snake_case
 from capsule_zoo.experiments.training import shortened, side_by_side, train
-from capsule_zoo.inference.ancestral import infer, mean_images
-from capsule_zoo.inference.classification import error_rate
+from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
+from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.registry import Entry, create, list_models
 
 SEEDS, STEPS = 5, 200

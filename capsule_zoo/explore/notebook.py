@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from capsule_zoo.terminal import Data, DataRoot
+from capsule_zoo.cli.options import Data, DataRoot
 
 NEEDED = ("ipywidgets", "anywidget")
 SERVERS = ("voila", "jupyterlab")  # the first one that is installed; Voila shows the widgets alone

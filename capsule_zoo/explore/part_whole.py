@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.explore.view import Control, Place, View
-from capsule_zoo.figures import coloured_parts, seen_of_parts
+from capsule_zoo.figures.part_whole import coloured_parts, seen_of_parts
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.ancestral import Sites, infer
-from capsule_zoo.inference.refine import refine
-from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+from capsule_zoo.inference.evaluation.ancestral import Sites, infer
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.blocks import poses
 
 NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
 _SEEN = 0.05  # a pixel to which no part adds more is empty

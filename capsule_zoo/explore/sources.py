@@ -13,12 +13,12 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.explore.on_request import RequestView
 from capsule_zoo.explore.part_whole import PartWholeView
 from capsule_zoo.explore.view import View
-from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.conditional_autoencoder import OnRequest
+from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.registry import Entry, create, list_models, small_sizes, unknown
-from capsule_zoo.runs import open_run
+from capsule_zoo.runs.folder import open_run
 
 VIEWS: dict[type[Model], type[Any]] = {
     PartWholeCapsules: PartWholeView,

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from capsule_zoo.cli.options import AsJson, Seed, print_json
 from capsule_zoo.records import FOLDER
-from capsule_zoo.terminal import AsJson, Seed, print_json
 
 
 def selfcheck(

@@ -30,7 +30,7 @@ from typing import Any
 import pyro
 import torch
 
-from capsule_zoo.inference.calibration import Outcome, holm
+from capsule_zoo.inference.evaluation.calibration import Outcome, holm
 from capsule_zoo.records import FOLDER, Metric, write_record
 
 ALPHA = 0.01

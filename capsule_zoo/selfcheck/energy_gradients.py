@@ -14,8 +14,8 @@ from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
-from capsule_zoo.inference.calibration import Outcome
-from capsule_zoo.inference.centering import RunningMeans, centered_gradient
+from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
+from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.gradients import estimates, slopes_agree

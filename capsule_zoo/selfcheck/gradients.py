@@ -25,10 +25,10 @@ from capsule_zoo.inference import (
     WakeSleep,
     loss_per_image,
 )
-from capsule_zoo.inference.calibration import Outcome, unbiased
+from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import binary, listed, randomised
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.guides.recognition import RecognitionLayer
-from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.exponential_family import BernoulliUnits, GaussianUnits, Units
+from capsule_zoo.models.blocks.exponential_family import BernoulliUnits, GaussianUnits, Units
 
 Values = Mapping[str, Tensor]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

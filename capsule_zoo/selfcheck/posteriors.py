@@ -18,7 +18,7 @@ from capsule_zoo.guides import (
     RecognitionMachine,
 )
 from capsule_zoo.inference import ReweightedWakeSleep, fit
-from capsule_zoo.inference.calibration import Outcome, unbiased
+from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import (
     RBM,
     CapsuleHelmholtzMachine,

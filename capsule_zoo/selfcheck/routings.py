@@ -12,10 +12,10 @@ from torch import Tensor
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
 from capsule_zoo.guides.routing import Routing
-from capsule_zoo.inference.calibration import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.models import SwitchableGaussians
+from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.switchable_gaussians import Belief, ParentLaw
-from capsule_zoo.models.votes import Votes
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import DRAWS, at
 from capsule_zoo.selfcheck.posteriors import choices_calibrated

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, RecognitionMachine
 from capsule_zoo.inference import log_partition
-from capsule_zoo.inference.calibration import Outcome, same_means, unbiased
-from capsule_zoo.inference.tempering import TemperedChains
+from capsule_zoo.inference.energy.tempering import TemperedChains
+from capsule_zoo.inference.evaluation.calibration import Outcome, same_means, unbiased
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
-from capsule_zoo.models.capsule_layer import CapsuleState
+from capsule_zoo.models.blocks.switched_units import CapsuleState
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
     GAUSSIANS,

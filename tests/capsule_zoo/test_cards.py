@@ -10,10 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from capsule_zoo import cards
-from capsule_zoo.cards import FIELDS, agrees, every, examine, headline
 from capsule_zoo.data import Dataset, MissingData, Split, load_dataset
 from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
+from capsule_zoo.runs import cards
+from capsule_zoo.runs.cards import (
+    FIELDS,
+    agrees,
+    every,
+    examine,
+    headline,
+)
 
 NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))
 MEGABYTES = 60

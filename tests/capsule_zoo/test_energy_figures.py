@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 import torch
 
-from capsule_zoo import energy_figures
-from capsule_zoo.inference.ancestral import mean_images
+from capsule_zoo.figures import energy as energy_figures
+from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.registry import create, small_sizes
 
 

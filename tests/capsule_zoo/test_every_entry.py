@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from capsule_zoo import cli, runs
-from capsule_zoo.inference.checkpoint import load_checkpoint
+from capsule_zoo import cli
+from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes
+from capsule_zoo.runs import folder as runs
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--images", "6", "--particles", "2")

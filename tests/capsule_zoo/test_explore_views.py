@@ -12,10 +12,11 @@ from capsule_zoo.explore.on_request import CODE, REQUEST, RequestView
 from capsule_zoo.explore.part_whole import PartWholeView
 from capsule_zoo.explore.sources import view_of, viewable
 from capsule_zoo.guides import ConditionalEncoder, FreeForm
-from capsule_zoo.inference.ancestral import infer
-from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules, poses
-from capsule_zoo.models.conditional_autoencoder import leaky_sigmoid
+from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules
+from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.generative_capsnet import Parts
+from capsule_zoo.models.on_request import leaky_sigmoid
 from capsule_zoo.registry import create, small_sizes
 
 

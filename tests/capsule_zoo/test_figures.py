@@ -6,10 +6,10 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo import figures
+from capsule_zoo.figures import grids as figures
+from capsule_zoo.figures.routing import by_iterations
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.routing_figures import by_iterations
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from capsule_zoo.experiments.generative_capsnet import (
     turned,
 )
 from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
-from capsule_zoo.inference.transformations import infer_transformation
+from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from capsule_zoo import cli
 from capsule_zoo.registry import load, small_sizes
-from capsule_zoo.runs import make_transform
+from capsule_zoo.runs.folder import make_transform
 
 SIZES = [
     word

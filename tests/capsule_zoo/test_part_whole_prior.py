@@ -5,7 +5,8 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, part_whole_prior, reproduce
-from capsule_zoo.models import Capsules, poses
+from capsule_zoo.models import Capsules
+from capsule_zoo.models.blocks import poses
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save
 

@@ -6,11 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from capsule_zoo import registry, runs
-from capsule_zoo.cards import FIELDS, publish
+from capsule_zoo import registry
 from capsule_zoo.cli import main
 from capsule_zoo.records import write_record
 from capsule_zoo.registry import load, small_sizes
+from capsule_zoo.runs import folder as runs
+from capsule_zoo.runs.cards import FIELDS, publish
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from capsule_zoo import readme
 from capsule_zoo.inference import compare
 from capsule_zoo.records import write_record
+from capsule_zoo.report import markdown as readme
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -20,7 +20,7 @@ PAGES = {str(page.relative_to(ROOT)): page for page in readme.pages(ROOT)}
 def test_every_number_is_that_of_its_record(name):
     text = PAGES[name].read_text()
     assert "<!-- record:" in text
-    assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.readme"
+    assert readme.fill(text, ROOT / "results") == text, "run: python -m capsule_zoo.report.markdown"
 
 
 @pytest.mark.parametrize("name", PAGES)

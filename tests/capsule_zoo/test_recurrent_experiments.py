@@ -9,9 +9,10 @@ from matplotlib.patches import Rectangle
 from miniature import few_digits, names_in_record
 from PIL import Image, ImageSequence
 
-from capsule_zoo import experiments, recurrent_figures
+from capsule_zoo import experiments
 from capsule_zoo.experiments import Options, recurrent_capsules, recurrent_overlap, reproduce
 from capsule_zoo.experiments.recurrent_overlap import OverlappingEncoder, with_previous
+from capsule_zoo.figures import recurrent as recurrent_figures
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.registry import create, load, save, small_sizes
 

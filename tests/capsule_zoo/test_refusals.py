@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_zoo import cli, registry, runs
-from capsule_zoo.inference.checkpoint import load_checkpoint
-from capsule_zoo.inference.trainer import Trainer
+from capsule_zoo import cli, registry
+from capsule_zoo.inference.training.checkpoint import load_checkpoint
+from capsule_zoo.inference.training.trainer import Trainer
 from capsule_zoo.registry import load, read_recipe, small_sizes
+from capsule_zoo.runs import folder as runs
 
 ROOT = Path(__file__).parents[2]
 SIZES = {**small_sizes("vae"), "image_shape": [1, 5, 6]}

@@ -12,12 +12,12 @@ import torch
 
 from capsule_zoo import cli, guides, inference
 from capsule_zoo.guides import ExactLabel, VBRouting, routing
-from capsule_zoo.inference import wake_sleep
-from capsule_zoo.inference.calibration import Outcome
-from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
-from capsule_zoo.inference.tempering import TemperedChains
+from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
+from capsule_zoo.inference.energy.tempering import TemperedChains
+from capsule_zoo.inference.evaluation.calibration import Outcome
+from capsule_zoo.inference.objectives import wake_sleep
 from capsule_zoo.models import PartWholeCapsules, capsule_rbm
-from capsule_zoo.models.selection import LogitRelaxedBernoulli, ParentMixture
+from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, ParentMixture
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.selfcheck import checks, gradients, posteriors, routings, samplers

@@ -6,7 +6,7 @@ from miniature import few_digits, in_turn
 
 from capsule_zoo.experiments import Options, reproduce, zoo_starts
 from capsule_zoo.experiments.zoo_starts import Job, relative_error, score
-from capsule_zoo.inference.classification import Share
+from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import RandomStream, seeded_generator
 from capsule_zoo.data.streams import ItemBatches, LoaderBatches
-from capsule_zoo.models.base import check_images
+from capsule_zoo.models.checks import check_images
 
 ITEMS = partial(ItemBatches, check=check_images, labels=True)
 LOADER = partial(LoaderBatches, check=check_images, labels=True)

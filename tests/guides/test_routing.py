@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
 from capsule_zoo.guides.routing import best_belief
+from capsule_zoo.models.blocks.votes import Votes, Windows
 from capsule_zoo.models.switchable_gaussians import ParentLaw, free_energy
-from capsule_zoo.models.votes import Votes, Windows
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]

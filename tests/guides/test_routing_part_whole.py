@@ -7,7 +7,8 @@ from pyro import poutine
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.guides.routing_part_whole import RoutingPartWhole, activation, best_pose
 from capsule_zoo.inference import check_pair
-from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.blocks import poses
 
 LARGE = 60.0  # a logit so large that the presence is one to the last digit
 

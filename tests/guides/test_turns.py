@@ -13,7 +13,8 @@ from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.models import PartWholeCapsules, poses
+from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.models.blocks import poses
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 QUARTER = math.pi / 2

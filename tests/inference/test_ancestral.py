@@ -4,8 +4,14 @@ import pyro.distributions as dist
 import torch
 
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.inference.ancestral import image_log_likelihood, infer, log_prior, mean_images
-from capsule_zoo.models import Capsules, PartWholeCapsules, poses
+from capsule_zoo.inference.evaluation.ancestral import (
+    image_log_likelihood,
+    infer,
+    log_prior,
+    mean_images,
+)
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.blocks import poses
 
 
 def pair(**options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from capsule_zoo.inference.calibration import (
+from capsule_zoo.inference.evaluation.calibration import (
     holm,
     rank_uniformity,
     same_means,

@@ -11,7 +11,7 @@ from test_resume import Interrupt
 from toys import QUIET, assert_same, conjugate_images, dataset, pair, states
 
 from capsule_zoo.inference import Check, CheckpointError, NonFiniteLoss, fit
-from capsule_zoo.inference.checkpoint import load_checkpoint
+from capsule_zoo.inference.training.checkpoint import load_checkpoint
 
 
 @pytest.fixture

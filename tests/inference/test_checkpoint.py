@@ -12,7 +12,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from capsule_zoo.inference import CheckpointError
-from capsule_zoo.inference.checkpoint import check_same_module, load_checkpoint, save_checkpoint
+from capsule_zoo.inference.training.checkpoint import (
+    check_same_module,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path):

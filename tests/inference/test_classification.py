@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.classification import error_rate, fgsm, predictions
+from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.classifier import Classifier
 

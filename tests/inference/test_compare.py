@@ -20,7 +20,7 @@ from toys import (
 )
 
 from capsule_zoo.inference import Comparison, IncompatibleGuide, compare, evaluate
-from capsule_zoo.inference.widen import Widened
+from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.registry import create, small_sizes
 
 matplotlib.use("Agg")

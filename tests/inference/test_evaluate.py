@@ -34,7 +34,7 @@ from capsule_zoo.inference import (
     log_weights,
     summarize,
 )
-from capsule_zoo.inference.inference_data import pareto_shape
+from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
 from capsule_zoo.registry import create, small_sizes
 

@@ -13,7 +13,8 @@ from torch.distributions import MultivariateNormal
 
 from capsule_zoo.data import hide, occluded
 from capsule_zoo.guides import FreeFormNormal, Guide
-from capsule_zoo.inference import evaluate, fill_in
+from capsule_zoo.inference import evaluate
+from capsule_zoo.inference.evaluation import fill_in
 from capsule_zoo.models import Model, Site
 from capsule_zoo.registry import create, small_sizes
 

@@ -32,7 +32,7 @@ from capsule_zoo.inference import (
     log_weights,
     loss_per_image,
 )
-from capsule_zoo.inference.objective import repeated
+from capsule_zoo.inference.objectives.base import repeated
 
 
 class KindGuide(Guide):

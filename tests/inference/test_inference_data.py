@@ -16,7 +16,8 @@ from toys import conjugate_images as some_images
 from toys import pair as toy_pair
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import evaluate, inference_data, summarize
+from capsule_zoo.inference import evaluate, summarize
+from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 

@@ -7,11 +7,11 @@ import torch
 from small_rbms import PAIRS, log_masses, randomized, small
 
 from capsule_zoo.inference import log_partition
-from capsule_zoo.inference.enumeration import _of_capsules, _of_images, exact_log_partition
-from capsule_zoo.inference.log_partition import _anneal, annealing_schedule
-from capsule_zoo.inference.tempering import TemperedRBM
+from capsule_zoo.inference.energy.enumeration import _of_capsules, _of_images, exact_log_partition
+from capsule_zoo.inference.energy.log_partition import _anneal, annealing_schedule
+from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.exponential_family import base_rates
+from capsule_zoo.models.blocks.exponential_family import base_rates
 
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
 COUNTABLE = [pair for pair in PAIRS if pair != ("poisson", "poisson")]

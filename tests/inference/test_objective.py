@@ -16,7 +16,7 @@ from toys import (
 )
 
 from capsule_zoo.inference import Objective, is_bound, loss_per_image
-from capsule_zoo.inference.objective import default_objective
+from capsule_zoo.inference.objectives.base import default_objective
 
 
 class MeanELBO(Objective):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.inference.probe import latents, linear_probe, probe_scores
+from capsule_zoo.inference.evaluation.probe import latents, linear_probe, probe_scores
 from capsule_zoo.models import PartWholeCapsules
 
 

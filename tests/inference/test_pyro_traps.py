@@ -30,7 +30,7 @@ from capsule_zoo.inference import (
     log_weights,
     summarize,
 )
-from capsule_zoo.inference.inference_data import inference_data
+from capsule_zoo.inference.evaluation.inference_data import inference_data
 from capsule_zoo.inference.isolation import isolated_parameters
 
 

@@ -3,7 +3,7 @@
 import torch
 from small_rbms import PAIRS, binary_images, log_masses, small
 
-from capsule_zoo.inference.tempering import TemperedChains, TemperedRBM
+from capsule_zoo.inference.energy.tempering import TemperedChains, TemperedRBM
 
 
 def test_tempered_chains_keep_the_law_of_every_temperature():

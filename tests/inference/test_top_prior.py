@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from capsule_zoo.inference.ancestral import log_prior, mean_images
-from capsule_zoo.inference.top_prior import fit_top_prior
+from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
+from capsule_zoo.inference.posterior.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 
 TOP = ("object_presence", "object_pose")

@@ -28,8 +28,14 @@ from toys import (
 )
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.inference import NonFiniteLoss, evaluate, fit, progress, widen
-from capsule_zoo.inference.probe import latents
+from capsule_zoo.inference import (
+    NonFiniteLoss,
+    evaluate,
+    fit,
+    widen,
+)
+from capsule_zoo.inference.evaluation.probe import latents
+from capsule_zoo.inference.training import progress
 
 # What training converges to
 

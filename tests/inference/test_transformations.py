@@ -10,9 +10,9 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.data import Rotations, Shifts, Split
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference import fit, loss_per_image
-from capsule_zoo.inference.transformations import Requested, infer_transformation
+from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.models import ContinuousCapsNet
-from capsule_zoo.models.conditional_autoencoder import OnRequest, centred_normal
+from capsule_zoo.models.on_request import OnRequest, centred_normal
 
 SIZE = 16
 SHIFTS = Shifts(1)  # the model is told pixels as they are

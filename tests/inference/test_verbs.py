@@ -22,8 +22,8 @@ from capsule_zoo.inference import (
     reconstruct,
     sample,
 )
-from capsule_zoo.inference.ancestral import infer, mean_images
-from capsule_zoo.inference.probe import latents
+from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
+from capsule_zoo.inference.evaluation.probe import latents
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 

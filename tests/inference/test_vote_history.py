@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import EMRouting
-from capsule_zoo.inference.vote_history import vote_history
+from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import MatrixCapsules
 
 

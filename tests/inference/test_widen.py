@@ -13,7 +13,7 @@ from toys import Conjugate, ExactGuide, PointGuide, conjugate_images
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize, widen
-from capsule_zoo.inference.widen import Widened
+from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from capsule_zoo.inference.checkpoint import load_checkpoint
+from capsule_zoo.inference.training.checkpoint import load_checkpoint
 
 SCRIPT = Path(__file__).with_name("train_in_processes.py")
 ROOT = SCRIPT.parents[2]

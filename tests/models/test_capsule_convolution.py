@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models import capsule_convolution
-from capsule_zoo.models.capsule_convolution import (
+from capsule_zoo.models.blocks import capsule_convolution
+from capsule_zoo.models.blocks.capsule_convolution import (
     CapsuleConv2d,
     CapsuleGrid,
     ClassCapsules,

@@ -17,7 +17,7 @@ from small_rbms import (
 )
 
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.capsule_layer import CapsuleState
+from capsule_zoo.models.blocks.switched_units import CapsuleState
 from capsule_zoo.models.capsule_rbm import COUPLING_LIMIT
 
 EXACT = dict(rtol=0, atol=1e-10)

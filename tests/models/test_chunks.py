@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capsule_zoo.models.chunks import in_chunks
+from capsule_zoo.models.blocks.chunks import in_chunks
 
 
 def function(x, y, w):

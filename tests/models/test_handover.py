@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_zoo.models.handover import Handover
+from capsule_zoo.models.blocks.handover import Handover
 
 
 @pytest.fixture

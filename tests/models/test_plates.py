@@ -15,16 +15,13 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro.nn import PyroSample
 
 from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine, RoutingPartWhole
-from capsule_zoo.models import (
-    CapsuleHelmholtzMachine,
-    PartWholeCapsules,
-    capsule_layer,
-    parent_selection,
-)
-from capsule_zoo.models.layers import BalancedLogits
-from capsule_zoo.models.pixel_mixture import PixelMixture
-from capsule_zoo.models.plates import EnumeratedPresence
-from capsule_zoo.models.templates import warp
+from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
+from capsule_zoo.models.blocks import parent_selection
+from capsule_zoo.models.blocks import switched_units as capsule_layer
+from capsule_zoo.models.blocks.layers import BalancedLogits
+from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
+from capsule_zoo.models.blocks.plates import EnumeratedPresence
+from capsule_zoo.models.blocks.templates import warp
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
 IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -9,6 +9,7 @@ from pyro.infer import TraceEnum_ELBO, config_enumerate
 
 from capsule_zoo.guides import EMRouting, RoutedParents
 from capsule_zoo.models import SwitchableGaussians
+from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.switchable_gaussians import (
     ParentLaw,
     free_energy,
@@ -16,7 +17,6 @@ from capsule_zoo.models.switchable_gaussians import (
     unclaimed_log_density,
     vote_log_density,
 )
-from capsule_zoo.models.votes import Votes
 
 B, I, J, D = 2, 5, 3, 4  # noqa: E741
 

@@ -1,0 +1,93 @@
+"""The commands that say what there is: `list`, `show`, and `--version`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from capsule_zoo import __version__
+from capsule_zoo.cli.options import AsJson, print_json, print_list
+
+
+def list_entries(
+    pattern: Annotated[str, typer.Argument(help='Such as "part*".')] = "*",
+    weights: Annotated[
+        bool, typer.Option("--weights", help="List trained weights: data, headline, size.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the entries, or with --weights the trained weights.
+
+    \b
+    Examples:
+      capsule-zoo list
+      capsule-zoo list "part*"
+      capsule-zoo list --weights
+    """
+    if weights:
+        _list_weights(pattern, as_json)
+        return
+    from capsule_zoo.registry import list_models, summary
+
+    found = {name: summary(name) for name in list_models(pattern)}
+    if not found:
+        raise ValueError(f"no entry matches {pattern!r}; there are {list_models()}")
+    print_list(found)
+    print("\nOne of them in full: capsule-zoo show ENTRY")
+    print("Trained weights: capsule-zoo list --weights")
+    print_json(as_json, found)
+
+
+def show(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show what an entry consists of, and what may be set.
+
+    Prints its sizes with defaults and types, guides, latent sites, objective, training settings,
+    figures, trained weights and references.
+
+    \b
+    Examples:
+      capsule-zoo show part-whole
+      capsule-zoo show part-whole-mnist --json
+    """
+    from capsule_zoo.discovery import describe
+
+    found = describe(name)
+    print(found)
+    print_json(as_json, found.as_dict())
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version and exit, if that is wanted."""
+    if wanted:
+        print(f"capsule-zoo {__version__}")
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+def _list_weights(pattern: str, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from capsule_zoo.discovery import list_weights
+
+    found = list_weights(pattern)
+    if not found:
+        raise ValueError(f"no trained weights match {pattern!r}; there are {list(list_weights())}")
+    print_list({name: str(weights) for name, weights in found.items()})
+    print_json(as_json, {name: asdict(weights) for name, weights in found.items()})

@@ -1,0 +1,56 @@
+"""What the commands share: their options, and how they print what was found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run folder, or the name of trained weights.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="Data set, or folder:PATH.  [default: the one trained on]"),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(help="Folder with torchvision's own.  [default: $CAPSULE_ZOO_DATA, or download]"),
+]
+Images = Annotated[int, typer.Option(help="How many test images.", min=1)]
+Particles = Annotated[int, typer.Option(help="Draws for each image, K.", min=1)]
+Seed = Annotated[int, typer.Option(help="Of everything that is random.", min=0)]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the metrics as one JSON object on the last line.")
+]
+Device = Annotated[str, typer.Option(help="A torch device, such as cuda.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars, only the result.")]
+
+
+def print_list(found: dict[str, str]) -> None:
+    """Names, and what each is, in two columns."""
+    width = max(map(len, found), default=0)
+    for name, words in found.items():
+        print(f"{name:{width}}  {words}")
+
+
+def print_metrics(metrics: dict[str, Any]) -> None:
+    """One line each; a pair is a value and its standard error."""
+    shown = {}
+    for name, value in metrics.items():
+        value, error = value if isinstance(value, tuple) else (value, metrics.get(f"{name}_se"))
+        if name.endswith("_se") or value != value:
+            continue
+        words = f"{value:.4g}" if isinstance(value, float) else str(value)
+        shown[name] = words if error is None else f"{words} (s.e. {error:.2g})"
+    print_list(shown)
+
+
+def print_json(wanted: bool, found: dict) -> None:
+    """One JSON object on a line of its own, if it is wanted."""
+    if wanted:
+        from capsule_zoo.runs.folder import plain
+
+        print(json.dumps(plain(found)), flush=True)

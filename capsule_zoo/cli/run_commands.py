@@ -1,0 +1,373 @@
+"""Commands about run folders and trained weights.
+
+The work is done in `capsule_zoo.runs`, `capsule_zoo.runs.measurements` and `capsule_zoo.runs.cards`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from capsule_zoo.cli.options import (
+    AsJson,
+    Data,
+    DataRoot,
+    Device,
+    Images,
+    Particles,
+    Quiet,
+    RunArgument,
+    Seed,
+    print_json,
+    print_metrics,
+)
+
+AllImages = Annotated[int | None, typer.Option(help="How many test images.  [default: all]", min=1)]
+INTERRUPTED = 130  # the status of a program that Ctrl-C ended
+
+
+def train(
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="See: capsule-zoo list.")],
+    data: Annotated[
+        str | None, typer.Option(help="Data set, or folder:PATH.  [default: digits]")
+    ] = None,
+    data_root: DataRoot = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help="Pixels of the images, such as 28, or 28x20 (height x width)."),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over the data.  [default: the entry's, or 10]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Wall time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything that is random.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images a step.  [default: the entry's, or 128]")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: entry's]")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A size, as JSON; may be repeated."),
+    ] = None,
+    guide: Annotated[
+        str | None, typer.Option(help="One of the entry's guides.  [default: its own]")
+    ] = None,
+    transform: Annotated[str | None, typer.Option(help="rotate=DEGREES or shift=PIXELS.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.  [default: runs/ENTRY-DATA-SEED]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace its run.")] = False,
+    device: Device = "cpu",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an entry on a data set and write a run folder.
+
+    Training ends at the first of --epochs, --steps and --minutes. Ctrl-C ends it in good order and
+    with status 130; --resume goes on with the settings of the run, of which only the limits and
+    --lr may change. Nothing is written before the first checkpoint, and --overwrite keeps the old
+    run until then.
+
+    \b
+    Examples:
+      capsule-zoo train part-whole --minutes 3
+      capsule-zoo train part-whole --data mnist --minutes 30 --set objects=24 --set parts=32
+      capsule-zoo train part-whole --data folder:pictures --size 28 --out runs/mine
+      capsule-zoo train part-whole --transform rotate=20
+      capsule-zoo train part-whole --data mnist --minutes 60 --resume
+    """
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs.measurements import measuring_command
+
+    limits = _given(epochs=epochs, steps=steps, minutes=minutes)
+    given = _given(
+        data=data,
+        size=size,
+        sizes=_read_sizes(set_),
+        guide=guide,
+        seed=seed,
+        batch_size=batch_size,
+        lr=lr,
+        transform=transform,
+        limits=limits or None,
+    )
+    folder = out or _run_folder(entry, given.get("data", "digits"), given.get("seed", 0))
+    made, run = runs.train(
+        entry,
+        folder,
+        given,
+        data_root=data_root,
+        resume=resume,
+        overwrite=overwrite,
+        device=device,
+        progress=not quiet,
+    )
+    if runs.is_first_process():
+        print_metrics(run.metrics)
+        if not quiet:
+            command = f"capsule-zoo {measuring_command(made)} {shlex.quote(str(folder))}"
+            print(f"written to {folder}; now try: {command}")
+        print_json(as_json, run.metrics)
+    if run.stopped == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def evaluate(
+    run: RunArgument,
+    data: Data = None,
+    data_root: DataRoot = None,
+    images: Annotated[
+        int | None,
+        typer.Option(help="How many test images.  [default: 1000; all for a classifier]", min=1),
+    ] = None,
+    particles: Particles = 50,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Bounds on held-out images, on the discrete model, in nats per image.
+
+    Of a classifier this is the error rate. An energy model gives no bound; see log-partition. The
+    result is added to the run's metrics.json.
+
+    \b
+    Examples:
+      capsule-zoo evaluate runs/part-whole-digits-0
+      capsule-zoo evaluate runs/part-whole-mnist-0 --data rotated-mnist --particles 1000 --json
+    """
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs import measurements
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    found = measurements.evaluate_run(entry, dataset, images=images, particles=particles, seed=seed)
+    runs.note(folder, "evaluate", found)
+    print_metrics(found)
+    if not found.get("is_bound", True):
+        print("the guide places points, so map_objective is not a bound; see: capsule-zoo compare")
+    print_json(as_json, found)
+
+
+def error_rate(
+    run: RunArgument,
+    data: Data = None,
+    data_root: DataRoot = None,
+    images: AllImages = None,
+    as_json: AsJson = False,
+) -> None:
+    """How often a classifier is wrong on test images.
+
+    The result is added to the run's metrics.json.
+
+    \b
+    Examples:
+      capsule-zoo error-rate runs/cnn-digits-0
+      capsule-zoo error-rate matrix-capsules-mnist --data affnist --images 2000
+    """
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs import measurements
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    found = measurements.error_rate_run(entry, dataset, images=images)
+    runs.note(folder, "error_rate", found)
+    print_metrics(found)
+    print_json(as_json, found)
+
+
+def log_partition(
+    run: RunArgument,
+    data: Data = None,
+    data_root: DataRoot = None,
+    images: AllImages = None,
+    chains: Annotated[int, typer.Option(help="Annealing chains.", min=1)] = 100,
+    temperatures: Annotated[int, typer.Option(help="Steps of the annealing.", min=1)] = 14_500,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Log-likelihoods of test images under an energy model, from both sides, in nats per image.
+
+    Annealed importance sampling (AIS) lies above in expectation, reverse annealing (RAISE) below.
+    Images of a model of binary pixels are binarised once. The time grows with --chains and
+    --temperatures: at 28x28 pixels the defaults take a few minutes. The result is added to the
+    run's metrics.json.
+
+    \b
+    Examples:
+      capsule-zoo log-partition runs/capsule-rbm-digits-0
+      capsule-zoo log-partition capsule-rbm-mnist --temperatures 1000
+    """
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs import measurements
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    found = measurements.log_partition_run(
+        entry, dataset, images=images, chains=chains, temperatures=temperatures, seed=seed
+    )
+    runs.note(folder, "log_partition", found)
+    print_metrics(found)
+    print_json(as_json, found)
+
+
+def compare(
+    run: RunArgument,
+    guides: Annotated[
+        str | None, typer.Option(help="Names with commas between.  [default: all that fit]")
+    ] = None,
+    tune_steps: Annotated[
+        int, typer.Option(help="Steps that tune every other guide, or widen points.", min=1)
+    ] = 200,
+    data: Data = None,
+    data_root: DataRoot = None,
+    images: Images = 200,
+    particles: Particles = 50,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Guides to one trained model side by side, on the same held-out images.
+
+    The run's own guide is taken as it is, others are tuned with the model frozen. A guide of points
+    is shown with its MAP objective, which is not a bound, and widened into a bound. Writes
+    compare.csv and compare.png.
+
+    \b
+    Examples:
+      capsule-zoo compare runs/part-whole-digits-0
+      capsule-zoo compare runs/part-whole-digits-0 --guides delta,normal --tune-steps 500
+    """
+    from capsule_zoo.data.files import write_whole
+    from capsule_zoo.records import save_figure
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs import measurements
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    names = list(entry.guides) if guides is None else _names(guides)
+    shared: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
+    table = measurements.compare_run(
+        entry, dataset, names, tune_steps=tune_steps, progress=not quiet, **shared
+    )
+    print(table.drop(columns="is_bound").dropna(axis=1, how="all").round(3).to_string(na_rep=""))
+    write_whole(folder / "compare.csv", table.to_csv(index_label="guide").encode())
+    save_figure(table.draw(), folder / "compare.png")
+    found = table.to_dict(orient="index")
+    runs.note(folder, "compare", found)
+    if not quiet:
+        print(f"drawn in {folder / 'compare.png'}")
+    print_json(as_json, found)
+
+
+def sample(
+    run: RunArgument,
+    n: Annotated[int, typer.Option("--n", help="How many.", min=1, max=400)] = 36,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw images from the trained prior into draws.png: means, without pixel noise.
+
+    \b
+    Example:
+      capsule-zoo sample runs/part-whole-digits-0 --n 64
+    """
+    import math
+
+    from capsule_zoo.figures.grids import image_rows
+    from capsule_zoo.inference.evaluation.ancestral import mean_images
+    from capsule_zoo.records import save_figure
+    from capsule_zoo.registry import load
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs.measurements import refuse_without_images
+
+    entry = load(run)
+    refuse_without_images(entry)
+    means = mean_images(entry.model, n, seed=seed)
+    columns = math.ceil(math.sqrt(n))
+    rows = {f"{i * columns + 1}": row for i, row in enumerate(means.split(columns))}
+    path = runs.output_folder(run) / "draws.png"
+    save_figure(image_rows(rows, f"Samples from the prior of {run}"), path)
+    print(f"drawn in {path}")
+    print_json(as_json, {"samples": n, "seed": seed, "figure": str(path)})
+
+
+def figure(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of the entry's figures.")],
+    run: RunArgument,
+    data: Data = None,
+    data_root: DataRoot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw one of the entry's figures, from test images, into the run folder.
+
+    \b
+    Example:
+      capsule-zoo figure parses runs/part-whole-digits-0
+    """
+    from capsule_zoo.runs import folder as runs
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    path = runs.draw(entry, name, dataset.test.images, folder)
+    print(f"drawn in {path}")
+    print_json(as_json, {"figure": str(path)})
+
+
+def publish(
+    run: RunArgument,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the trained weights.")],
+    record: Annotated[
+        list[str] | None,
+        typer.Option(help="Experiment whose record goes on the card; may be repeated."),
+    ] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Folder to write into.  [default: the zoo's weights]")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace weights of that name.")
+    ] = False,
+    data_root: DataRoot = None,
+) -> None:
+    """Put a run's weights among the zoo's, with a card that says where they come from.
+
+    \b
+    Examples:
+      capsule-zoo publish runs/part-whole-mnist-0 part-whole-mnist --record part-whole/classify
+      capsule-zoo publish runs/vae-digits-0 my-vae --into elsewhere
+    """
+    from capsule_zoo.runs import cards
+
+    path = cards.publish(run, name, record or [], data_root, into=into, overwrite=overwrite)
+    print(f"card written to {path}")
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """The settings that the user chose."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _names(words: str) -> list[str]:
+    """Return the names in a list with commas between."""
+    return [name for name in map(str.strip, words.split(",")) if name]
+
+
+def _read_sizes(words: list[str] | None) -> dict[str, Any] | None:
+    """`objects=16`, `layers=[4,8]` as a dict; what is not JSON is a string."""
+    if not words:
+        return None
+    sizes = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (key.isidentifier() and equals):
+            raise ValueError(f"--set takes KEY=VALUE, such as objects=16, not {word!r}")
+        try:
+            parsed = json.loads(value)
+        except json.JSONDecodeError:
+            parsed = value
+        sizes[key] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return sizes
+
+
+def _run_folder(entry: str, data: str, seed: int) -> Path:
+    kind, _, path = data.partition(":")
+    return Path("runs") / f"{entry}-{Path(path).name or kind}-{seed}"

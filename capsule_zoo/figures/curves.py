@@ -1,0 +1,127 @@
+"""How accuracy or error changes along a line of transformations, curves with standard errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_zoo.inference.evaluation.probe import Accuracy
+
+
+def accuracy_curves(
+    curves: Mapping[str, Mapping[float, Accuracy]], axis_label: str, chance: float
+) -> Figure:
+    """One curve for each name, in a band of one standard error; single points get error bars.
+
+    Args:
+        curves: by name, the accuracy at each place on the axis.
+        axis_label: what the places are.
+        chance: the accuracy of guessing, drawn as a dotted line.
+    """
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, curve in curves.items():
+        places = list(curve)
+        values, errors = (
+            np.array([getattr(a, k) for a in curve.values()]) for k in ("value", "se")
+        )
+        if len(curve) == 1:
+            axis.errorbar(places, values, errors, fmt="o", capsize=3, label=name)
+        else:
+            _curve(axis, places, values, errors, name, ".-")
+    axis.axhline(chance, color="gray", linestyle=":", label="chance")
+    axis.set_ylim(0, 1)
+    axis.set_xlabel(axis_label)
+    axis.set_ylabel("accuracy")
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def error_curves(
+    panels: Mapping[str, Mapping[str, np.ndarray]],
+    places: Sequence[float],
+    trained: tuple[float, float],
+    blank: Mapping[str, np.ndarray],
+    axis_label: str,
+) -> Figure:
+    """One panel for each kind of image, one curve for each decoder in a band of one standard error.
+
+    Args:
+        panels: by title and decoder, squared errors (seeds, places).
+        places: of the requests along the line.
+        trained: smallest and largest request in training, which is shaded.
+        blank: by title, the errors (places,) of a blank image, dotted.
+        axis_label: what the places are.
+    """
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 3.3), squeeze=False, sharey=True
+    )
+    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+        low, high = trained
+        width = 0.01 * (max(places) - min(places))
+        axis.axvspan(low - width, high + width, color="0.9", label="seen in training")
+        for name, errors in curves.items():
+            count = len(errors)
+            error = errors.std(0, ddof=1) / count**0.5 if count > 1 else 0 * errors[0]
+            _curve(axis, places, errors.mean(0), error, name)
+        axis.plot(places, blank[title], "k:", label="blank image")
+        axis.set_yscale("log")
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel(axis_label)
+    axes[0, 0].set_ylabel("mean squared error, pixels in [-1, 1]")
+    figure.set_layout_engine("constrained")
+    # Beside the panels, for curves may run anywhere in them
+    figure.legend(*axes[0, -1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
+    return figure
+
+
+def _curve(
+    axis: Axes,
+    places: Sequence[float],
+    values: np.ndarray,
+    errors: np.ndarray,
+    label: str,
+    style: str = "-",
+) -> None:
+    (line,) = axis.plot(places, values, style, label=label)
+    axis.fill_between(
+        places, values - errors, values + errors, color=line.get_color(), alpha=0.25, lw=0
+    )
+
+
+def climbs(paths: dict[str, Tensor]) -> Figure:
+    """How the mean objective of several refinements rises, step by step."""
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, path in paths.items():
+        axis.plot(range(1, len(path) + 1), path, label=name)
+    axis.set_xscale("log")
+    axis.set_xlabel("steps + 1")
+    axis.set_ylabel("objective (nats per image)")
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple]) -> Figure:
+    """Columns of a table over its index, the updates.
+
+    Args:
+        marks: published points (updates, values) to set beside the curves, by name.
+    """
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, values in curves.items():
+        axis.plot(curves.index, values, label=str(name), marker=".")
+    for name, (steps, values) in marks.items():
+        axis.plot(steps, values, "kx", label=name)
+    axis.set_xscale("log")
+    axis.set_xlabel("updates")
+    axis.set_ylabel(ylabel)
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure

@@ -1,0 +1,109 @@
+"""Pictures of capsule RBMs and Helmholtz machines: draws, fields of capsules, sums, spectra.
+
+Images may be standard scores: pictures are on the scale on which the given images span [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.figures.generic import on_scale_of
+from capsule_zoo.figures.grids import image_rows, in_rows, signed_colours
+from capsule_zoo.models.modes import seeded
+from capsule_zoo.registry import Entry
+
+
+@torch.no_grad()
+def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
+    """What each capsule of an RBM does to the mean image when it alone is on.
+
+    Red is more ink than with all capsules off, blue less, each capsule on a scale of its own.
+    """
+    model = entry.model
+    with seeded(seed):
+        painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
+    added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
+    tiles = torch.stack([signed_colours(field / field.abs().max()) for field in added])
+    return image_rows(in_rows("capsules", tiles, 10), "What single capsules add to the mean image")
+
+
+@torch.no_grad()
+def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figure:
+    """Images as sums of capsules: what the strongest add, and the mean image so far.
+
+    Each capsule adds its field to the visible biases (red for more ink, blue for less); behind the
+    last column shown come the weaker capsules, whose total is in the first column, below the image.
+    """
+    scale, images = on_scale_of(images), images[:digits]
+    added = entry.model.contributions(entry.guide.expectations(images))  # (B, K, C, H, W)
+    strongest = added.flatten(2).norm(dim=2).argsort(1, descending=True)
+    added = added[torch.arange(len(added))[:, None], strongest]
+    so_far = scale(entry.model.visible.mean(added.cumsum(1)))
+    rows: dict[str, Tensor] = {}
+    for i, image in enumerate(scale(images)):
+        limit = added[i].abs().max()
+        parts = [signed_colours(part.mean(0) / limit) for part in added[i, :terms]]
+        rows[f"image {i + 1}, and what is added"] = torch.stack([_rgb(image), *parts])
+        whole = so_far[i, -1]
+        rows[f"whole sum {i + 1}, and sum so far"] = torch.stack(
+            [_rgb(whole), *map(_rgb, so_far[i, :terms])]
+        )
+    return image_rows(rows, "Images as sums of capsules, the strongest first")
+
+
+@torch.no_grad()
+def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figure:
+    """Ancestral draws of a Helmholtz machine above what its own Gibbs chain makes of them."""
+    with seeded(seed):
+        drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
+        scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
+        rows = {"ancestral": scale(drawn["image"]["fn"].mean.squeeze(1))}
+        for done in (steps, 2 * steps):
+            state = entry.guide.gibbs(state, steps)
+            mean = entry.model.mean_image(entry.guide.expectations(state))
+            rows[f"after {done} sweeps"] = scale(mean)
+    return image_rows(rows, "Ancestral draws, and Gibbs chains from them")
+
+
+def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> Figure:
+    """Features of images, class by class: a strip for each of up to `each` images.
+
+    Args:
+        rows: features (N, F) by name, one row of panels for each; on a scale of their own unless
+            they lie in [0, 1].
+        labels: (N,), one column of panels for each value.
+    """
+    classes = np.unique(labels)
+    figure, axes = plt.subplots(
+        len(rows),
+        len(classes),
+        figsize=(1.1 * len(classes) + 0.8, 2.2 * len(rows) + 0.4),
+        squeeze=False,
+    )
+    for row, (name, features) in zip(axes, rows.items(), strict=True):
+        low, high = min(0.0, features.min()), max(1.0, features.max())
+        for axis, label in zip(row, classes, strict=True):
+            strips = features[labels == label][:each]
+            axis.imshow(
+                strips, cmap="gray", vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+            )
+            axis.set_xticks([])
+            axis.set_yticks([])
+        row[0].set_ylabel(name, fontsize=8)
+    for axis, label in zip(axes[0], classes, strict=True):
+        axis.set_title(str(label), fontsize=8)
+    figure.suptitle("What is inferred (columns) of test images (strips), by class", fontsize=9)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def _rgb(image: Tensor) -> Tensor:
+    """An image (C, H, W), grey or in colours, as (H, W, 3)."""
+    return image.expand(3, -1, -1).movedim(0, -1)

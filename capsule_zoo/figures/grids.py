@@ -1,0 +1,62 @@
+"""Pictures of trained entries: rows of images, parses into coloured parts, templates, samples.
+
+`reconstruct` is `capsule_zoo.inference.reconstruct`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+
+def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
+    """One labelled row of pictures for each item, each (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+    pictures = {name: _as_pictures(images) for name, images in rows.items()}
+    columns = max(len(images) for images in pictures.values())
+    figure, axes = plt.subplots(
+        len(rows), columns, figsize=(0.62 * columns + 1.3, 0.64 * len(rows) + 0.4), squeeze=False
+    )
+    for row, (name, images) in zip(axes, pictures.items(), strict=True):
+        for axis, image in zip(row, images, strict=False):
+            axis.imshow(image, cmap="gray", vmin=0, vmax=1)
+        for axis in row:
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.spines[:].set_visible(False)
+        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    if title:
+        figure.suptitle(title, fontsize=9)
+    figure.set_layout_engine("constrained", w_pad=0.01, h_pad=0.01, hspace=0.02, wspace=0.02)
+    return figure
+
+
+def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
+    """Images (N, ...) as rows of at most `length`, each named by their numbers from 1."""
+    rows, first = {}, 1
+    for row in images.split(length):
+        rows[f"{kind} {first}-{first + len(row) - 1}"] = row
+        first += len(row)
+    return rows
+
+
+def part_colours(parts: int) -> Tensor:
+    """A colour (parts, 3) for each part, neighbours far apart."""
+    turns = torch.arange(parts) * 0.618034 % 1.0
+    return torch.from_numpy(plt.get_cmap("hsv")(turns.numpy())[:, :3]).float()
+
+
+def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
+    array = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    if array.ndim == 4 and array.shape[1] in (1, 3):
+        array = np.moveaxis(array, 1, -1)
+    return array.squeeze(-1) if array.shape[-1] == 1 else array
+
+
+def signed_colours(values: Tensor) -> Tensor:
+    """(H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
+    return torch.from_numpy(plt.get_cmap("RdBu_r")((values.numpy() + 1) / 2)[..., :3]).float()

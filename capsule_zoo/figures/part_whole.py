@@ -1,0 +1,61 @@
+"""Pictures of part-whole capsules: parses into colored parts, templates, prior samples."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.figure import Figure
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.figures.grids import image_rows, in_rows, part_colours
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.evaluation.ancestral import mean_images
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.blocks import templates
+from capsule_zoo.models.modes import in_eval_mode
+
+
+def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+    """The mean image with every part in its own colour, (B, H, W, 3)."""
+    seen = seen_of_parts(model, parts)
+    hues = part_colours(len(seen)).to(seen)
+    return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
+
+
+def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+    """What each part adds to the mean image, (parts, B, H, W), colours averaged."""
+    colour, alpha = model.layers(parts)
+    if model.likelihood == "mixture":
+        share = model.image_law(parts).share[1:]
+    else:
+        share = templates.visibility(alpha)
+    return (share * colour).mean(1)
+
+
+@torch.no_grad()
+def infer_parts(guide: Guide, images: Tensor) -> Capsules:
+    """The parts as the guide draws them for the discrete model."""
+    with in_eval_mode(guide):
+        nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
+    return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
+
+
+@torch.no_grad()
+def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
+    """Up to 12 images, their reconstructions, and each part in its own colour."""
+    model, images = model.with_discrete_presences(), images[:12]
+    parts = infer_parts(guide, images)
+    rows = {"image": images, "reconstruction": model.render(parts)}
+    return image_rows({**rows, "parts": coloured_parts(model, parts)}, "Images and their parts")
+
+
+@torch.no_grad()
+def learned_templates(model: PartWholeCapsules) -> Figure:
+    """Every part's template as it paints on black: colour times alpha."""
+    colour, alpha = model.templates()
+    return image_rows(in_rows("parts", colour * alpha), "Learned templates (colour x alpha)")
+
+
+def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
+    """Mean images of 36 draws from the discrete model's prior."""
+    return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")

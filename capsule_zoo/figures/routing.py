@@ -1,0 +1,80 @@
+"""Pictures of matrix capsules: mistakes, how routing gathers votes, poses decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from capsule_zoo.data import Split
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference.evaluation.classification import predictions
+from capsule_zoo.inference.evaluation.vote_history import vote_history
+from capsule_zoo.models import Classifier
+from capsule_zoo.registry import Entry
+
+
+def votes(entry: Entry, images: Tensor) -> Figure:
+    """How far votes lie from the class capsules, after each iteration, weighted by assignment.
+
+    Votes for the class that wins come together; those for the others lose their children.
+    """
+    distance, weight, wins = vote_history(entry.model, images[:100])
+    iterations, number = distance.shape[:2]
+    figure, axes = plt.subplots(
+        iterations, 2, figsize=(6, 1.4 * iterations + 0.6), sharex=True, sharey=True, squeeze=False
+    )
+    bins = torch.linspace(0, distance.max().item(), 41).numpy()
+    for column, (name, chosen) in enumerate({"the class that wins": wins, "others": ~wins}.items()):
+        for row, axis in enumerate(axes[:, column]):
+            parts = (part[row][chosen].flatten() for part in (distance, weight / number))
+            values, weights = (part.numpy() for part in parts)
+            axis.hist(values, bins, weights=weights)
+            axis.set_title(f"{name}, iteration {row + 1}", fontsize=8)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("children")
+    for axis in axes[-1]:
+        axis.set_xlabel("distance of the vote")
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
+    """The first images whose label the model gets wrong: the label, and what the model says."""
+    found = predictions(model, split.images)
+    wrong = (found != split.labels).nonzero()[:most, 0].tolist()
+    figure, axes = plt.subplots(3, 12, figsize=(9, 3))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, n in zip(axes.flat, wrong, strict=False):
+        axis.imshow(split.images[n].movedim(0, -1).numpy(), cmap="gray", vmin=0, vmax=1)
+        axis.set_title(f"{split.labels[n]}, not {found[n]}", fontsize=7)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def nudges(rows: Mapping[str, Tensor]) -> Figure:
+    """Decoded images, a row for each element of the pose that is nudged."""
+    return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")
+
+
+def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """A panel for each table; columns are routings, rows the number of iterations.
+
+    A routing has one colour in all panels, in whatever order its table has the columns.
+    """
+    order = list(next(iter(tables.values())).columns)
+    figure, axes = plt.subplots(1, len(tables), figsize=(3.6 * len(tables), 3.2), squeeze=False)
+    for axis, (name, table) in zip(axes[0], tables.items(), strict=True):
+        for routing, values in table[order].items():
+            axis.plot(table.index, values, ".-", label=str(routing))
+        axis.set_xlabel("iterations")
+        axis.set_ylabel(name)
+        axis.set_xticks(table.index)
+    axes[0, 0].legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure

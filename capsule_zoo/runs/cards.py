@@ -1,0 +1,161 @@
+"""Cards of trained weights: a number by which to know them, and the checks they have passed.
+
+>>> entry, card = load("part-whole-mnist"), read_recipe("part-whole-mnist")
+>>> found = headline(entry, every(load_dataset("mnist").test, 1000))
+>>> agrees(found, card["headline"])
+
+The headline is cheap and the same for all entries of a kind, so that it can be measured again
+whenever the code has changed: how far reconstructions are from test images, or how often a
+classifier errs.
+"""
+
+from __future__ import annotations
+
+import re
+from math import hypot
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+from capsule_zoo import registry
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.inference import check_pair, reconstruct
+from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.records import machine, read_record, versions
+from capsule_zoo.registry import NAME, Entry, read_recipe, save_weights, summary
+from capsule_zoo.runs.folder import open_run, plain, read_metrics
+
+FIELDS = (
+    *("entry", "sizes", "guide", "what", "data", "split", "seed", "training"),
+    *("headline", "checks", "records"),
+)
+
+
+class Headline(TypedDict):
+    """A number by which trained weights are known.
+
+    Attributes:
+        metric: "squared_error", of reconstructions, summed over the pixels of an image, or
+            "error_rate", of a classifier.
+        value, se, n: mean over n images, and its standard error.
+    """
+
+    metric: str
+    value: float
+    se: float
+    n: int
+
+
+def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
+    """Measure an entry on images and, for a classifier, their labels."""
+    if isinstance(entry.model, Classifier):
+        rate = error_rate(entry.model, split)
+        return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
+    painted = reconstruct(entry.model, entry.guide, split, seed=seed)
+    error = (painted - split.images).square().sum((1, 2, 3)).double()
+    value, se = error.mean().item(), (error.std() / len(error) ** 0.5).item()
+    return Headline(metric="squared_error", value=value, se=se, n=len(error))
+
+
+def every(split: Split, number: int) -> Split:
+    """So many images, evenly spread: the first ones of MNIST are easier than the last."""
+    return split[:: max(1, len(split) // number)][:number]
+
+
+def agrees(found: Headline, stated: Headline, errors: float = 5.0) -> bool:
+    """Whether two headlines differ by no more than so many standard errors."""
+    if found["metric"] != stated["metric"]:
+        return False
+    error = hypot(found["se"], stated["se"])
+    return abs(found["value"] - stated["value"]) <= errors * error + 1e-6 * abs(stated["value"])
+
+
+def examine(entry: Entry, data: Dataset) -> dict:
+    """What a card says of an entry beside its origin: description, splits, headline, checks.
+
+    Raises:
+        ValueError: a weight is not finite, or model and guide do not fit.
+    """
+    for part, module in (("model", entry.model), ("guide", entry.guide)):
+        for name, weights in module.state_dict().items():
+            if not torch.isfinite(weights).all():
+                raise ValueError(f"{part} weight {name} is not finite; train again")
+    discrete = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    with in_eval_mode(*discrete):  # a run in training would move running means
+        check_pair(*discrete, data.test.images[:2])
+    return {
+        "what": summary(entry.name),
+        "split": {name: len(getattr(data, name)) for name in ("train", "validation", "test")},
+        "headline": {"on": data.test.name, **headline(entry, data.test)},
+        "checks": [
+            "every weight is finite",
+            "the guide draws every latent site of the discrete model, in its shape, and no other",
+            "the headline was measured on weights read back from their file",
+        ],
+    }
+
+
+def publish(
+    source: str,
+    name: str,
+    experiments: list[str],
+    data_root: Path | None = None,
+    *,
+    into: Path | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Put a run's weights and their card among the zoo's trained weights.
+
+    The card holds the recipe, the command that trained the run, versions, machine, data and its
+    splits, the headline and the checks of `examine`, and the metrics of each experiment's record.
+    Weights that were published before may be published again: the records on their card are read
+    again, and others added.
+
+    Args:
+        source: a run folder, or the name of trained weights.
+        name: of the weights, lower case with hyphens.
+        experiments: whose records go on the card.
+        into: the folder to write into; the zoo's own weights by default.
+        overwrite: replace weights of that name.
+
+    Returns:
+        The path of the card.
+
+    Raises:
+        ValueError: a name that is taken or not of that form, neither a run nor trained weights, an
+            experiment without a record, absent data, or weights that fail a check.
+    """
+    if not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"trained weights are named in lower case with hyphens, such as part-whole-mnist, "
+            f"not {name!r}"
+        )
+    folder = registry.WEIGHTS if into is None else into
+    for path in (folder / f"{name}.json", folder / f"{name}.safetensors"):
+        if path.exists() and not overwrite:
+            raise ValueError(
+                f"{path} exists; replace these weights by --overwrite, or choose another name"
+            )
+    made = read_recipe(source)
+    training = made.get("training") or _training_of(made, Path(source))
+    shown = dict.fromkeys([*made.get("records", {}), *experiments])
+    records = {experiment: read_record(experiment) for experiment in shown}
+    entry, data, _ = open_run(source, data_root=data_root)
+    card = {"data": made["data"], "seed": made["seed"], "training": training}
+    card |= examine(entry, data)
+    card["records"] = {e: {k: r[k] for k in ("command", "metrics")} for e, r in records.items()}
+    return save_weights(entry, name, plain(card), folder)
+
+
+def _training_of(made: dict, folder: Path) -> dict:
+    """Return what a card says of the training of a run: command, versions, machine, metrics."""
+    metrics = read_metrics(folder)
+    if "steps" not in metrics:
+        raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")
+    limits = " ".join(f"--{key} {value:g}" for key, value in made["limits"].items())
+    command = f"capsule-zoo train {made['entry']} --data {made['data']} --seed {made['seed']}"
+    command = f"{command} {limits}".strip()
+    return {"command": command, "versions": versions(), "machine": machine(), **metrics}

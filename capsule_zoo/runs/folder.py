@@ -1,0 +1,361 @@
+"""Run folders: what `capsule-zoo train` writes, and what the other commands read and add to.
+
+A folder holds
+
+    config.json               how to make the entry and the run again
+    checkpoint.safetensors    for `--resume`
+    model.safetensors         the trained weights, and guide.safetensors beside them
+    history.csv               one row a step
+    metrics.json              what training, evaluation and comparison found
+    *.png                     the entry's figures
+
+The first two are written together, when training saves its first checkpoint, and the others when
+training has ended. Nothing is written before: a command that is refused leaves a folder as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import pyro
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, load_dataset, transforms
+from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
+from capsule_zoo.inference.training.checkpoint import save_checkpoint
+from capsule_zoo.inference.training.workers import is_first_process, usable_device
+from capsule_zoo.records import save_figure, write_json
+from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
+
+LIMITS = ("epochs", "steps", "minutes")
+EPOCHS = 10  # where neither the user nor the entry gives a limit
+BATCH_SIZE = 128  # where neither of them gives one
+MAY_CHANGE = ("limits", "lr")  # in a run that goes on
+TRANSFORMS = {"rotate": transforms.Rotate, "shift": transforms.Shift}
+MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
+TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a run is made; `config.json` holds these next to the entry's recipe.
+
+    Attributes:
+        data: the data set's name.
+        size: pixels of the images, such as "28" or "28x20"; None for the data set's own.
+        sizes: of the entry, over the entry's own.
+        guide: one of the entry's guides; None for its default guide.
+        seed: of everything that is random.
+        batch_size: images of a step; None for the entry's own.
+        lr: learning rate; None for the entry's own.
+        transform: `rotate=DEGREES` or `shift=PIXELS`, of every training batch.
+        limits: of the run, in epochs, steps or minutes; empty for the entry's own.
+    """
+
+    data: str = "digits"
+    size: str | None = None
+    sizes: dict[str, Any] = field(default_factory=dict)
+    guide: str | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    lr: float | None = None
+    transform: str | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Self:
+        """Return the settings of the run of entry `name` in a folder.
+
+        Raises:
+            ValueError: the folder holds a run of another entry, or a damaged config.json.
+        """
+        saved = read_recipe(folder)
+        if saved["entry"] != name:
+            raise ValueError(f"{folder} holds a run of {saved['entry']!r}, not of {name!r}")
+        found = {f.name: saved[f.name] for f in fields(cls) if f.name in saved}
+        sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in saved["sizes"].items()}
+        return cls(**{**found, "sizes": sizes})
+
+    def resumed(self, given: dict[str, Any], folder: Path) -> Self:
+        """Return the settings with which a run goes on.
+
+        Raises:
+            ValueError: `given` differs in a setting that a run keeps.
+        """
+        for option, own, value in self._kept(given):
+            if plain(own) != plain(value):
+                raise ValueError(
+                    f"the run in {folder} has {option}={_words(own)}, and a run that goes on keeps "
+                    f"its settings, all but lr and the limits; leave {option}={_words(value)} out, "
+                    "or train into another folder"
+                )
+        return replace(self, **{key: given[key] for key in MAY_CHANGE if key in given})
+
+    def _kept(self, given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+        """Yield the given settings that a run keeps: option, this run's value, given value."""
+        for key, value in given.items():
+            if key == "sizes":
+                for name, size in value.items():
+                    yield name, self.sizes.get(name), size
+            elif key not in MAY_CHANGE:
+                yield key, getattr(self, key), value
+
+    def for_fit(self, entry: Entry) -> dict[str, Any]:
+        """Return the arguments of `fit`: the entry's own training settings, under these."""
+        settings = {"batch_size": BATCH_SIZE, **entry.training}
+        chosen = {"lr": self.lr, "batch_size": self.batch_size}
+        settings |= {key: value for key, value in chosen.items() if value is not None}
+        if self.limits:
+            settings = {key: value for key, value in settings.items() if key not in LIMITS}
+            settings |= self.limits
+        if not any(key in settings for key in LIMITS):
+            settings["epochs"] = EPOCHS
+        return settings
+
+    def config(self) -> dict[str, Any]:
+        """Return what `config.json` says next to the entry's recipe."""
+        return {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sizes", "guide")
+        }
+
+
+def train(
+    name: str,
+    folder: str | Path,
+    given: dict[str, Any],
+    *,
+    data_root: Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "cpu",
+    progress: bool = True,
+) -> tuple[Entry, Run]:
+    """Train an entry and write its run folder.
+
+    Under `torchrun` the first process alone checks the folder and writes into it.
+
+    Args:
+        name: one of `list_models()`.
+        folder: where to write, from the first checkpoint on.
+        given: fields of `RunSettings` that differ from the defaults; on resuming, limits and lr
+            that differ from the run's own.
+        resume: go on from the folder's checkpoint.
+        overwrite: replace a run that lies in the folder, when the new run has its first checkpoint.
+
+    Raises:
+        ValueError: the folder is in use, or a setting is not allowed; the folder is as it was.
+        NonFiniteLoss: see `fit`.
+    """
+    folder = Path(folder)
+    _check_folder(folder, resume, overwrite)
+    usable_device(device)
+    if resume:
+        settings = RunSettings.read(folder, name).resumed(given, folder)
+    else:
+        settings = RunSettings(**given)
+    transform = make_transform(settings.transform)
+    entry, data = _begin(name, settings, data_root)
+    arguments = settings.for_fit(entry)
+    settings = replace(settings, batch_size=arguments["batch_size"])
+    files = _RunFiles(folder, entry, settings.config(), begun=resume)
+    try:
+        run = fit(
+            entry.model,
+            entry.guide,
+            data,
+            objective=entry.objective,
+            transform=transform,
+            seed=settings.seed,
+            checkpoint=files.save_checkpoint,
+            resume=files.checkpoint if resume else None,
+            device=device,
+            progress=progress,
+            **arguments,
+        )
+    except NonFiniteLoss as error:
+        kept = files.checkpoint if files.begun else None
+        raise NonFiniteLoss(error.step, error.site, kept) from error
+    if run.steps == 0 and run.stopped != "interrupted":
+        raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
+    if is_first_process():
+        files.finish(run, data.test.images)
+    return entry, run
+
+
+class _RunFiles:
+    """The files of a run, of which none is written before the first checkpoint.
+
+    Args:
+        folder: of the run.
+        entry: what is trained.
+        config: what config.json says next to the entry's recipe.
+        begun: whether the folder holds this run already.
+    """
+
+    def __init__(self, folder: Path, entry: Entry, config: dict[str, Any], begun: bool) -> None:
+        self.folder, self.entry, self.config, self.begun = folder, entry, config, begun
+        self.checkpoint = folder / "checkpoint.safetensors"
+
+    def save_checkpoint(self, tree: dict) -> None:
+        """Write a checkpoint; with the first one, config.json in the place of an older run."""
+        save_checkpoint(self.checkpoint, tree)
+        if not self.begun:
+            write_json(self.folder / "config.json", {**recipe(self.entry), **self.config})
+            figures = [f"{figure}.png" for figure in self.entry.figures]
+            for stale in (*TRAINED, *MEASURED, *figures):
+                (self.folder / stale).unlink(missing_ok=True)
+            self.begun = True
+
+    def finish(self, run: Run, images: Tensor) -> None:
+        """Write the trained weights, the history, the metrics and the entry's figures."""
+        save(self.entry, self.folder, **self.config)
+        run.save(self.folder)
+        for figure in self.entry.figures:
+            draw(self.entry, figure, images, self.folder)
+
+
+def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[Entry, Dataset]:
+    """Make an untrained entry, and load data of the size that it takes."""
+    shape = settings.sizes.get("image_shape")
+    if shape is not None and not (
+        isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
+    ):
+        raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
+    size = settings.size or (None if shape is None else shape[1:])
+    data = load_dataset(settings.data, data_root, size=size)
+    pyro.set_rng_seed(settings.seed)
+    sizes = {"image_shape": data.image_shape, **settings.sizes}
+    try:
+        entry = create(name, **sizes)
+    except (RuntimeError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{name} cannot be made with {_words(settings.sizes)}: {error}") from error
+    return entry.use_guide(settings.guide or entry.default_guide), data
+
+
+def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
+    """Raise ValueError unless a run can be written into the folder, or can go on there."""
+    if resume and overwrite:
+        raise ValueError("choose one of --resume and --overwrite")
+    holds_run = (folder / "config.json").is_file()
+    holds_checkpoint = (folder / "checkpoint.safetensors").is_file()
+    if resume and not holds_run:
+        raise ValueError(f"{folder} holds no run; leave --resume out")
+    if resume and not holds_checkpoint:
+        raise ValueError(
+            f"{folder} has no checkpoint to go on from; replace its run by --overwrite, or choose "
+            "another folder"
+        )
+    if resume or not is_first_process() or not in_use(folder):
+        return
+    if not (holds_run or holds_checkpoint):
+        raise ValueError(f"{folder} is in use by something else than a run; choose another folder")
+    if not overwrite:
+        raise ValueError(
+            f"{folder} is in use; go on with its run by --resume, replace it by --overwrite, "
+            "or choose another folder"
+        )
+
+
+def in_use(folder: Path) -> bool:
+    """Return whether `folder` is a file, or a folder that is not empty."""
+    return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+
+
+def make_transform(words: str | None) -> Any:
+    """The transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
+
+    Raises:
+        ValueError: there is no such transform, or its number is not one.
+    """
+    if words is None:
+        return None
+    name, _, number = words.partition("=")
+    if name not in TRANSFORMS:
+        raise ValueError(unknown("transform", name, list(TRANSFORMS)))
+    try:
+        return TRANSFORMS[name](float(number))
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"transform {words!r} is not of the form {name}=20: {error}") from error
+
+
+def open_run(
+    source: str, data: str | None = None, data_root: Path | None = None
+) -> tuple[Entry, Dataset, Path]:
+    """A trained entry, data of the size that it takes, and the folder for what is found.
+
+    Args:
+        source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
+        data: a data set's name; by default the one that the entry was trained on.
+
+    Raises:
+        ValueError: neither a run nor trained weights, absent data, or a damaged file.
+    """
+    entry, folder = load(source), output_folder(source)
+    read_metrics(folder)
+    name = data or read_recipe(source).get("data", RunSettings.data)
+    dataset = load_dataset(name, data_root, size=entry.model.image_shape[1:])
+    return entry, dataset, folder
+
+
+def output_folder(source: str) -> Path:
+    """Where findings about a trained entry go: its run folder, or `runs/<name>` for weights."""
+    folder = Path(source)
+    return folder if (folder / "config.json").is_file() else Path("runs") / folder.name
+
+
+def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
+    """Write one of the entry's figures into a folder.
+
+    Raises:
+        ValueError: the entry has no such figure; says which it has.
+    """
+    if not entry.figures:
+        raise ValueError(f"{entry.name} has no figures, and so none called {name!r}")
+    if name not in entry.figures:
+        raise ValueError(unknown("figure", name, list(entry.figures)))
+    path = folder / f"{name}.png"
+    save_figure(entry.figures[name](entry, images), path)
+    return path
+
+
+def read_metrics(folder: Path) -> dict[str, Any]:
+    """Return what a folder's `metrics.json` holds; nothing where there is no such file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = folder / "metrics.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); remove it") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}, not metrics; remove it")
+    return found
+
+
+def note(folder: Path, key: str, found: dict) -> None:
+    """Put what was found into the folder's `metrics.json`, beside what is there."""
+    write_json(folder / "metrics.json", plain({**read_metrics(folder), key: found}))
+
+
+def plain(value: Any) -> Any:
+    """The same in types that JSON knows; what is not finite becomes None."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _words(value: Any) -> str:
+    """Write a setting as `--set` reads it."""
+    return json.dumps(plain(value))

@@ -1,0 +1,211 @@
+"""What the commands measure of a trained entry: bounds, error rates, log-likelihoods.
+
+    capsule-zoo evaluate        bounds on log p(image); a classifier's error rate
+    capsule-zoo compare         bounds of several guides to one model
+    capsule-zoo error-rate      of a classifier
+    capsule-zoo log-partition   log-likelihoods of an energy model, from both sides
+
+Each refuses an entry for which its number means nothing, and names the right command.
+"""
+
+from __future__ import annotations
+
+from math import hypot
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.inference import (
+    Comparison,
+    compare,
+    evaluate,
+    fit,
+    log_partition,
+    summarize,
+    widen,
+)
+from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
+from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.registry import Entry, unknown
+from capsule_zoo.runs.folder import RunSettings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+IMAGES = 1000  # of an evaluation, unless the user gives another number
+WIDEN_IMAGES = 2000
+SIDES = {"ais": "above", "raise": "below"}  # where each estimate of the log-likelihood lies
+
+
+def evaluate_run(
+    entry: Entry, data: Dataset, *, images: int | None, particles: int, seed: int
+) -> dict:
+    """Held-out bounds on the discrete model (see `summarize`), or a classifier's error rate.
+
+    Args:
+        images: how many test images; None for `IMAGES`, or for all of them with a classifier.
+
+    Raises:
+        ValueError: an energy model, which gives no bound.
+    """
+    if isinstance(entry.model, Classifier):
+        return error_rate_run(entry, data, images=images)
+    refuse_without_bound(entry)
+    idata = evaluate(
+        entry.model,
+        entry.guide,
+        data.test[: images or IMAGES],
+        num_particles=particles,
+        seed=seed,
+        draws=0,
+    )
+    return {"data": data.test.name, "guide": entry.default_guide, **summarize(idata)}
+
+
+def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) -> dict:
+    """How often a classifier is wrong on test images, with its binomial standard error.
+
+    Raises:
+        ValueError: the entry is not a classifier.
+    """
+    if not isinstance(entry.model, Classifier):
+        raise ValueError(
+            f"{entry.name} does not predict labels, so it has no error rate; see: "
+            f"capsule-zoo {measuring_command(entry)} RUN"
+        )
+    rate = error_rate(entry.model, _first(data.test, images))
+    found = {"error_rate": rate.value, "error_rate_se": rate.se}
+    return {"data": data.test.name, **found, "num_images": rate.n}
+
+
+@torch.no_grad()
+def log_partition_run(
+    entry: Entry,
+    data: Dataset,
+    *,
+    images: int | None = None,
+    chains: int = 100,
+    temperatures: int = 14_500,
+    seed: int = 0,
+) -> dict:
+    """Mean log p(image) of test images under an energy model, from both sides, nats per image.
+
+    AIS underestimates log Z in expectation and so lies above, reverse AIS (RAISE) lies below; see
+    `inference.log_partition`. Images of a model of binary pixels are binarised once, with seed 0.
+
+    Returns:
+        By method ("ais", "raise"): log_likelihood_<method> and its standard error, which holds the
+        error of log Z and that of the mean over images, and log_z_<method> with its own.
+
+    Raises:
+        ValueError: the entry is not an RBM, or a number is below 1.
+    """
+    model = entry.model
+    if not isinstance(model, CapsuleRBM):
+        raise ValueError(
+            f"{entry.name} is not an energy model, so it has no log partition function to "
+            f"estimate; see: capsule-zoo {measuring_command(entry)} RUN"
+        )
+    shown = data.binarized() if isinstance(model.visible, BernoulliUnits) else data
+    test = _first(shown.test, images)
+    starts = {"ais": data.train.images, "raise": test.images[:chains]}
+    free_energy = torch.cat([model.free_energy(part) for part in test.images.split(500)]).double()
+    error = standard_error(free_energy.numpy())
+    found: dict[str, Any] = {"data": test.name, "num_images": len(test)}
+    for method, images_at in starts.items():
+        log_z = log_partition(
+            model, method, images=images_at, chains=chains, temperatures=temperatures, seed=seed
+        )
+        found[f"log_likelihood_{method}"] = -free_energy.mean().item() - log_z.value
+        found[f"log_likelihood_{method}_se"] = hypot(error, log_z.standard_error)
+        found[f"log_likelihood_{method}_lies"] = SIDES[method]
+        found[f"log_z_{method}"] = log_z.value
+        found[f"log_z_{method}_se"] = log_z.standard_error
+    return found | {"chains": chains, "temperatures": temperatures, "units": "nats per image"}
+
+
+def compare_run(
+    entry: Entry,
+    data: Dataset,
+    guides: list[str],
+    *,
+    tune_steps: int,
+    images: int,
+    particles: int,
+    seed: int,
+    progress: bool = True,
+) -> Comparison:
+    """Guides to one trained model, side by side.
+
+    The entry's own guide is taken as it is; every other is made from the entry and tuned on
+    training images with the model frozen. A guide of points gets two rows: its MAP objective,
+    which is not a bound, and `<name>, widened`, which is.
+
+    Raises:
+        ValueError: no guide, one that does not fit, or an entry that gives no bound.
+    """
+    refuse_without_bound(entry)
+    if not guides:
+        raise ValueError(f"no guide is given; {entry.name} has {list(entry.guides)}")
+    for name in guides:
+        if name not in entry.guides:
+            raise ValueError(unknown("guide", name, list(entry.guides)))
+    settings = RunSettings(limits={"steps": tune_steps}).for_fit(entry)
+    pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for name in guides:
+        guide = entry.guide
+        if name != entry.default_guide:
+            guide = entry.make_guide(name)
+            fit(
+                entry.model,
+                guide,
+                data.train,
+                objective=entry.objective,
+                freeze="model",
+                seed=seed,
+                progress=progress,
+                **settings,
+            )
+        pairs[name] = (entry.model, guide)
+        glance = evaluate(entry.model, guide, data.test[:2], num_particles=1, draws=0)
+        if glance.attrs["point_sites"]:
+            points = data.train[:WIDEN_IMAGES]
+            wide = widen(entry.model, guide, points, steps=tune_steps, seed=seed)
+            pairs[f"{name}, widened"] = (entry.model, wide)
+    return compare(pairs, data.test[:images], num_particles=particles, seed=seed)
+
+
+def _first(split: Split, number: int | None) -> Split:
+    """Return the first images of a split; the split itself where no number is given."""
+    return split if number is None else split[:number]
+
+
+def measuring_command(entry: Entry) -> str:
+    """Return the name of the command that measures such an entry on test images."""
+    if isinstance(entry.model, Classifier):
+        return "error-rate"
+    return "evaluate" if entry.model.normalised else "log-partition"
+
+
+def refuse_without_bound(entry: Entry) -> None:
+    """Raise ValueError, naming the right command, where an entry gives no bound on log p(image)."""
+    reasons = {
+        "error-rate": "a classifier, which has an error rate and no bound on log p(image)",
+        "log-partition": "an energy model, which gives log p(image) only up to log Z",
+    }
+    command = measuring_command(entry)
+    if command in reasons:
+        raise ValueError(f"{entry.name} is {reasons[command]}; see: capsule-zoo {command} RUN")
+
+
+def refuse_without_images(entry: Entry) -> None:
+    """Raise ValueError, naming the right command, where an entry draws no images."""
+    if isinstance(entry.model, Classifier):
+        raise ValueError(
+            f"{entry.name} is a classifier, which draws labels and no images; see: "
+            "capsule-zoo error-rate RUN"
+        )

@@ -1,0 +1,1 @@
+"""Inference for energy models: contrastive divergence, tempering, partition functions."""

@@ -1,0 +1,159 @@
+"""Contrastive divergence: maximum likelihood for energy models, with negatives from Gibbs chains.
+
+    loss = mean F_q(x_data) - mean F(x_model),      x_model: k sweeps of Gibbs, not differentiated
+
+Its gradient is that of the mean of -log p(x) as far as the negatives follow the model. Its value is
+no bound on anything, and models are never ranked by it: see `log_partition`.
+
+>>> fit(model, ExactSwitches(model), images, objective=ContrastiveDivergence(persistent=True))
+
+References:
+    Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence" (CD-k).
+    Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
+    Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
+    Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
+    Lee, Ekanadham & Ng 2008, "Sparse Deep Belief Net Model for Visual Area V2" (sparsity; theirs
+    is a square about a target).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.energy import ExactSwitches
+from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
+from capsule_zoo.inference.energy.tempering import TemperedChains
+from capsule_zoo.inference.objectives.base import Objective
+from capsule_zoo.models.blocks.switched_units import CapsuleState
+from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.checks import check_at_least
+
+
+class ContrastiveDivergence(Objective):
+    """CD-k for `CapsuleRBM` and `RBM`; see the top of this file.
+
+    The data term is the guide's variational free energy: F(x) itself under `ExactSwitches`, the
+    paper's mean field under `MeanFieldSwitches`. Before each loss it makes sure that the model has
+    a partition function (`CapsuleRBM.keep_normalisable`).
+
+    Args:
+        k: Gibbs sweeps for each update.
+        persistent: let chains run on from update to update, instead of from the data.
+        chains: persistent chains; they are part of a checkpoint.
+        centered: use the gradient in coordinates centered at running means of the data, which
+            does not depend on whether pixels are counted as on or as off. For SGD: an optimizer
+            that rescales each parameter undoes it in part.
+        tempering: inverse temperatures, 1 first and falling, such as (1, .9, .8), each with
+            `chains` persistent chains that exchange their images.
+        sparsity: what each switch that is on in an image adds to the loss, in nats. Above 0 it
+            buys spectra that are easier to read with likelihood.
+
+    Raises:
+        ValueError: a number out of range, temperatures that do not fall from 1 or without
+            `persistent`; on use, a model or a guide that has no free energy.
+    """
+
+    def __init__(
+        self,
+        k: int = 1,
+        *,
+        persistent: bool = False,
+        chains: int = 100,
+        centered: bool = False,
+        tempering: tuple[float, ...] | None = None,
+        sparsity: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, k=k, chains=chains)
+        check_at_least(0, sparsity=sparsity)
+        if tempering is not None:
+            tempering = tuple(tempering)
+            falling = all(low < high for high, low in pairwise(tempering))
+            if len(tempering) < 2 or tempering[0] != 1 or not falling or tempering[-1] < 0:
+                raise ValueError(
+                    f"tempering must be 1 and then falling numbers, 0 or more, not {tempering}"
+                )
+            if not persistent:
+                raise ValueError("tempering needs persistent=True, for its chains are never reset")
+        self.k, self.persistent, self.chains = k, persistent, chains
+        self.tempering, self.sparsity = tempering, sparsity
+        self.means = RunningMeans() if centered else None
+        self._state: CapsuleState | None = None
+        self._tempered: TemperedChains | None = None
+
+    def differentiable_loss(
+        self, model: CapsuleRBM, guide: Guide, images: Tensor, labels: Tensor | None = None
+    ) -> Tensor:
+        """mean F_q(data) - mean F(negatives), in nats per image."""
+        _check_pair(model, guide)
+        model.keep_normalisable()
+        negatives = self._negatives(model, images)
+        both = torch.cat([images, negatives])  # one product with W instead of two
+        law = model.posterior(both)
+        energy = model.free_energy(both, law)
+        if self.persistent and self.tempering is None:
+            with torch.no_grad():  # what the next update starts from, at no product more
+                self._state = law.rows(slice(len(images), None)).sample()
+        data = energy[: len(images)]
+        if not isinstance(guide, ExactSwitches):
+            data = guide.free_energy(images)
+        loss = data.mean() - energy[len(images) :].mean()
+        if self.sparsity:
+            switches = law.rows(slice(len(images))).switch_probability
+            loss = loss + self.sparsity * switches.sum(1).mean()
+        if self.means is None or not torch.is_grad_enabled():
+            return loss
+        self.means.update(images, law.rows(slice(len(images))))
+        return centered_gradient(loss, model, self.means)
+
+    @torch.no_grad()
+    def _negatives(self, model: CapsuleRBM, images: Tensor) -> Tensor:
+        """Images after k more sweeps, (chains, C, H, W)."""
+        if self.tempering is not None:
+            if self._tempered is None:
+                self._tempered = TemperedChains(self.tempering, model.base_images(self.chains))
+            for _ in range(self.k):
+                self._tempered.sweep(model)
+            return self._tempered.images[0]
+        if self._state is None:
+            start = model.base_images(self.chains) if self.persistent else images
+            state = model.posterior(start).sample()
+        else:  # a checkpoint gives it back on the CPU
+            state = CapsuleState(*(value.to(model.weight) for value in self._state))
+        return model.gibbs(model.draw_images(state), self.k - 1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Chains and running means, as checkpoints hold them."""
+        state: dict[str, Tensor] = {} if self.means is None else self.means.state_dict()
+        if self._state is not None:
+            state |= self._state._asdict()
+        if self._tempered is not None:
+            state |= self._tempered.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take up the chains and means of `state_dict`."""
+        self._state = self._tempered = None
+        if "activity" in state:
+            self._state = CapsuleState(state["switch"], state["activity"])
+        if self.tempering is not None and "images" in state:
+            self._tempered = TemperedChains(self.tempering, state["images"], state["exchanges"])
+        if self.means is not None:
+            self.means.load_state_dict(state)
+
+
+def _check_pair(model: object, guide: object) -> None:
+    if not isinstance(model, CapsuleRBM):
+        raise ValueError(
+            f"ContrastiveDivergence needs a CapsuleRBM or an RBM as model, not a "
+            f"{type(model).__name__}"
+        )
+    if not hasattr(guide, "free_energy"):
+        raise ValueError(
+            f"ContrastiveDivergence needs a guide with a free energy in closed form, such as "
+            f"ExactSwitches, not a {type(guide).__name__}"
+        )

@@ -1,0 +1,107 @@
+"""Layer-wise pre-training of a capsule Helmholtz machine by capsule RBMs, from the image upward.
+
+Each layer is trained as the capsules of an RBM on what the layer below does: the lowest on images,
+the next on the activities u = z h of the first, and so on. An RBM's couplings serve both halves:
+as generative weights downward and, the same, as recognition weights upward. Above the first layer
+an RBM has no Omega, for in the machine Omega couples switches to switches.
+
+References:
+    Hinton, Osindero & Teh 2006, "A Fast Learning Algorithm for Deep Belief Nets".
+    Li & Zhu 2019, "Capsule Generative Models" (ICANN).
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.energy import ExactSwitches
+from capsule_zoo.guides.recognition import RecognitionLayer, RecognitionMachine
+from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
+from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.history import Run
+from capsule_zoo.models.blocks.exponential_family import FAMILIES, BernoulliUnits
+from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, GenerativeLayer
+from capsule_zoo.models.capsule_rbm import CapsuleRBM
+
+
+def pretrain(
+    machine: CapsuleHelmholtzMachine, guide: RecognitionMachine, images: Tensor, **settings: Any
+) -> list[Run]:
+    """Train every layer in turn as a capsule RBM; sets the parameters of both halves in place.
+
+    Args:
+        machine, guide: a machine with Bernoulli units, and its recognition guide.
+        images: training images (N, C, H, W).
+        settings: of `fit`, for each layer: epochs, steps or minutes at least. Default: SGD at .05
+            falling to zero, batches of 100, one persistent sweep.
+
+    Returns:
+        The run of every layer, the lowest first.
+
+    Raises:
+        ValueError: hidden units that are not Bernoulli, or settings that `fit` refuses.
+    """
+    if not all(isinstance(layer.hidden, BernoulliUnits) for layer in machine.layers):
+        raise ValueError(
+            'pretrain needs hidden units of the family "bernoulli"; train other machines from '
+            "their random start"
+        )
+    objective = settings.pop("objective", ContrastiveDivergence(persistent=True))
+    defaults = dict(optimizer=torch.optim.SGD, lr=0.05, schedule="linear", batch_size=100)
+    runs = []
+    below: GenerativeLayer | None = None
+    for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
+        rbm = _rbm_like(machine, generative, below, images)
+        own = copy.deepcopy(objective)  # chains of its own
+        runs.append(fit(rbm, ExactSwitches(rbm), images, objective=own, **{**defaults, **settings}))
+        _take_over(machine, generative, recognition, below, rbm)
+        with torch.no_grad():
+            chunks = images.split(1000)
+            images = torch.cat([rbm.posterior(x).sample().activity[:, None] for x in chunks])
+        below = generative
+    return runs
+
+
+def _rbm_like(
+    machine: CapsuleHelmholtzMachine,
+    layer: GenerativeLayer,
+    below: GenerativeLayer | None,
+    images: Tensor,
+) -> CapsuleRBM:
+    """A fresh RBM between one layer and what is below it."""
+    visible = "bernoulli"
+    if below is None:
+        visible = next(n for n, kind in FAMILIES.items() if type(machine.visible) is kind)
+    _, channels, height, width = images.shape
+    shape, sizes = (channels, height, width), layer.hidden.bias.shape
+    rbm = CapsuleRBM(shape, *sizes, visible_family=visible).to(machine.weight)
+    rbm.switch_weight.requires_grad_(below is None)
+    rbm.set_base_rates(images)
+    return rbm
+
+
+@torch.no_grad()
+def _take_over(
+    machine: CapsuleHelmholtzMachine,
+    layer: GenerativeLayer,
+    recognition: RecognitionLayer,
+    below: GenerativeLayer | None,
+    rbm: CapsuleRBM,
+) -> None:
+    """Put an RBM's parameters into both halves."""
+    layer.hidden.load_state_dict(rbm.hidden.state_dict())
+    layer.switch_bias.copy_(rbm.switch_bias)
+    recognition.coupling.weight.copy_(rbm.weight)
+    recognition.switch_bias.copy_(rbm.switch_bias)
+    recognition.hidden_bias.zero_()
+    if below is None:
+        machine.weight.copy_(rbm.weight)
+        machine.switch_weight.copy_(rbm.switch_weight)
+        machine.visible.load_state_dict(rbm.visible.state_dict())
+        recognition.coupling.switch_weight.copy_(rbm.switch_weight)
+    elif below.coupling is not None:
+        below.coupling.weight.copy_(rbm.weight.flatten(1).T.view_as(below.coupling.weight))

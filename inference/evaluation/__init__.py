@@ -1,0 +1,1 @@
+"""Evaluation: bounds in nats, comparisons, probes, sample quality, calibration."""

@@ -1,0 +1,206 @@
+"""A trained model run downwards: some sites are given, the model draws the rest.
+
+And its guide, which gives them: a draw of every site, or the mean of its law.
+
+>>> mean_images(model, 36)                                 # what the prior dreams of
+>>> top = infer(guide, images, ["object_presence", "object_pose"])
+>>> mean_images(model, len(images), top)                   # the same objects, new parts
+>>> image_log_likelihood(model, images, top)               # log p(image | objects, new parts)
+
+Everything is on the discrete model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import (
+    Categorical,
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+    TorchDistribution,
+)
+from pyro.poutine import Trace
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_images_of
+from capsule_zoo.models.modes import in_eval_mode, seeded
+
+_WRAPPERS = (Independent, ExpandedDistribution, MaskedDistribution)
+Sites = Mapping[str, Tensor]
+
+
+def discrete(program: nn.Module) -> nn.Module:
+    """Return `with_discrete_presences()` of a model or guide that offers it, or the program."""
+    offered: Callable[[], nn.Module] | None = getattr(program, "with_discrete_presences", None)
+    return program if offered is None else offered()
+
+
+def infer(
+    guide: nn.Module,
+    images: Tensor,
+    sites: Sequence[str] | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> dict[str, Tensor]:
+    """One draw of the guide at some of its sites (all that it covers), (N, ...) each.
+
+    Raises:
+        ValueError: no sites are given, and the guide does not say which it covers.
+    """
+    guide = discrete(guide)
+    drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
+    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+        for batch in images.split(batch_size):
+            trace = poutine.trace(guide).get_trace(batch)
+            for name, values in drawn.items():
+                values.append(trace.nodes[name]["value"])
+    return {name: torch.cat(values) for name, values in drawn.items()}
+
+
+def _covered(guide: nn.Module) -> Sequence[str]:
+    if (covers := getattr(guide, "covers", None)) is None:
+        raise ValueError(f"{type(guide).__name__} does not say what it covers; give sites")
+    return covers
+
+
+def law_means(
+    guide: nn.Module, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
+) -> dict[str, Tensor]:
+    """The mean of the guide's law at some sites, given one draw of the sites before, (N, ...) each.
+
+    A site with `logits`, a presence, gives its probability, and a class the probabilities of its
+    values, (N, ..., values). A law that knows no mean gives its draw.
+
+    Raises:
+        ValueError: the guide draws no site of that name.
+    """
+    check_images_of(guide, images)
+    found: dict[str, list[Tensor]] = {name: [] for name in sites}
+    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+        for batch in images.split(batch_size):
+            nodes = poutine.trace(guide).get_trace(batch).nodes
+            missing = [name for name in sites if name not in nodes]
+            if missing:
+                drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
+                raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
+            for name, values in found.items():
+                values.append(_mean(nodes[name]["fn"], nodes[name]["value"]))
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def _mean(law: TorchDistribution, value: Tensor) -> Tensor:
+    while isinstance(law, _WRAPPERS):
+        law = law.base_dist
+    if isinstance(law, Categorical):
+        return law.logits.softmax(-1).expand(*value.shape, -1)
+    if getattr(law, "logits", None) is not None:  # of a one-hot class, or of a presence
+        shares = law.logits.softmax(-1) if law.event_shape else law.logits.sigmoid()
+        return shares.expand_as(value)
+    try:
+        return law.mean.expand_as(value)
+    except NotImplementedError:
+        return value
+
+
+def mean_images(
+    model: Model,
+    number: int,
+    given: Sites | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+    images: Tensor | None = None,
+) -> Tensor:
+    """Images without pixel noise, (number, C, H, W): E[image | latents], the latents drawn.
+
+    Args:
+        given: values (number, ...) of the sites that are not to be drawn.
+        images: (number, C, H, W) to run the model on, where all latents are given: an energy model
+            then need not run a chain for its draws.
+    """
+
+    def read(trace: Trace) -> Tensor:
+        return trace.nodes["image"]["fn"].mean.reshape(-1, *model.image_shape)
+
+    return _run(model, read, number, given or {}, seed, batch_size, images)
+
+
+def draw_images(
+    model: Model,
+    number: int,
+    given: Sites | None = None,
+    seed: int = 0,
+    batch_size: int = 500,
+    images: Tensor | None = None,
+) -> Tensor:
+    """Images with pixel noise, (number, C, H, W): draws from p(image | latents), latents drawn.
+
+    Args: as of `mean_images`.
+    """
+
+    def read(trace: Trace) -> Tensor:
+        site = trace.nodes["image"]
+        drawn = site["value"] if images is None else site["fn"].sample()
+        return drawn.reshape(-1, *model.image_shape)
+
+    return _run(model, read, number, given or {}, seed, batch_size, images)
+
+
+def image_log_likelihood(
+    model: Model, images: Tensor, given: Sites, seed: int = 0, batch_size: int = 500
+) -> Tensor:
+    """log p(image | latents) of every image, (N,), in nats; latents that are not given are drawn.
+
+    Args:
+        images: (N, C, H, W).
+        given: values (N, ...) by site.
+    """
+    return _run(model, _log_prob(["image"]), len(images), given, seed, batch_size, images)
+
+
+def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
+    """log p of values at the top of the model, (N,), in nats.
+
+    Args:
+        given: values (N, ...) of sites that depend on no site but on each other.
+    """
+    number = len(next(iter(given.values())))
+    return _run(model, _log_prob(list(given)), number, given, 0, batch_size)
+
+
+def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
+    """Reads the sum of these sites' log densities, (B,); the plate of the images is outermost."""
+
+    def read(trace: Trace) -> Tensor:
+        trace.compute_log_prob(site_filter=lambda name, site: name in sites)
+        terms = [trace.nodes[name]["log_prob"] for name in sites]
+        return torch.stack([term.reshape(len(term), -1).sum(1) for term in terms]).sum(0)
+
+    return read
+
+
+def _run(
+    model: Model,
+    read: Callable[[Trace], Tensor],
+    number: int,
+    given: Sites,
+    seed: int,
+    batch_size: int,
+    images: Tensor | None = None,
+) -> Tensor:
+    """What `read` finds in traces of the discrete model, batch by batch, with these sites given."""
+    model, found = model.with_discrete_presences(), []
+    with torch.no_grad(), seeded(seed), in_eval_mode(model):
+        for begin in range(0, number, batch_size):
+            end = min(begin + batch_size, number)
+            conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
+            arguments: dict[str, Any] = (
+                {"batch_size": end - begin} if images is None else {"images": images[begin:end]}
+            )
+            found.append(read(poutine.trace(conditioned).get_trace(**arguments)))
+    return torch.cat(found)

@@ -1,0 +1,157 @@
+"""Draws and log weights of an evaluation, with the names of their dims.
+
+A model's plates name the dims of its sites: a pose of every part in every image has the dims
+(chain, draw, image, parts, coordinate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+
+from capsule_zoo.inference.check import latent_sites
+from capsule_zoo.inference.log_weight import IMAGES_PLATE
+from capsule_zoo.models.modes import seeded
+
+PIXELS = ("channel", "row", "column")
+_RESERVED = {"chain", "draw", "image", *PIXELS}
+Names = tuple[str | None, ...]
+
+
+class Chain:
+    """What the passes of one chain leave behind.
+
+    Args:
+        draws: of the posterior, to keep for each image.
+
+    Attributes:
+        names: of the dims of each variable behind the images, by group and variable.
+    """
+
+    def __init__(self, draws: int) -> None:
+        self.draws = draws
+        self.names: dict[tuple[str, str], Names] = {}
+        self._passes = 0
+        self._kept: dict[tuple[str, str], list[list[np.ndarray]]] = {}
+
+    def add(
+        self, particles: tuple[int, int], log_weight: Tensor, model_trace: Trace, guide_trace: Trace
+    ) -> None:
+        """Add one pass: `particles` are the first particle's number and how many there are."""
+        first, count = particles
+        self._passes += 1
+        self._append("sample_stats", "log_weight", log_weight.reshape(count, -1), first)
+        keep = min(count, self.draws - first)
+        if keep <= 0:
+            return
+        drawn = latent_sites(guide_trace)
+        for name, site in drawn.items():
+            if name in model_trace.nodes:  # not an auxiliary site
+                node = model_trace.nodes[name]
+                self._keep("posterior", name, node, site["value"], particles)
+        if "image" in model_trace.nodes and latent_sites(model_trace).keys() <= drawn.keys():
+            self._keep_image(model_trace.nodes["image"], bool(drawn), particles)
+
+    def _keep_image(self, image: dict, given: bool, particles: tuple[int, int]) -> None:
+        # a stream of its own: weights do not depend on `draws`
+        with seeded(torch.initial_seed() + 1 + self._passes):
+            redrawn = image["fn"].sample()
+        self._keep("posterior_predictive", "pixels", image, redrawn, particles)
+        if given:
+            log_prob = image["fn"].log_prob(image["value"])
+            by_image, _ = images_first(log_prob, plate_names(image, log_prob.dim()))
+            first, count = particles
+            split = by_image.reshape(len(by_image), -1).sum(1).reshape(count, -1)
+            self._append("log_likelihood", "pixels", split[: self.draws - first], first)
+
+    def _keep(
+        self, group: str, name: str, site: dict, value: Tensor, particles: tuple[int, int]
+    ) -> None:
+        first, count = particles
+        value, names = named(site, value)
+        split = value.reshape(count, -1, *value.shape[1:])[: self.draws - first]
+        self._append(group, name, split, first, names)
+
+    def _append(self, group: str, name: str, values: Tensor, first: int, names: Names = ()) -> None:
+        self.names[group, name] = names
+        parts = self._kept.setdefault((group, name), [])
+        if first == 0:
+            parts.append([])  # the next images
+        parts[-1].append(values.cpu().numpy())
+
+    def values(self) -> dict[tuple[str, str], np.ndarray]:
+        """Return the arrays (draws, images, ...) by group and variable."""
+        return {
+            key: np.concatenate([np.concatenate(draws) for draws in parts], axis=1)
+            for key, parts in self._kept.items()
+        }
+
+
+def named(site: dict, value: Tensor) -> tuple[Tensor, Names]:
+    """Put the images first, drop the dims of size 1 that no plate owns, and name the others.
+
+    Args:
+        site: a node of the model's trace, whose plates and event rank hold.
+        value: of that site, (*batch, *event).
+
+    Returns:
+        (images, ...) and the names of the dims behind the images, None where one has none.
+    """
+    event = event_names(site["name"], site["fn"].event_dim)
+    return images_first(value, (*plate_names(site, value.dim() - len(event)), *event))
+
+
+def images_first(value: Tensor, names: Names) -> tuple[Tensor, Names]:
+    """See `named`; a value without a dim of the images belongs to a single image."""
+    stray = [dim for dim, name in enumerate(names) if name == "" and value.shape[dim] == 1]
+    value = value.squeeze(tuple(stray))
+    names = tuple(name or None for dim, name in enumerate(names) if dim not in stray)
+    if IMAGES_PLATE not in names:
+        return value[None], names
+    dim = names.index(IMAGES_PLATE)
+    return value.movedim(dim, 0), (*names[:dim], *names[dim + 1 :])
+
+
+def plate_names(site: dict, rank: int) -> Names:
+    """Return the plates of a site's batch dims, "" where there is none."""
+    frames = {frame.dim: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
+    return tuple(frames.get(dim, "") for dim in range(-rank, 0))
+
+
+def event_names(site: str, rank: int) -> Names:
+    """Return the names of the dims of one event, None where the site does not tell."""
+    if site == "image" and rank == len(PIXELS):
+        return PIXELS
+    return ("coordinate",) if site.endswith("_pose") and rank == 1 else (None,) * rank
+
+
+def dims_of_group(
+    values: Mapping[str, np.ndarray], names: Mapping[str, Names]
+) -> dict[str, list[str]]:
+    """Return the dims of each variable (chain, draw, image, ...), unique within a variable.
+
+    A dim without a name is `<variable>_dim_<number>`, and so is a dim whose name stands for
+    another size elsewhere in the group, or for something else in every evaluation ("draw").
+    """
+    sizes: dict[str, set[int]] = {}
+    for variable, array in values.items():
+        for name, size in zip(names[variable], array.shape[3:], strict=True):
+            sizes.setdefault(name or "", set()).add(size)
+    good = {name for name, found in sizes.items() if len(found) == 1} - {""}
+    return {
+        variable: ["chain", "draw", "image", *_unique(variable, names[variable], good)]
+        for variable in values
+    }
+
+
+def _unique(variable: str, names: Sequence[str | None], good: set[str]) -> list[str]:
+    allowed = good - _RESERVED if tuple(names) != PIXELS else good
+    numbers = iter(range(len(names)))
+    return [
+        name if name in allowed and names.count(name) == 1 else f"{variable}_dim_{next(numbers)}"
+        for name in names
+    ]

@@ -1,0 +1,193 @@
+"""Evaluation on held-out images: bounds in nats, importance weights, and what the draws look like.
+
+>>> idata = evaluate(model, guide, dataset.test[:1000], num_particles=100, seed=0)
+>>> idata.sample_stats.log_weight      # (chain, draw, image): log p(x, z) - log q(z | x)
+>>> summarize(idata)["iwae"]
+>>> idata.to_netcdf("evaluation.nc")
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from operator import index
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyro
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+
+import capsule_zoo
+from capsule_zoo.data import Split
+from capsule_zoo.inference.check import name_of
+from capsule_zoo.inference.evaluation.bound import bound_on, not_a_bound, point_sites
+from capsule_zoo.inference.evaluation.collected import PIXELS, Chain, dims_of_group
+from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
+from capsule_zoo.inference.evaluation.prepare import (
+    check_whole,
+    is_per_image,
+    modules_of,
+    prepare,
+)
+from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.objectives.base import repeated
+from capsule_zoo.models.modes import in_eval_mode, seeded
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+# the first particle's number and how many there are; images and labels, repeated for each particle
+Pass = tuple[tuple[int, int], Tensor, Tensor | None]
+
+
+def evaluate(
+    model: Callable,
+    guide: Callable,
+    images: Tensor | Split | np.ndarray,
+    *,
+    labels: Tensor | np.ndarray | None = None,
+    num_particles: int = 50,
+    chains: int = 1,
+    seed: int = 0,
+    discrete: bool = True,
+    draws: int = 4,
+    batch_size: int = 512,
+) -> InferenceData:
+    """Importance-weigh a guide's draws against the model, image by image.
+
+    Args:
+        model, guide: the pair, on the device and in the precision they have. Modules or plain
+            functions of (images, labels=None); a function keeps what `pyro.param` holds for it.
+            Of Pyro's AutoGuides, AutoNormal and AutoDelta have a density for each image; the
+            others (AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal,
+            AutoIAFNormal, AutoLaplaceApproximation, AutoStructured) have one for the whole batch,
+            and are fitted and evaluated on one image at a time. None of them draws discrete sites:
+            for a model with relaxed presences pass `discrete=False`.
+        images: (N, C, H, W), a tensor, a NumPy array, or a `Split`, whose labels are not used.
+        labels: (N,) whole numbers, given to both unless None. A supervised model needs them.
+        num_particles: draws for each image, K, in each chain.
+        chains: repetitions with other seeds, for r_hat and for errors between runs. The draws of
+            a chain depend on the seed and on the chain's number only.
+        seed: of the draws; torch's random state is left as it was.
+        discrete: evaluate `with_discrete_presences()` where model and guide offer it. A relaxed
+            pair has a log weight too, but it is a bound on the relaxed model only.
+        draws: posterior draws to keep for each image and chain, at most `num_particles`.
+        batch_size: rows in one pass: images times particles. A guide with parameters per image
+            (AutoGuides, guides with `per_image = True`) gets all images in every pass.
+
+    Returns:
+        An arviz InferenceData with the groups sample_stats (log_weight: chain, draw = K, image),
+        posterior (by site, without auxiliary sites), posterior_predictive and log_likelihood (both
+        absent when the model sums sites out) and observed_data. Images are the variable `pixels`
+        there, because `image` is the dim; other dims have the names of the model's plates.
+
+        `log_likelihood` is log p(image | latents) at the kept draws. The draws come from the guide,
+        and each image has latents of its own: `arviz.loo` is then the harmonic mean estimate of
+        log p(image), right for the exact posterior only. Rank by `iwae` instead.
+
+        Its attributes (str, int and float, as netCDF needs them) hold estimator, num_particles,
+        num_chains, num_images, seed, names, versions and seconds, and what was measured:
+
+        - presence: "discrete", "relaxed", or "none" for a model that has nothing to relax.
+        - bound_on: what the log weights bound in expectation: "log p(image)", or the same "of the
+          relaxed model", "log p(image, label)" where labels are observed as well, and
+          "log p(label | image)" for a supervised model, exact where no site is latent.
+        - is_bound: 1, or 0 where `not_a_bound` holds a reason: the guide has a Delta over a
+          continuous site (named in point_sites), for which the log weight is a MAP objective; the
+          model is not `normalised` (see `log_partition`); or labels enter as a mere factor.
+
+    Raises:
+        ValueError: images or labels are not what the model takes, a supervised model is given no
+            labels, or a number is not allowed.
+        IncompatibleGuide: the guide does not fit the model.
+    """
+    check_whole(1, num_particles=num_particles, chains=chains, batch_size=batch_size)
+    check_whole(0, draws=draws)
+    seed = check_seed(seed)
+    pair = prepare(model, guide, images, labels=labels, seed=seed, discrete=discrete)
+    model, guide, images, labels = pair[:4]
+    kept: list[Chain] = []
+    began = time.perf_counter()
+    mode = in_eval_mode(*modules_of(model, guide))
+    with isolated_parameters(model, guide), mode, torch.no_grad():
+        for number in range(chains):
+            passes = _passes(guide, images, labels, num_particles, batch_size)
+            with seeded(chain_seed(seed, number)):
+                chain, model_trace, guide_trace = _run(model, guide, passes, draws)
+            kept.append(chain)
+    seconds = time.perf_counter() - began
+    points = point_sites(model_trace, guide_trace)
+    reasons = not_a_bound(model, model_trace, points)
+    attributes = {
+        "estimator": "importance weighting",
+        "num_particles": index(num_particles),
+        "num_chains": index(chains),
+        "num_images": len(images),
+        "seed": seed,
+        "model": name_of(model),
+        "guide": name_of(guide),
+        "data": pair.name,
+        "units": "nats per image",
+        "presence": pair.presence,
+        "bound_on": bound_on(model, model_trace, pair.presence),
+        "is_bound": int(not reasons),
+        "not_a_bound": "; ".join(reasons),
+        "point_sites": ", ".join(sorted(points)),
+        "seconds": seconds,
+        "capsule_zoo": capsule_zoo.__version__,
+        "pyro": pyro.__version__,
+        "torch": str(torch.__version__),  # is of a subclass of str, which netCDF does not take
+    }
+    return inference_data(_groups(kept, images), attributes)
+
+
+def chain_seed(seed: int, chain: int) -> int:
+    """Return the seed of one chain; chains of evaluations with neighboring seeds share none."""
+    if chain == 0:
+        return seed
+    state = np.random.SeedSequence(seed, spawn_key=(chain,)).generate_state(1, np.uint64)
+    return int(state[0]) >> 1
+
+
+def _groups(chains: list[Chain], images: Tensor) -> dict[str, Variables]:
+    """Dims and arrays by group and variable."""
+    by_chain = [chain.values() for chain in chains]
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for group, variable in by_chain[0]:
+        stacked = np.stack([values[group, variable] for values in by_chain])
+        arrays.setdefault(group, {})[variable] = stacked
+    groups: dict[str, Variables] = {}
+    for group, variables in arrays.items():
+        names = {variable: chains[0].names[group, variable] for variable in variables}
+        dims = dims_of_group(variables, names)
+        groups[group] = {name: (dims[name], array) for name, array in variables.items()}
+    groups["observed_data"] = {"pixels": (["image", *PIXELS], images.cpu().numpy())}
+    return groups
+
+
+def _run(
+    model: Callable, guide: Callable, passes: Iterator[Pass], draws: int
+) -> tuple[Chain, Trace, Trace]:
+    """One chain, and the traces of its last pass."""
+    chain = Chain(draws)
+    for particles, images, labels in passes:
+        log_weight, model_trace, guide_trace = log_weights(model, guide, images, labels)
+        chain.add(particles, log_weight, model_trace, guide_trace)
+    return chain, model_trace, guide_trace
+
+
+def _passes(
+    guide: Callable, images: Tensor, labels: Tensor | None, particles: int, rows: int
+) -> Iterator[Pass]:
+    """Batches of at most `rows` rows: (first particle, how many), images repeated, labels."""
+    size = len(images) if is_per_image(guide) else min(len(images), rows)
+    at_once = 1 if is_per_image(guide) else max(1, rows // size)
+    for begin in range(0, len(images), size):
+        part = images[begin : begin + size]
+        part_labels = None if labels is None else labels[begin : begin + size]
+        for first in range(0, particles, at_once):
+            count = min(at_once, particles - first)
+            yield (first, count), *repeated(part, part_labels, count)

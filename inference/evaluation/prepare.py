@@ -1,0 +1,129 @@
+"""Check a pair, its images and its labels, and bring them into the form that is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import index
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pyro.infer.autoguide import AutoGuide
+from torch import Tensor, nn
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference.check import check_pair, name_of
+from capsule_zoo.inference.evaluation.presence import (
+    discrete_form,
+    presence_of,
+    refuse_relaxed_draws,
+    relaxed_sites,
+)
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.models.checks import check_images_of
+from capsule_zoo.models.modes import in_eval_mode, seeded
+
+
+class Prepared(NamedTuple):
+    """A pair that has passed all checks, as it is evaluated.
+
+    Attributes:
+        model, guide: in their discrete form, if so requested.
+        images, labels: on the device and, images, in the precision of the parameters.
+        presence: see `evaluate`.
+        name: of the data.
+    """
+
+    model: Callable
+    guide: Callable
+    images: Tensor
+    labels: Tensor | None
+    presence: str
+    name: str
+
+
+def prepare(
+    model: Callable,
+    guide: Callable,
+    images: Tensor | Split | np.ndarray,
+    *,
+    labels: Tensor | np.ndarray | None,
+    seed: int,
+    discrete: bool,
+) -> Prepared:
+    """Check everything about a pair, its images and its labels; see `evaluate`.
+
+    Raises:
+        ValueError, IncompatibleGuide: see `evaluate`.
+    """
+    name = str(images.name) if isinstance(images, Split) else "images"
+    pixels = images.images if isinstance(images, Split) else images
+    pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
+    check_images_of(model, pixels)
+    classes = None if labels is None else as_labels(labels, len(pixels))
+    if classes is None and getattr(model, "supervised", False):
+        raise ValueError(
+            f"{name_of(model)} explains labels, and without them there is no bound; pass labels=..."
+            " for log p(label | image), or measure "
+            "capsule_zoo.inference.evaluation.classification.error_rate(model, split)"
+        )
+    pixels, classes = _as_wanted(model, guide, pixels, classes)
+    few = slice(None) if is_per_image(guide) else slice(2)
+    shown = pixels[few], None if classes is None else classes[few]
+    mode = in_eval_mode(*modules_of(model, guide))
+    with isolated_parameters(model, guide), mode, seeded(seed), torch.no_grad():
+        relaxed = relaxed_sites(model, *shown)
+        if discrete:
+            model, guide = discrete_form(model), discrete_form(guide)
+            refuse_relaxed_draws(model, guide, relaxed, *shown)
+            relaxed = set()
+        check_pair(model, guide, *shown)
+    return Prepared(model, guide, pixels, classes, presence_of(model, relaxed), name)
+
+
+def check_whole(minimum: int, **arguments: Any) -> None:
+    """Raise ValueError naming the first argument that is not a whole number from `minimum` on."""
+    for name, value in arguments.items():
+        try:
+            allowed = index(value) >= minimum
+        except TypeError:
+            allowed = False
+        if not allowed:
+            raise ValueError(f"{name} must be at least {minimum}, a whole number, not {value!r}")
+
+
+def as_labels(labels: Tensor | np.ndarray, number: int) -> Tensor:
+    """Return labels as a tensor, or raise ValueError unless they are `number` whole numbers."""
+    if not isinstance(labels, Tensor | np.ndarray):
+        raise ValueError(
+            f"labels must be a tensor of {number} whole numbers, one for each image, not "
+            f"{type(labels).__name__}; use torch.as_tensor(labels)"
+        )
+    labels = torch.as_tensor(labels)
+    whole = not labels.is_floating_point() and not labels.is_complex()
+    if not whole or labels.dtype == torch.bool or labels.shape != (number,):
+        raise ValueError(
+            f"labels must be whole numbers of shape ({number},), one for each image, not "
+            f"{str(labels.dtype).removeprefix('torch.')} of shape {tuple(labels.shape)}"
+        )
+    return labels
+
+
+def is_per_image(guide: Callable) -> bool:
+    """Whether the guide's parameters belong to one batch of images, in its order."""
+    return isinstance(guide, AutoGuide) or getattr(guide, "per_image", False)
+
+
+def modules_of(*programs: Callable) -> list[nn.Module]:
+    """Return those programs that are modules, and not plain functions."""
+    return [program for program in programs if isinstance(program, nn.Module)]
+
+
+def _as_wanted(
+    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Images and labels on the device of the parameters, images in their precision."""
+    parameters = (p for module in modules_of(model, guide) for p in module.parameters())
+    parameter = next(parameters, images)
+    images = images.to(parameter.device, parameter.dtype)
+    return images, None if labels is None else labels.to(parameter.device)

@@ -1,0 +1,118 @@
+"""How much of the class a latent knows: a linear classifier on what the guide infers.
+
+>>> train, test = (latents(guide, split.images, ["object_presence"]) for split in splits)
+>>> linear_probe(train, labels, test, test_labels)      # accuracy and its standard error
+
+The guide never sees a label; only the probe does, on training latents alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import log_softmax
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+from capsule_zoo.inference.evaluation.ancestral import law_means
+from capsule_zoo.inference.evaluation.classification import Share
+
+
+class Accuracy(Share):
+    """A share of right answers."""
+
+
+class Information(NamedTuple):
+    """What features tell of the class, in nats, its standard error, and how many were asked."""
+
+    value: float
+    se: float
+    n: int
+
+
+def latents(
+    guide: nn.Module, images: Tensor, sites: list[str], batch_size: int = 500, seed: int = 0
+) -> np.ndarray:
+    """What the guide infers at some sites, as one row of features for each image.
+
+    A site with `logits`, a presence, gives its probability; any other gives the mean of its law,
+    or its draw where the law knows no mean.
+
+    Args:
+        images: (N, C, H, W).
+        sites: names of the guide's sites, in the order of the features.
+
+    Returns:
+        (N, features).
+
+    Raises:
+        ValueError: the guide draws no site of that name.
+    """
+    found = law_means(guide, images, sites, seed, batch_size)
+    return torch.cat([found[name].flatten(1) for name in sites], dim=1).cpu().numpy()
+
+
+def linear_probe(
+    train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
+) -> Accuracy:
+    """Test accuracy of a logistic regression fitted on standardised training latents.
+
+    Args:
+        train, test: features (N, features) from `latents`.
+        labels, test_labels: (N,) integers.
+        penalty: inverse strength of the squared penalty, scikit-learn's `C`.
+
+    Raises:
+        ValueError: features and labels of different lengths.
+    """
+    return probe_scores(train, labels, test, test_labels, penalty)[0]
+
+
+def probe_scores(
+    train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
+) -> tuple[Accuracy, Information]:
+    """The accuracy of `linear_probe`, and what its probabilities say of the class.
+
+    The latter, the mean of log q(class | features) - log p(class) over test images, is a lower
+    bound on the mutual information of class and features (Barber & Agakov 2003); -inf where a
+    class of the test images was never trained on.
+
+    Args, Raises: as `linear_probe`.
+    """
+    _check_lengths("test", test, test_labels)
+    probe = fit_probe(train, labels, penalty)
+    answers = test_labels.numpy()
+    scores = probe.decision_function(test)
+    if scores.ndim == 1:  # of two classes scikit-learn gives the log-odds
+        scores = np.stack([np.zeros_like(scores), scores], axis=1)
+    log_probability = log_softmax(scores, axis=1)  # `predict_log_proba` may take the log of 0
+    known = probe.classes_
+    accuracy = Accuracy.of(torch.from_numpy(known[log_probability.argmax(1)] == answers))
+    count = len(test)
+    _, kinds, frequency = np.unique(answers, return_inverse=True, return_counts=True)
+    place = np.searchsorted(known, answers).clip(max=len(known) - 1)
+    told = np.where(known[place] == answers, log_probability[np.arange(count), place], -np.inf)
+    gain = told - np.log(frequency / count)[kinds]
+    with np.errstate(invalid="ignore"):
+        return accuracy, Information(float(gain.mean()), float(gain.std() / count**0.5), count)
+
+
+def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeline:
+    """The classifier of `linear_probe`, fitted once to be asked about many features.
+
+    Args, Raises: as `linear_probe`.
+    """
+    _check_lengths("train", train, labels)
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=2000))
+    return probe.fit(train, labels.numpy())
+
+
+def _check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
+    if len(features) != len(answers):
+        raise ValueError(
+            f"{name} has {len(features)} rows but {len(answers)} labels; give one for each row"
+        )

@@ -1,0 +1,91 @@
+"""Headline numbers of an evaluation, in nats per image, over all of its chains and draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from capsule_zoo.inference.evaluation.inference_data import pareto_shape
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+
+def summarize(idata: InferenceData) -> dict[str, float | int | bool]:
+    """Compute the headline numbers of an evaluation, or of several joined by `arviz.concat`.
+
+    All chains and draws are pooled. What a bound is a bound on is `idata.attrs["bound_on"]`, and
+    which presences were drawn is `idata.attrs["presence"]`; see `evaluate`.
+
+    Returns:
+        elbo, iwae (log-mean-exp of K weights; Burda, Grosse and Salakhutdinov 2016) and their
+        standard errors over images, NaN where the evaluation is not a bound; map_objective, the
+        mean log weight where it is not one, and NaN where it is; ess, the mean over images of the
+        effective number of draws; pareto_k, the median over images of the Pareto shape;
+        seconds_per_image, for all K draws; is_bound; num_particles, K, over all chains;
+        num_images.
+
+    Raises:
+        ValueError: evaluations were joined that measure different things.
+    """
+    refuse_mixture(idata)
+    log_weight = pooled_log_weight(idata)
+    draws, images = log_weight.shape
+    bound = all(each_value(idata.attrs["is_bound"]))
+    elbo = per_image_elbo(idata)
+    iwae = logsumexp(log_weight, axis=0) - np.log(draws)
+    ess = np.exp(2 * logsumexp(log_weight, axis=0) - logsumexp(2 * log_weight, axis=0))
+    nan = float("nan")
+    return {
+        "elbo": float(elbo.mean()) if bound else nan,
+        "elbo_se": standard_error(elbo) if bound else nan,
+        "iwae": float(iwae.mean()) if bound else nan,
+        "iwae_se": standard_error(iwae) if bound else nan,
+        "map_objective": nan if bound else float(elbo.mean()),
+        "ess": float(ess.mean()),
+        "pareto_k": float(np.median(pareto_shape(log_weight.T))),
+        "seconds_per_image": float(sum(each_value(idata.attrs["seconds"]))) / images,
+        "is_bound": bound,
+        "num_particles": draws,
+        "num_images": images,
+    }
+
+
+def pooled_log_weight(idata: InferenceData) -> np.ndarray:
+    """Return the log weights of all chains and draws, (chains * draws, images)."""
+    log_weight = idata.sample_stats["log_weight"].transpose("chain", "draw", "image").values
+    return log_weight.reshape(-1, log_weight.shape[-1])
+
+
+def per_image_elbo(idata: InferenceData) -> np.ndarray:
+    """Return the mean log weight of each image over chains and draws, (images,), in nats."""
+    return pooled_log_weight(idata).mean(0)
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Return the standard error of the mean over images; NaN for a single image."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def refuse_mixture(idata: InferenceData) -> None:
+    """Raise ValueError where evaluations of different quantities or images were joined."""
+    for name in ("presence", "bound_on", "data", "num_images"):
+        values = sorted({str(value) for value in each_value(idata.attrs[name])})
+        if len(values) > 1:
+            raise ValueError(
+                f"idata joins evaluations whose {name!r} differs ({', '.join(values)}); "
+                "summarize each one separately"
+            )
+
+
+def each_value(attribute: Any) -> list[Any]:
+    """Return the values of an attribute, of one evaluation or of several.
+
+    `arviz.concat` makes a list of an attribute whose values differ (and a nested list, when it
+    joins what was joined), netCDF an array of that, and both keep a value that is shared.
+    """
+    if not isinstance(attribute, list | tuple | np.ndarray):
+        return [attribute]
+    return [value for entry in attribute for value in each_value(entry)]

@@ -1,0 +1,241 @@
+"""What one does with a model and a guide, by one verb each: the same verbs for every model.
+
+>>> encode(model, guide, images)["object_presence"]             # means of the latents, (N, ...)
+>>> reconstruct(model, guide, images)                           # (N, C, H, W)
+>>> posterior_predictive(model, guide, images, num_samples=20)  # (20, N, C, H, W)
+>>> sample(model, 36)                                           # (36, C, H, W)
+>>> classify(model, images)                                     # (N,)
+
+All run on the discrete model, in evaluation mode and without gradients. `seed` alone decides what
+is drawn: torch's own random state, Pyro's parameter store and the modules are left as they were. A
+model that lacks a verb refuses it and names what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference.evaluation.ancestral import (
+    discrete,
+    draw_images,
+    infer,
+    law_means,
+    mean_images,
+)
+from capsule_zoo.inference.evaluation.classification import predictions
+from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_at_least, check_images_of
+
+Images = Tensor | Split
+
+
+class _Pass(NamedTuple):
+    """Images (draws x N, ...), how many go at once, seeds of what guide and model draw."""
+
+    images: Tensor
+    draws: int
+    rows: int
+    guide_seed: int
+    model_seed: int
+
+
+def encode(
+    model: Model,
+    guide: nn.Module,
+    images: Images,
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> dict[str, Tensor]:
+    """Return the posterior mean of every latent site, as the guide has it.
+
+    Each draw gives the mean of a site's law, given what the guide has drawn for the sites before
+    it; these means are averaged over the draws. So one draw is exact where the sites are
+    independent under the guide, as in a VAE, and for sites that come first, such as parts, which
+    are read off the image. It is an estimate for those that depend on them, such as objects.
+
+    Args:
+        model, guide: the pair.
+        images: (N, C, H, W), or a `Split`.
+        num_samples: draws of the guide for each image.
+        seed: of the draws.
+        batch_size: images in one pass.
+
+    Returns:
+        By site, (N, ...): means, probabilities of presences, and of a class the probabilities of
+        its values. A law that knows no mean is represented by its draws.
+
+    Raises:
+        ValueError: images that the model does not take, a number below 1, or a guide with relaxed
+            presences only.
+    """
+    found: dict[str, Tensor] = {}
+    sites = [site.name for site in model.latent_sites]
+    with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
+        for each in passes:
+            means = law_means(discrete(guide), each.images, sites, each.guide_seed, each.rows)
+            for name, values in means.items():
+                total = values.unflatten(0, (each.draws, -1)).sum(0)
+                found[name] = found[name] + total if name in found else total
+    return {name: total / num_samples for name, total in found.items()}
+
+
+def reconstruct(
+    model: Model,
+    guide: nn.Module,
+    images: Images,
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> Tensor:
+    """Return the images as the model paints what the guide infers, (N, C, H, W), without noise.
+
+    It is E[image | latents], averaged over `num_samples` draws of the latents from the guide.
+
+    Args: as of `encode`.
+
+    Raises:
+        ValueError: as `encode`, or the model paints no images.
+    """
+    _check_paints(model)
+    with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
+        totals = [_painted(model, guide, each, mean_images).sum(0) for each in passes]
+    return torch.stack(totals).sum(0) / num_samples
+
+
+def posterior_predictive(
+    model: Model,
+    guide: nn.Module,
+    images: Images,
+    num_samples: int = 100,
+    *,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> Tensor:
+    """Return new images as the model draws them given what the guide infers, pixel noise included.
+
+    In Pyro's own words it is `Predictive(poutine.uncondition(model), guide=guide,
+    num_samples=num_samples)(images)["image"]` on the discrete pair, without the plate's extra dim.
+
+    Args:
+        num_samples: draws of latents and pixels for each image.
+        model, guide, images, seed, batch_size: as of `encode`.
+
+    Returns:
+        (num_samples, N, C, H, W).
+
+    Raises:
+        ValueError: as `encode`, or the model paints no images.
+    """
+    _check_paints(model)
+    with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
+        return torch.cat([_painted(model, guide, each, draw_images) for each in passes])
+
+
+def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 500) -> Tensor:
+    """Return images drawn from the model, (number, C, H, W), pixel noise included.
+
+    `capsule_zoo.inference.evaluation.ancestral.mean_images` gives the same draws without the noise.
+
+    Args:
+        number: of images; of an energy model, of Gibbs chains.
+        seed, batch_size: as of `encode`.
+
+    Raises:
+        ValueError: a number below 1, or the model paints no images.
+    """
+    check_at_least(1, number=number, batch_size=batch_size)
+    check_at_least(0, seed=seed)
+    _check_paints(model)
+    with isolated_parameters(model):
+        return draw_images(model, number, seed=seed, batch_size=batch_size)
+
+
+def classify(model: Model, images: Images, *, batch_size: int = 100) -> Tensor:
+    """Return the likeliest labels of images (N, C, H, W), (N,).
+
+    How likely each class of a classifier is, `encode(model, guide, images)["label"]` says.
+
+    Raises:
+        ValueError: the model tells no classes, or does not take the images.
+    """
+    check_at_least(1, batch_size=batch_size)
+    if not hasattr(model, "predict"):
+        raise ValueError(
+            f"{type(model).__name__} tells no classes; fit a linear probe on what its guide "
+            "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
+        )
+    with isolated_parameters(model):
+        return predictions(model, _as_wanted(model, images), batch_size)
+
+
+def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., Tensor]) -> Tensor:
+    """Return what is painted of the guide's draws, (draws, N, C, H, W)."""
+    sites = [site.name for site in model.latent_sites]
+    latents = infer(guide, each.images, sites, each.guide_seed, each.rows)
+    number, seed = len(each.images), each.model_seed
+    painted = paint(model, number, latents, seed, each.rows, images=each.images)
+    return painted.unflatten(0, (each.draws, -1))
+
+
+@contextmanager
+def _ready(
+    model: Model, guide: nn.Module, images: Images, num_samples: int, seed: int, batch_size: int
+) -> Iterator[Iterator[_Pass]]:
+    """Yield the passes over the images, with nobody else's parameters in Pyro's store."""
+    check_at_least(1, num_samples=num_samples, batch_size=batch_size)
+    check_at_least(0, seed=seed)
+    relaxed = model.with_discrete_presences() is not model
+    if relaxed and not hasattr(guide, "with_discrete_presences"):
+        raise ValueError(
+            f"{type(guide).__name__} has relaxed presences only, which the discrete model does not "
+            "take; use a guide of capsule_zoo.guides"
+        )
+    wanted = _as_wanted(model, images)
+    with isolated_parameters(model, guide):
+        yield _passes(guide, wanted, num_samples, seed, batch_size)
+
+
+def _passes(
+    guide: nn.Module, images: Tensor, num_samples: int, seed: int, batch_size: int
+) -> Iterator[_Pass]:
+    """Yield all draws, as many at once as `batch_size` images allow.
+
+    The parameters of a guide that is `per_image` belong to these images in this order, so that all
+    of them go at once. The first seed of the guide's is `seed`; the others follow from it.
+    """
+    alone = is_per_image(guide)
+    at_once = 1 if alone else max(1, batch_size // len(images))
+    rows = len(images) if alone else batch_size
+    generator = torch.Generator().manual_seed(seed)
+    for first in range(0, num_samples, at_once):
+        further, model_seed = torch.randint(2**62, (2,), generator=generator).tolist()
+        draws = min(at_once, num_samples - first)
+        guide_seed = seed if first == 0 else further
+        yield _Pass(images.repeat(draws, 1, 1, 1), draws, rows, guide_seed, model_seed)
+
+
+def _as_wanted(model: Model, images: Images) -> Tensor:
+    """Return images, once they are checked, on the model's device and in its precision."""
+    images = images.images if isinstance(images, Split) else images
+    check_images_of(model, images)
+    parameter = next(model.parameters(), images)
+    return images.to(parameter.device, parameter.dtype)
+
+
+def _check_paints(model: Model) -> None:
+    if model.supervised:
+        raise ValueError(
+            f"{type(model).__name__} explains labels and says nothing of images; use "
+            "classify(model, images)"
+        )

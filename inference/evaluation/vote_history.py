@@ -1,0 +1,58 @@
+"""How a capsule network's last routing gathers votes, iteration by iteration.
+
+As the paper draws it (Hinton, Sabour & Frosst 2018, figure 2): distances of votes to the mean of
+each class capsule, weighted by assignment.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.models.matrix_capsules import MatrixCapsules
+from capsule_zoo.models.modes import in_eval_mode
+
+
+class VoteHistory(NamedTuple):
+    """The votes for the class capsules, as seen after each iteration.
+
+    Attributes:
+        distance: of each vote to the mean of the class, (iterations, N, classes, children).
+        weight: what the class has of the child, presence included, of the same shape.
+        wins: True for the likeliest class, (N, classes).
+    """
+
+    distance: Tensor
+    weight: Tensor
+    wins: Tensor
+
+    def mean_distance(self, chosen: Tensor) -> Tensor:
+        """Over the votes for the classes that are chosen, (N, classes); (iterations, N)."""
+        weight = self.weight * chosen[:, :, None]
+        return (weight * self.distance).sum((2, 3)) / weight.sum((2, 3))
+
+    def share_of_winner(self) -> Tensor:
+        """What the likeliest class has of all children, (iterations, N)."""
+        return (self.weight * self.wins[:, :, None]).sum((2, 3)) / self.weight.sum((2, 3))
+
+
+@torch.no_grad()
+def vote_history(model: MatrixCapsules, images: Tensor, batch_size: int = 100) -> VoteHistory:
+    """What the last routing makes of images (N, C, H, W)."""
+    with in_eval_mode(model):
+        parts = [_history(model, batch) for batch in images.split(batch_size)]
+    distances, weights, wins = zip(*parts, strict=True)
+    return VoteHistory(torch.cat(distances, 1), torch.cat(weights, 1), torch.cat(wins))
+
+
+def _history(model: MatrixCapsules, images: Tensor) -> VoteHistory:
+    votes, distances, weights = model.class_votes(images), [], []
+    for belief in model.classes.routing.beliefs(votes, model.classes.law()):
+        square = votes.distance(belief.mean, torch.ones_like(belief.mean))
+        distances.append(square.clamp_min(0).sqrt()[:, 0])
+        weights.append((votes.presence * belief.share)[:, 0])
+    surest = belief.logits[:, 0]
+    wins = surest == surest.amax(1, keepdim=True)
+    return VoteHistory(torch.stack(distances), torch.stack(weights), wins)

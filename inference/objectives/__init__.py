@@ -1,0 +1,1 @@
+"""Objectives: what training minimizes."""

@@ -1,0 +1,175 @@
+"""Wake-sleep and reweighted wake-sleep, for any pair of a directed model and a guide.
+
+    wake    latents from the guide on images; the model learns to make both
+    sleep   images and latents from the model; the guide learns to recognise them
+
+Reweighted wake-sleep draws K particles for each image and weighs them by w_k, the share of
+p(x, z_k) / q(z_k | x) among the image's own particles, in the wake phase of both:
+
+    model   descends  -sum_k w_k log p(x, z_k)
+    guide   descends  -(1 - sleep) sum_k w_k log q(z_k | x)  -  sleep log q(z | x),  (z, x) dreamt
+
+The value of either objective is that of a bound, so that rows of one table compare: minus the ELBO
+for wake-sleep, minus the IWAE of K particles for the reweighted kind. Its gradient is not that of
+the bound: it is as above.
+
+References:
+    Hinton, Dayan, Frey & Neal 1995, "The Wake-Sleep Algorithm for Unsupervised Neural Networks".
+    Bornschein & Bengio 2015, "Reweighted Wake-Sleep" (ICLR). Li & Zhu 2019, "Capsule Generative
+    Models": the sleep phase that starts at the wake phase's top layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+
+from capsule_zoo.inference.log_weight import call_arguments, log_density
+from capsule_zoo.inference.objectives.base import Objective, repeated, with_gradient
+from capsule_zoo.models.checks import check_at_least
+
+
+class WakeSleep(Objective):
+    """The wake-sleep algorithm; one draw for each image.
+
+    Args:
+        recycle_top: start the sleep phase at the top layer that the wake phase has recognised, as
+            the paper does; the model then says which sites these are (`top_sites`). Otherwise it
+            starts at the prior, which is the classical algorithm.
+
+    Raises:
+        ValueError: on use, `recycle_top` and a model without `top_sites`.
+    """
+
+    is_bound = True
+
+    def __init__(self, recycle_top: bool = True) -> None:
+        super().__init__()
+        self.recycle_top = recycle_top
+
+    def differentiable_loss(
+        self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
+    ) -> Tensor:
+        """Minus the ELBO of one draw, in nats per image, with the gradient of wake and sleep."""
+        recognised, log_p, log_q = wake(model, guide, images, labels)
+        value = (log_q - log_p).mean()
+        start = _only(recognised, top_sites(model)) if self.recycle_top else Trace()
+        dreamt = sleep(model, guide, start, images, labels)
+        return descending(value, {model: -log_p.mean(), guide: -dreamt})
+
+
+class ReweightedWakeSleep(Objective):
+    """Reweighted wake-sleep with weights normalised for each image.
+
+    (Pyro's own objective of this name weighs whole batches.)
+
+    Args:
+        num_particles: K, draws for each image.
+        sleep: share of the sleep phase in the guide's gradient, from 0 to 1.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    is_bound = True
+
+    def __init__(self, num_particles: int = 5, sleep: float = 0.5) -> None:
+        super().__init__()
+        check_at_least(1, num_particles=num_particles)
+        if not 0 <= sleep <= 1:
+            raise ValueError(f"sleep must be from 0 to 1, not {sleep!r}")
+        self.num_particles, self.sleep = num_particles, sleep
+
+    def differentiable_loss(
+        self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
+    ) -> Tensor:
+        """Minus the IWAE of K particles, in nats per image, with the gradients above."""
+        count, size = self.num_particles, len(images)
+        _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
+        log_weight = (log_p - log_q).detach().view(count, size)
+        share = log_weight.softmax(0).flatten() / size
+        value = -(log_weight.logsumexp(0) - math.log(count)).mean()
+        recognise = -(1 - self.sleep) * (share * log_q).sum()
+        if self.sleep:
+            recognise = recognise - self.sleep * sleep(model, guide, Trace(), images, labels)
+        generate = -(share * log_p).sum()
+        return descending(value, {model: generate, guide: recognise})
+
+
+def wake(
+    model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
+) -> tuple[Trace, Tensor, Tensor]:
+    """The guide's draws, held constant, with log p(x, z) and log q(z | x), (B,) each, in nats."""
+    arguments = call_arguments(images, labels)
+    with _Constant():
+        drawn = poutine.trace(guide).get_trace(*arguments)
+    scored = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*arguments)
+    return drawn, log_density(scored, images), log_density(drawn, images)
+
+
+def sleep(
+    model: nn.Module,
+    guide: nn.Module,
+    start: Trace,
+    images: Tensor,
+    labels: Tensor | None = None,
+) -> Tensor:
+    """Mean of log q(z | x) over as many dreams (z, x) of the model as there are images, in nats.
+
+    Args:
+        start: sites at which the dreams begin; the rest is drawn from the model.
+    """
+    with torch.no_grad(), poutine.block():
+        program = poutine.trace(poutine.replay(model, trace=start))
+        dream = program.get_trace(None, labels, batch_size=len(images))
+    seen = dream.nodes["_RETURN"]["value"]
+    trace = poutine.trace(poutine.replay(guide, trace=dream)).get_trace(
+        *call_arguments(seen, labels)
+    )
+    return log_density(trace, seen).mean()
+
+
+def top_sites(model: nn.Module) -> Iterable[str]:
+    """Sites from which the model can dream the rest; ValueError where it does not say."""
+    sites = getattr(model, "top_sites", None)
+    if sites is None:
+        raise ValueError(
+            f"recycle_top=True needs a model that names its top_sites, and {type(model).__name__} "
+            "does not; use recycle_top=False"
+        )
+    return sites
+
+
+def _only(trace: Trace, sites: Iterable[str]) -> Trace:
+    """A trace of these sites alone."""
+    kept = Trace()
+    for name in sites:
+        kept.add_node(name, **trace.nodes[name])
+    return kept
+
+
+class _Constant(Messenger):
+    """Within it no draw depends on parameters, whether or not its law could be reparametrised."""
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if not msg["is_observed"]:
+            msg["value"] = msg["value"].detach()
+
+
+def descending(value: Tensor, losses: Mapping[nn.Module, Tensor]) -> Tensor:
+    """This value, with the gradient of each loss by the parameters of its own module only."""
+    parameters: list[Tensor] = []
+    gradients: list[Tensor | None] = []
+    for module, loss in losses.items():
+        own = [p for p in module.parameters() if p.requires_grad]
+        if own and torch.is_grad_enabled():
+            parameters += own
+            gradients += torch.autograd.grad(loss, own, allow_unused=True)
+    return with_gradient(value, parameters, gradients)

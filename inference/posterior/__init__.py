@@ -1,0 +1,1 @@
+"""A trained pair improved or used again: refining, widening, transformations, priors."""

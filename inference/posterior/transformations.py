@@ -1,0 +1,192 @@
+"""Transformations that a model is asked for: trained with random ones, and inferred when unknown.
+
+>>> fit(Requested(model, Rotations(), [(-180, 180)] * 10), guide, data, labels=True, epochs=5)
+>>> found = infer_transformation(model, guide, images, Rotations(), grid=torch.arange(0, 360, 15.0))
+>>> found.best                                            # (B, 1), degrees
+>>> found.probabilities                                   # (B, 24), over the grid
+
+A model that paints on request (`models.conditional_autoencoder`) takes the request as known. Where
+it is not known it can be inferred, by importance weighting of the guide's codes: for each request
+
+    log p(image | T) = log mean_k p(image, z_k | T) / q(z_k | image, moved back by T)
+
+is estimated with the same noise for all of them. The guide is only a proposal here, so that the
+estimate holds however badly it reads an image that was moved back wrongly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Requests
+from capsule_zoo.guides import ConditionalEncoder
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.models.base import NamedModule
+from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.on_request import OnRequest
+
+
+class Requested(NamedModule):
+    """A model in training: every image is asked for under a random transformation of its own.
+
+    The guide reads the plain image, and the loss is a bound on the log density of the transformed
+    one, given the request, on average over requests. Call it with labels.
+
+    Args:
+        model: trained in place; its parameters are not copied.
+        requests: the family of transformations.
+        ranges: smallest and largest parameter for each class.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self, model: OnRequest, requests: Requests, ranges: Sequence[tuple[float, float]]
+    ) -> None:
+        super().__init__()
+        self._modules["model"] = model  # not by assignment: it keeps its own name in Pyro's store
+        self.requests = requests
+        low, high = torch.tensor(ranges).float().unbind(-1)
+        self.register_buffer("low", low)
+        self.register_buffer("high", high)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        parameters = self.requests.draw(self.low[labels], self.high[labels])
+        moved = self.requests.move(images, parameters)
+        return self.model(moved, request=self.requests.numbers(parameters).to(images))
+
+
+@dataclass(frozen=True)
+class Transformations:
+    """What `infer_transformation` found, for B images and G requests of n parameters.
+
+    Attributes:
+        grid: the requests that were tried, (G, n).
+        log_evidence: log p(image | request), (B, G), in nats; for a guide of points the log density
+            of the image at its points, in which codes are not integrated out.
+        best: parameters after the climb, (B, n).
+        best_log_evidence: at these, (B,); nowhere below the largest on the grid.
+    """
+
+    grid: Tensor
+    log_evidence: Tensor
+    best: Tensor
+    best_log_evidence: Tensor
+
+    @property
+    def probabilities(self) -> Tensor:
+        """p(request | image), (B, G), when all on the grid are as likely beforehand."""
+        return self.log_evidence.softmax(-1)
+
+
+def infer_transformation(
+    model: OnRequest,
+    guide: ConditionalEncoder,
+    images: Tensor,
+    requests: Requests,
+    *,
+    grid: Tensor,
+    starts: int = 3,
+    steps: int = 30,
+    lr: float = 1.0,
+    num_particles: int = 8,
+    seed: int = 0,
+) -> Transformations:
+    """How each image was transformed: a posterior on a grid, and a climb from its best requests.
+
+    Args:
+        model, guide: the pair, which stays as it is; hand over both `with_discrete_presences()` for
+            the evidence of the discrete model.
+        images: (B, C, H, W), transformed.
+        requests: the family of transformations.
+        grid: requests to try, (G, n), or (G,) where there is one parameter.
+        starts: how many of the best requests on the grid each image climbs from.
+        steps: of Adam, under new noise each; 0 for the best of the grid.
+        lr: how far the first step goes, in the unit of the parameters; it falls to zero.
+        num_particles: codes drawn for each image and request.
+        seed: of the noise.
+
+    Raises:
+        ValueError: images that the model does not take, a grid of another shape, or a number out of
+            range.
+    """
+    model.check_images(images)
+    grid = grid[:, None] if grid.dim() == 1 else grid
+    if grid.dim() != 2 or grid.shape[1] != requests.parameters:
+        raise ValueError(f"grid must be (G, {requests.parameters}), not {tuple(grid.shape)}")
+    check_at_least(1, starts=starts, num_particles=num_particles)
+    check_at_least(0, steps=steps)
+    check_positive(lr=lr)
+    grid = grid.to(images)
+    evidence = _Evidence(model, guide, images, requests, num_particles)
+    with (
+        isolated_parameters(model, guide),
+        frozen(model, guide),
+        in_eval_mode(model, guide),
+        seeded(seed),
+    ):
+        tried = torch.stack([evidence.judged(p.expand(len(images), -1), seed) for p in grid], -1)
+        first = tried.topk(min(starts, len(grid)), -1).indices  # (B, starts)
+        candidates = [(grid[first[:, 0]], tried.amax(-1))]
+        torch.manual_seed(seed + 1)
+        for start in first.unbind(-1):
+            found = evidence.climb(grid[start], steps, lr)
+            candidates.append((found, evidence.judged(found, seed)))
+    parameters, values = (torch.stack(each, 1) for each in zip(*candidates, strict=True))
+    best = values.nan_to_num(-math.inf).argmax(1)
+    row = torch.arange(len(images), device=images.device)
+    return Transformations(grid, tried, parameters[row, best], values[row, best])
+
+
+class _Evidence:
+    """log p(image | request) of every image, by importance weighting."""
+
+    def __init__(
+        self,
+        model: OnRequest,
+        guide: ConditionalEncoder,
+        images: Tensor,
+        requests: Requests,
+        particles: int,
+    ) -> None:
+        self.model, self.guide, self.requests = model, guide, requests
+        self.particles, self.images = particles, images.repeat(particles, 1, 1, 1)
+
+    def __call__(self, parameters: Tensor) -> Tensor:
+        """(B,), in nats, differentiable by the parameters (B, n)."""
+        parameters = parameters.repeat(self.particles, 1)
+        numbers = self.requests.numbers(parameters)
+        upright = self.requests.move(self.images, -parameters)
+        log_weight, _, _ = log_weights(
+            lambda images: self.model(images, request=numbers),
+            lambda images: self.guide(upright),
+            self.images,
+        )
+        log_weight = log_weight.view(self.particles, -1)
+        return log_weight.logsumexp(0) - math.log(self.particles)
+
+    @torch.no_grad()
+    def judged(self, parameters: Tensor, seed: int) -> Tensor:
+        """The same under the noise of a seed, so that requests compare."""
+        torch.manual_seed(seed)
+        return self(parameters)
+
+    def climb(self, parameters: Tensor, steps: int, lr: float) -> Tensor:
+        """Parameters (B, n) after gradient ascent, each image on its own."""
+        with torch.enable_grad():
+            parameters = parameters.clone().requires_grad_()
+            optimizer = torch.optim.Adam([parameters], lr)
+            for step in range(steps):
+                optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
+                optimizer.zero_grad()
+                (-self(parameters).sum()).backward()
+                optimizer.step()
+        return parameters.detach()

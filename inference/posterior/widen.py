@@ -1,0 +1,180 @@
+"""Widening: a guide of points becomes a guide with a density, and its loss a bound.
+
+A Delta over a continuous site has no density: its log weight can exceed log p(image). Here every
+such Delta becomes a Normal around the same value, with one scale for each coordinate of the site,
+shared by all images and fitted with everything else frozen. Whatever the scales, the negated loss
+is then a bound; fitting them makes it tight.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from pyro import distributions as dist
+from pyro import poutine
+from pyro.infer import ELBO
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import biject_to
+
+from capsule_zoo.data import Split
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.check import check_pair, is_delta
+from capsule_zoo.inference.evaluation.bound import point_sites
+from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.models.checks import check_images_of, check_positive
+from capsule_zoo.models.modes import frozen
+
+
+class Widened(Guide):
+    """A guide whose Deltas over continuous sites are Normals around the same values.
+
+    A site with another support than the reals gets its Normal in the unconstrained space of
+    `torch.distributions.biject_to`.
+
+    Args:
+        model: the model that both guides belong to.
+        guide: the guide to widen; its parameters are shared, not copied.
+        images: (B, C, H, W), from which the sites and their shapes are read.
+        scale: of every coordinate, before it is fitted.
+
+    Raises:
+        ValueError: the guide has no Delta over a continuous site.
+    """
+
+    def __init__(
+        self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
+    ) -> None:
+        check_positive(scale=scale)
+        super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
+        self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
+        self.per_image = is_per_image(guide)
+        guide_trace, model_trace = _traces(model, guide, images)
+        sites = sorted(point_sites(model_trace, guide_trace))
+        if not sites:
+            raise ValueError(
+                f"guide {type(guide).__name__} has no Delta over a continuous site; "
+                "there is nothing to widen"
+            )
+        self.supports = {name: model_trace.nodes[name]["fn"].support for name in sites}
+        for name in sites:
+            center = biject_to(self.supports[name]).inv(guide_trace.nodes[name]["value"])
+            start = torch.full_like(center[:1], scale).log()  # (1, ...), shared by all images
+            self.register_parameter(f"{name}_log_scale", nn.Parameter(start))
+        guide_trace, model_trace = _traces(_discrete(model), _discrete(guide), images)
+        self.discrete_points = point_sites(model_trace, guide_trace)
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        return tuple(getattr(self.guide, "covers", ()))
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
+        with _Widening(self):
+            return self.guide(*call_arguments(images, labels))
+
+    def scale(self, site: str) -> Tensor:
+        """The scale of each coordinate of a site, (1, ...): the same for every image."""
+        return getattr(self, f"{site}_log_scale").exp()
+
+    def scales(self) -> list[nn.Parameter]:
+        """What is fitted."""
+        return [getattr(self, f"{name}_log_scale") for name in self.supports]
+
+    def with_discrete_presences(self) -> Widened:
+        """The same scales around the discrete guide's poses; no scale where a site is discrete."""
+        discrete = _discrete(self.guide)
+        if discrete is self.guide:
+            return self
+        twin = copy.copy(self)
+        twin._modules = {**self._modules, "guide": discrete}
+        twin.supports = {k: v for k, v in self.supports.items() if k in self.discrete_points}
+        return twin
+
+
+def _traces(model: nn.Module, guide: nn.Module, images: Tensor) -> tuple[Trace, Trace]:
+    """Run the guide, and the model on the guide's draws; the random state stays as it was."""
+    with poutine.block(), torch.no_grad(), torch.random.fork_rng():
+        guide_trace = poutine.trace(guide).get_trace(images)
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(images)
+    return guide_trace, model_trace
+
+
+def _discrete(module: nn.Module) -> nn.Module:
+    """Return the module with discrete presences, where it offers that."""
+    return getattr(module, "with_discrete_presences", lambda: module)()
+
+
+class _Widening(Messenger):
+    """Replaces the Deltas of the widened sites by Normals."""
+
+    def __init__(self, widened: Widened) -> None:
+        super().__init__()
+        self.widened = widened
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if name not in self.widened.supports or not is_delta(msg["fn"]):
+            return
+        transform = biject_to(self.widened.supports[name])
+        law = dist.Normal(transform.inv(msg["fn"].mean), self.widened.scale(name))
+        event_dim = msg["fn"].event_dim + transform.domain.event_dim - transform.codomain.event_dim
+        msg["fn"] = dist.TransformedDistribution(law.to_event(event_dim), [transform])
+
+
+def widen(
+    model: nn.Module,
+    guide: nn.Module,
+    images: Tensor | Split,
+    *,
+    steps: int = 200,
+    lr: float = 0.05,
+    scale: float = 0.05,
+    batch_size: int = 128,
+    seed: int = 0,
+    objective: ELBO | None = None,
+    progress: bool = False,
+) -> Widened:
+    """Turn a guide of points into a guide with a density, and so its loss into a valid bound.
+
+    Args:
+        images: training images (N, C, H, W), or a `Split`; never the held-out ones.
+        steps, lr, batch_size, seed, objective, progress: of the fit of the scales, see `fit`.
+            The learning rate falls to zero along a cosine.
+        scale: where the fit starts.
+
+    Returns:
+        A guide that shares the parameters of `guide`, which are not changed.
+
+    Raises:
+        ValueError: the guide has no Delta over a continuous site, or an argument is not allowed.
+    """
+    images = images.images if isinstance(images, Split) else images
+    check_images_of(model, images)
+    first = next(guide.parameters(), next(model.parameters(), images))
+    few = images if is_per_image(guide) else images[:2]
+    few = few.to(first.device, first.dtype)
+    with isolated_parameters(model, guide):
+        check_pair(model, guide, few)
+        widened = Widened(model, guide, few, scale)
+    with frozen(guide):
+        fit(
+            model,
+            widened,
+            images,
+            objective=objective,
+            lr=lr,
+            schedule="cosine",
+            steps=steps,
+            batch_size=len(images) if widened.per_image else batch_size,
+            seed=seed,
+            freeze="model",
+            device=first.device,
+            progress=progress,
+        )
+    return widened

@@ -1,0 +1,213 @@
+"""Training: one loop for every model, guide and objective.
+
+>>> run = fit(model, guide, load_dataset("digits"), epochs=20, seed=0, checkpoint="run.safetensors")
+>>> run.stopped, run.best_loss
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pyro.infer import ELBO
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+
+from capsule_zoo.data.batches import BatchSource
+from capsule_zoo.inference.functions import as_module, check_program
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.objectives.base import check_objective
+from capsule_zoo.inference.training.callbacks import Callback, check_callbacks
+from capsule_zoo.inference.training.history import Run
+from capsule_zoo.inference.training.memory import keep_memory
+from capsule_zoo.inference.training.optimizers import OptimizerFactory, optimizer_factory
+from capsule_zoo.inference.training.schedule import SCHEDULES, Budget
+from capsule_zoo.inference.training.trainer import CheckpointPlace, Trainer
+from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
+from capsule_zoo.inference.training.workers import join_workers, usable_device
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.modes import frozen
+
+PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
+
+
+def fit(
+    model: Callable,
+    guide: Callable,
+    data: Data,
+    *,
+    objective: ELBO | None = None,
+    optimizer: OptimizerFactory | PyroOptim | None = None,
+    lr: float | dict[str, float] | None = None,
+    schedule: str | None = None,
+    warmup: int | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    transform: Callable[..., Tensor] | None = None,
+    freeze: str | None = None,
+    validation: Data | None = None,
+    validate_every: int | None = None,
+    patience: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    clip: float | None = None,
+    checkpoint: CheckpointPlace | None = None,
+    resume: str | os.PathLike | None = None,
+    device: str | torch.device = "cpu",
+    progress: bool = True,
+    labels: bool = False,
+) -> Run:
+    """Train a model and a guide in place; they end on `device`.
+
+    The same call under `torchrun` spreads every batch over its processes. Ctrl-C stops at the end
+    of a step, writes the checkpoint and returns the run. A callback logs, or ends the run::
+
+        writer = torch.utils.tensorboard.SummaryWriter("runs/first")
+        log = lambda check: writer.add_scalar("held out", check.held_out, check.step)
+        fit(model, guide, data, epochs=20, callbacks=[log, lambda check: check.loss < 100])
+
+    Args:
+        model, guide: torch modules called as `model(images)`, or functions with `pyro.param`, whose
+            parameters stay in Pyro's store; `check_pair` must find that they fit.
+        data: one of
+
+            - a `Dataset` (trained on `.train`, held out `.validation`) or a `Split`;
+            - images (N, C, H, W), a tensor or a numpy array, in the model's range of pixels;
+            - a map-style torch `Dataset` of images or of (image, label), such as torchvision's;
+              images are read when they are needed, except those of a `TensorDataset`;
+            - a torch `DataLoader`, which decides on batches and their order, see `LoaderBatches`;
+              a resumed run reads again, and skips, what it has seen of its epoch.
+
+            Batches are shuffled unless one batch holds all the images, which then keep their
+            order, as guides with parameters per image need.
+        objective: default `TraceEnum_ELBO` where the model enumerates a site, else `Trace_ELBO`.
+        optimizer: a class such as `torch.optim.SGD`, any function that makes a torch optimizer from
+            parameter groups, or one of Pyro's such as `pyro.optim.Adam({"lr": 1e-3})`, whose own
+            rate replaces `lr`; default `torch.optim.Adam`, a parameter's update in one kernel.
+        lr: one learning rate, or `{"model": ..., "guide": ...}`; read by the default optimizer
+            and set on the groups of any other. Where `lr`, `schedule`, `warmup` or `clip` is None,
+            the guide's `fit_settings` say it, else they are 1e-3, "constant", 0 and no clipping.
+        schedule: "constant", "cosine" or "linear"; the latter two end at zero.
+        warmup: steps over which the rates rise to their full size, from the first one on.
+        epochs, steps, minutes: at least one; the first limit that is reached ends the run.
+        batch_size: images of a step, those of all processes together; default 128, and not given
+            with a `DataLoader`.
+        seed: governs the order of the data and every draw of the run.
+        transform: called on the images of each batch, see `capsule_zoo.data.Batches`.
+        freeze: "model" or "guide" keeps its parameters as they are.
+        validation: held-out images in place of those of a `Dataset`, of any kind that `data` may
+            be; at most 1,000 are kept in memory.
+        validate_every: steps between two checks (held-out value, checkpoint, callbacks); default an
+            epoch, but at least 100 steps.
+        patience: stop after so many checks without a lower value, and restore the best state.
+        callbacks: functions called with a `Check` after every check, when the checkpoint has been
+            written, also at the end and after Ctrl-C, by the first process only. True stops the
+            run. What they draw does not change the run.
+        clip: largest norm of the gradient; `math.inf` for none.
+        checkpoint: safetensors file, replaced whole at every check and at the end; or a function
+            that is called with the tree to save, in the first process only.
+        resume: checkpoint to go on from, to the numbers of an uninterrupted run.
+        labels: hand the labels to model and guide too, as a supervised model needs.
+
+    Raises:
+        ValueError: an argument is not allowed.
+        IncompatibleGuide: the guide does not fit the model.
+        CheckpointError: a checkpoint cannot be read or written or is of another pair.
+        NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
+    """
+    given = dict(lr=lr, schedule=schedule, warmup=warmup, clip=clip)
+    pace = {**PACE, **getattr(guide, "fit_settings", {}), **_without_none(given)}
+    _check_arguments(model, guide, freeze, **pace)
+    check_objective(objective)
+    check_callbacks(callbacks)
+    epochs, steps, batch_size, seed, validate_every, patience = _whole_numbers(
+        epochs=epochs,
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        validate_every=validate_every,
+        patience=patience,
+    )
+    factory = optimizer_factory(optimizer)
+    device = usable_device(device)
+    batches = training_batches(data, model, batch_size, seed, transform, labels)
+    held = held_out(data, validation, model, labels)
+    _check_supervised(model, labels)
+    budget = Budget.of(epochs, steps, minutes, len(batches))
+    keep_memory()
+    with join_workers(device) as workers:
+        model, guide = _modules(model, guide, batches, workers.device, labels)
+        fixed = [module for role, module in (("model", model), ("guide", guide)) if role == freeze]
+        for module in (model, guide):
+            module.train(module not in fixed)
+        with frozen(*fixed), isolated_parameters(model, guide) as refreeze:
+            trainer = Trainer(model, guide, objective, batches, held, workers, labels)
+            refreeze()
+            trainer.set_optimizer(factory, **pace)
+            every = validate_every or max(len(batches), 100)
+            trainer.set_checks(every, patience, checkpoint, callbacks)
+            trainer.start(resume, seed)
+            with budget.bar(shown=progress and workers.is_first) as bar:
+                stopped = trainer.run(budget, bar)
+            return trainer.progress.run(stopped)
+
+
+def _modules(
+    model: Callable, guide: Callable, batches: BatchSource, device: torch.device, labels: bool
+) -> tuple[nn.Module, nn.Module]:
+    """Return model and guide as modules; functions are run once, the guide first."""
+    images, numbers = batches.example()
+    example = (images.to(device), numbers.to(device) if labels else None)
+    guide = as_module(guide, *example)
+    return as_module(model, *example), guide
+
+
+def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _check_supervised(model: Callable, labels: bool) -> None:
+    if getattr(model, "supervised", False) and not labels:
+        raise ValueError(
+            f"labels=True is needed: {type(model).__name__} explains the label of an image, and "
+            "without labels there is nothing to train"
+        )
+
+
+def _check_arguments(
+    model: Callable,
+    guide: Callable,
+    freeze: str | None,
+    *,
+    lr: float | dict[str, float],
+    schedule: str,
+    warmup: int,
+    clip: float | None,
+) -> None:
+    check_program("model", model)
+    check_program("guide", guide)
+    if isinstance(lr, dict) and set(lr) != {"model", "guide"}:
+        raise ValueError(f"lr as a dict needs the keys 'model' and 'guide', not {sorted(lr)}")
+    rates = {f"lr[{k!r}]": v for k, v in lr.items()} if isinstance(lr, dict) else {"lr": lr}
+    check_positive(**rates)
+    check_one_of("schedule", schedule, tuple(SCHEDULES))
+    check_one_of("freeze", freeze, (None, "model", "guide"))
+    check_at_least(0, warmup=warmup)
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip must be positive or None, not {clip!r}")
+
+
+def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
+    """Return counts as ints, None as None; ValueError names the first that is not whole."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
+            remedy = "; for part of an epoch give steps" if name == "epochs" else ""
+            raise ValueError(f"{name} must be a whole number, not {value!r}{remedy}")
+    limits = {name: counts[name] for name in ("validate_every", "patience")}
+    check_at_least(1, **_without_none(limits))
+    return tuple(value if value is None else operator.index(value) for value in counts.values())

@@ -1,0 +1,62 @@
+"""What went wrong: the site at which a loss stopped being finite."""
+
+from __future__ import annotations
+
+import os
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.poutine import Trace
+from torch import Tensor, nn
+
+from capsule_zoo.inference.log_weight import call_arguments
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or its gradient is NaN or infinite; the parameters are those of the step before.
+
+    Attributes:
+        step: the step that was not taken.
+        site: the first site, guide before model, whose value or log density is not finite, or
+            None where all are (the gradient overflowed).
+    """
+
+    def __init__(self, step: int, site: str | None, checkpoint: str | os.PathLike | None) -> None:
+        self.step, self.site = step, site
+        if site is None:
+            where = "every site's value and log density is finite, so the gradient overflowed"
+        else:
+            where = f"the first site with a value or log density that is not is {site!r}"
+        kept = f"; the last good checkpoint is {checkpoint}" if checkpoint is not None else ""
+        super().__init__(
+            f"the loss or its gradient is not finite at step {step}: {where}. "
+            f"Lower lr, or set clip{kept}"
+        )
+
+
+def first_bad_site(
+    model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
+) -> str | None:
+    """Name of the first site with a value or log density that is not finite, guide before model."""
+    arguments = call_arguments(images, labels)
+    with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):
+        guide_trace = poutine.trace(guide).get_trace(*arguments)
+        if name := _first_bad(guide_trace):
+            return name
+        replayed = poutine.replay(model, trace=guide_trace)
+        return _first_bad(poutine.trace(replayed).get_trace(*arguments))
+
+
+def _first_bad(trace: Trace) -> str | None:
+    trace.compute_log_prob()
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample":
+            continue
+        if not (_finite(site["value"]) and _finite(site["log_prob"])):
+            return name
+    return None
+
+
+def _finite(value: object) -> bool:
+    return not isinstance(value, Tensor) or bool(torch.isfinite(value).all())

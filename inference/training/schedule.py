@@ -1,0 +1,72 @@
+"""How long a run lasts, and how its learning rate falls on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Real
+
+from tqdm.auto import tqdm
+
+from capsule_zoo.inference.training.progress import Progress
+
+# Factor of the learning rate after a fraction of the run.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda fraction: 1.0,
+    "cosine": lambda fraction: 0.5 * (1 + math.cos(math.pi * fraction)),
+    "linear": lambda fraction: 1 - fraction,
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The end of a run: so many steps, so many seconds, or whichever comes first.
+
+    Attributes:
+        steps: optimizer steps in all, infinite when only time counts.
+        seconds: wall time in all, infinite when only steps count.
+        given: the limits in the user's words.
+    """
+
+    steps: float
+    seconds: float
+    given: str
+
+    @classmethod
+    def of(
+        cls, epochs: int | None, steps: int | None, minutes: float | None, per_epoch: int
+    ) -> Budget:
+        """Raises ValueError where no limit is given or one is not positive."""
+        asked = {"epochs": epochs, "steps": steps, "minutes": minutes}
+        limits = {name: limit for name, limit in asked.items() if limit is not None}
+        if not limits:
+            raise ValueError("give epochs, steps or minutes, to say when training ends")
+        for name, limit in limits.items():
+            if not isinstance(limit, Real) or not 0 < limit < math.inf:
+                raise ValueError(f"{name} must be positive and finite, not {limit!r}")
+        most = min(limits.get("steps", math.inf), limits.get("epochs", math.inf) * per_epoch)
+        seconds = 60 * limits.get("minutes", math.inf)
+        given = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
+        return cls(most, seconds, given)
+
+    def fraction(self, progress: Progress) -> float:
+        """How much of the run is over; 1 ends it."""
+        return max(progress.step / self.steps, progress.seconds / self.seconds)
+
+    def reason(self) -> str:
+        """Why a run that used up its budget stopped."""
+        return f"reached {self.given}"
+
+    def bar(self, shown: bool) -> tqdm:
+        """A progress bar over the steps or, where only time counts, over the seconds."""
+        counted = math.isfinite(self.steps)
+        total = self.steps if counted else self.seconds
+        return tqdm(total=round(total), unit=" steps" if counted else " s", disable=not shown)
+
+    def advance(self, bar: tqdm, progress: Progress) -> None:
+        """Move the bar to where the run stands."""
+        if not bar.disable:
+            done = progress.step if math.isfinite(self.steps) else int(progress.seconds)
+            bar.set_postfix(progress.summary(), refresh=False)
+            bar.update(min(done, bar.total) - bar.n)

@@ -1,0 +1,140 @@
+"""What `fit` may be trained on, brought into one form: batches, and a held-out split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
+
+from capsule_zoo.data import Batches, Dataset, Split
+from capsule_zoo.data.batches import BatchSource, RandomStream, Transform
+from capsule_zoo.data.streams import (
+    ItemBatches,
+    LoaderBatches,
+    images_and_labels,
+    items_in,
+    read_items,
+)
+from capsule_zoo.models.checks import check_images_of
+
+HELD_OUT_IMAGES = 1000
+BATCH_SIZE = 128
+
+Data = Dataset | Split | Tensor | np.ndarray | TorchDataset | DataLoader
+
+
+def training_batches(
+    data: Data,
+    model: Callable,
+    batch_size: int | None,
+    seed: int,
+    transform: Transform | None,
+    labels: bool,
+) -> BatchSource:
+    """Return the batches that a run is trained on.
+
+    Args:
+        data: see `fit`.
+        model: may say which images it takes.
+        batch_size: default `BATCH_SIZE`; a `DataLoader` has its own.
+        seed, transform: see `BatchSource`.
+        labels: whether labels are needed.
+
+    Raises:
+        ValueError: `data` is of another kind, or holds what the model does not take.
+    """
+    check = partial(check_images_of, model)
+    readable = _readable(data.train if isinstance(data, Dataset) else data, "data", check, labels)
+    if isinstance(readable, DataLoader):
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size={batch_size} is given, but a DataLoader makes its own batches; leave "
+                "batch_size out and set that of the DataLoader"
+            )
+        return LoaderBatches(readable, seed, transform, check=check, labels=labels)
+    size = BATCH_SIZE if batch_size is None else batch_size
+    if isinstance(readable, Split):
+        return Batches(readable, size, seed, transform, shuffle=size < len(readable))
+    shuffle = size < items_in(readable)
+    return ItemBatches(readable, size, seed, transform, shuffle, check=check, labels=labels)
+
+
+def held_out(data: Data, validation: Data | None, model: Callable, labels: bool) -> Split | None:
+    """Return at most `HELD_OUT_IMAGES` images that training does not see, or None.
+
+    They are those of `validation` if it is given, else the validation split of a `Dataset`. A
+    `DataLoader` is read until there are enough; of anything else a random choice is taken, which
+    does not depend on the run.
+    """
+    if validation is None and isinstance(data, Dataset) and len(data.validation or ()):
+        validation = data.validation
+    if validation is None:
+        return None
+    check = partial(check_images_of, model)
+    if isinstance(validation, Dataset):
+        validation = validation.validation
+    readable = _readable(validation, "validation", check, labels)
+    with RandomStream(0).active():
+        if isinstance(readable, DataLoader):
+            return _first_images(readable, partial(images_and_labels, check=check, labels=labels))
+        shuffle = torch.randperm(items_in(readable), generator=torch.Generator().manual_seed(0))
+        chosen = shuffle[:HELD_OUT_IMAGES]
+        if isinstance(readable, Split):
+            return readable[chosen]
+        return Split(*read_items(readable, chosen, check, labels))
+
+
+def _first_images(loader: DataLoader, parts: Callable) -> Split:
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
+    for batch in loader:
+        some_images, some_labels = parts(batch)
+        images.append(some_images)
+        labels.append(some_labels)
+        if sum(map(len, images)) >= HELD_OUT_IMAGES:
+            break
+    if not images:
+        raise ValueError("validation is a DataLoader without a batch; give at least one image")
+    return Split(torch.cat(images), torch.cat(labels))[:HELD_OUT_IMAGES]
+
+
+def _readable(
+    data: Data, name: str, check: Callable[[Tensor], None], labels: bool
+) -> Split | TorchDataset | DataLoader:
+    """Return data as one of three kinds; what lies in memory becomes a split."""
+    if isinstance(data, np.ndarray):
+        data = _tensor(data, name)
+    if isinstance(data, Tensor):
+        if labels:
+            raise ValueError("labels=True needs data with labels: give a Split or a Dataset")
+        check(data)
+        return Split(data, torch.zeros(len(data), dtype=torch.int64))
+    if isinstance(data, TensorDataset):
+        return Split(*images_and_labels(data.tensors, check, labels))
+    if isinstance(data, Split):
+        check(data.images)
+        return data
+    if isinstance(data, DataLoader | TorchDataset):
+        return data
+    raise ValueError(
+        f"{name} must be a Dataset, a Split, images (N, C, H, W) as a torch.Tensor or a numpy "
+        f"array, a torch Dataset or a torch DataLoader, not {_kind(data)}"
+    )
+
+
+def _tensor(array: np.ndarray, name: str) -> Tensor:
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise ValueError(
+            f"{name} must hold floating point pixels, not {array.dtype}; stack images of one shape"
+        )
+    native = array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, dtype=native, requirements=["C", "W"]))
+
+
+def _kind(data: object) -> str:
+    return "None" if data is None else f"a {type(data).__name__}"

@@ -1,0 +1,1 @@
+"""Models without capsules, to compare with."""

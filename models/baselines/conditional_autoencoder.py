@@ -1,0 +1,138 @@
+"""Images on request: a code says what is in an image, a request how it is wanted.
+
+Story. The same digit can be asked for at any angle or place. What it is lies in a code; how it is
+wanted is known beforehand and no random variable: two numbers, such as the cosine and sine of an
+angle or a shift over its largest size. A decoder paints from both.
+
+    z ~ Normal(0, I)                                # the code, (B, latent)
+    image ~ Normal(decoder(z, T), sigma_image)      # (B, C, H, W); T is the request, (B, 2)
+
+The decoder ends in a sigmoid that leaks: its means may pass 0 and 1 by a little.
+
+`ConditionalAutoencoder` is the baseline: one hidden layer mixes code and request, and the rest is
+the decoder of the VAE, or the code is broadcast over a grid, each cell with its coordinates, and
+convolutions make of it what belongs there. Generative CapsNets put capsules in its place.
+
+References:
+    Sohn, Lee & Yan 2015, "Learning Structured Output Representation using Deep Conditional
+    Generative Models" (NeurIPS).
+    Watters, Matthey, Burgess & Lerchner 2019, "Spatial Broadcast Decoder" (arXiv 1901.07017). They
+    broadcast over all pixels; here it is over a grid of a quarter of the size, which two transposed
+    convolutions double twice, as for all decoders of this family.
+"""
+
+from __future__ import annotations
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.blocks.convolutional import Decoder, Upsampler
+from capsule_zoo.models.blocks.leading import joined, over_leading
+from capsule_zoo.models.checks import check_at_least, check_one_of
+from capsule_zoo.models.on_request import (
+    Latents,
+    OnRequest,
+    centred_normal,
+    leaky_sigmoid,
+    starting_dark,
+)
+
+
+class MixedDecoder(PyroModule):
+    """A hidden layer that mixes code and request, below the decoder of the VAE.
+
+    Args:
+        inputs: numbers in a code and a request.
+        image_shape: (channels, height, width).
+        hidden: units of the mixing layer.
+        channels: maps at half the image's size; twice as many at a quarter.
+    """
+
+    def __init__(
+        self, inputs: int, image_shape: tuple[int, int, int], hidden: int, channels: int
+    ) -> None:
+        super().__init__()
+        self.mix = PyroModule[nn.Linear](inputs, hidden)
+        self.decoder = starting_dark(Decoder(hidden, image_shape, channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.decoder(F.elu(self.mix(inputs)))
+
+
+class BroadcastDecoder(PyroModule):
+    """The same inputs at every cell of a grid, told apart by coordinates, then convolutions.
+
+    Args:
+        inputs, image_shape, channels: as of `MixedDecoder`.
+        hidden: maps of the layer that reads inputs and coordinates.
+    """
+
+    def __init__(
+        self, inputs: int, image_shape: tuple[int, int, int], hidden: int, channels: int
+    ) -> None:
+        super().__init__()
+        self.upsample = starting_dark(Upsampler(2 * channels, image_shape, channels))
+        self.mix = PyroModule[nn.Conv2d](inputs + 2, hidden, 1)
+        self.spread = PyroModule[nn.Conv2d](hidden, 2 * channels, 3, padding=1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return over_leading(self._decode, inputs, event_dim=1)
+
+    def _decode(self, inputs: Tensor) -> Tensor:
+        """Return activities (B, C, H, W) of inputs (B, n)."""
+        rows, columns = self.upsample.quarter
+        row, column = (
+            torch.linspace(-1, 1, n, dtype=inputs.dtype, device=inputs.device)
+            for n in (rows, columns)
+        )
+        coordinates = torch.stack(torch.meshgrid(row, column, indexing="ij"))
+        maps = inputs[:, :, None, None].expand(-1, -1, rows, columns)
+        maps = torch.cat([maps, coordinates.expand(len(inputs), -1, -1, -1)], 1)
+        return self.upsample(F.elu(self.spread(F.elu(self.mix(maps)))))
+
+
+DECODERS: dict[str, type[MixedDecoder | BroadcastDecoder]] = {
+    "convolutional": MixedDecoder,
+    "broadcast": BroadcastDecoder,
+}
+
+
+class ConditionalAutoencoder(OnRequest):
+    """The baseline without capsules; see the top of this file.
+
+    Args:
+        image_shape, identity, sigma_image: of `OnRequest`.
+        latent: numbers in a code.
+        decoder: "convolutional" or "broadcast".
+        hidden, channels: of `MixedDecoder` or `BroadcastDecoder`.
+
+    Raises:
+        ValueError: a size below 1, a deviation that is not positive, an unknown decoder.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        latent: int = 20,
+        *,
+        decoder: str = "convolutional",
+        hidden: int = 1024,
+        channels: int = 32,
+        identity: tuple[float, ...] = (1.0, 0.0),
+        sigma_image: float = 0.15,
+    ) -> None:
+        super().__init__(image_shape, identity, sigma_image)
+        check_at_least(1, latent=latent, hidden=hidden, channels=channels)
+        check_one_of("decoder", decoder, tuple(DECODERS))
+        self.latent = latent
+        inputs = latent + len(identity)
+        self.decoder = DECODERS[decoder](inputs, image_shape, hidden, channels)
+
+    def prior(self) -> dict[str, dist.TorchDistribution]:
+        return {"image_code": centred_normal(self.decoder.mix.weight, self.latent)}
+
+    def paint(self, latents: Latents, request: Tensor) -> Tensor:
+        return leaky_sigmoid(self.decoder(joined([latents["image_code"], request], -1)))

@@ -1,0 +1,80 @@
+"""Variational autoencoder: one Gaussian code paints the whole image. The zoo's baseline.
+
+Story. What capsules take apart, objects, their poses and their parts, is here one vector without
+structure, and a convolutional network makes of it whatever the images ask for.
+
+    z ~ Normal(0, I)                                # the code, (B, latent)
+    image ~ Normal(decoder(z), sigma_image)         # (B, C, H, W), or Bernoulli(decoder(z))
+
+The decoder is a linear layer to a map of a quarter of the image's size, and two transposed
+convolutions that double it. The Gaussian pixels are those of part-whole capsules, the Bernoulli
+pixels those of the RBMs, so that nats compare.
+
+References:
+    Kingma & Welling 2014, "Auto-Encoding Variational Bayes" (arXiv 1312.6114). They leave the
+    networks open; these are ours.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+from torch import Tensor
+
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, Decoder, pixel_law
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+
+
+class VariationalAutoencoder(Model):
+    """A decoder under a standard normal code; see the top of this file.
+
+    Args:
+        image_shape: (channels, height, width).
+        latent: numbers in a code.
+        channels: see `Decoder`.
+        likelihood: "normal" or "bernoulli". Bernoulli pixels may be grey; the value is then a
+            cross-entropy and no density.
+        sigma_image: deviation of a normal pixel, in units of its range.
+
+    Raises:
+        ValueError: a size below 1, a deviation that is not positive, an unknown likelihood.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    """
+
+    sites = (Site("image_code", ("images",), event_dim=1),)
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        latent: int = 32,
+        *,
+        channels: int = 32,
+        likelihood: str = "normal",
+        sigma_image: float = 0.15,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, image_shape=image_shape, latent=latent, channels=channels)
+        check_positive(sigma_image=sigma_image)
+        check_one_of("likelihood", likelihood, LIKELIHOODS)
+        self.image_shape, self.latent, self.channels = image_shape, latent, channels
+        self.likelihood, self.sigma_image = likelihood, sigma_image
+        self.decoder = Decoder(latent, self.image_shape, channels)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_images(images)
+        origin = self.decoder.expand.weight.new_zeros(self.latent)
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            code = pyro.sample("image_code", dist.Normal(origin, 1.0).to_event(1))
+            return pyro.sample("image", self.image_law(code), obs=images)
+
+    def mean_image(self, code: Tensor) -> Tensor:
+        """E[image | code], (*batch, C, H, W), of codes (*batch, latent)."""
+        return self.decoder(code).sigmoid()
+
+    def image_law(self, code: Tensor) -> dist.TorchDistribution:
+        """The law of the image site given codes (*batch, latent): event (C, H, W)."""
+        return pixel_law(self.decoder(code), self.likelihood, self.sigma_image)

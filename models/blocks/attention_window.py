@@ -1,0 +1,105 @@
+"""DRAW's window of attention: N x N Gaussian filters on a grid that can be moved and zoomed.
+
+A linear map of a hidden state places the window. With A the width and B the height of the image,
+in pixels, and x and y measured from its centre,
+
+    (g_x, g_y, log variance, log d, log intensity) = linear(hidden)
+    centre = (g_x (A + 1) / 2, g_y (B + 1) / 2)
+    stride = d (max(A, B) - 1) / (N - 1)
+    mean_i = centre + (i - (N - 1) / 2) stride                        # i = 0 .. N - 1
+    F[i, a] = exp(-(a - mean_i)^2 / 2 variance) / sum over pixels a   # a filter for each i
+
+    read(image) = intensity F_y image F_x^T          # (N, N)
+    write(patch) = F_y^T patch F_x / intensity       # (B, A)
+
+Measured from the centre, the grid of an untrained window is the image's own, from the first pixel
+to the last; counted from 0 or from 1, formulas of papers and programs disagree by one pixel. The
+softmax normalises a filter wherever it lies, far outside the image too.
+
+References:
+    Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): equations 19 to
+    29. Their pixels count from 1, so that their centre (A + 1) / 2 is 0 here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.checks import check_at_least
+
+
+def filterbank(centre: Tensor, stride: Tensor, variance: Tensor, size: int, pixels: int) -> Tensor:
+    """The filters along one axis, each of which sums to 1, (*batch, size, pixels).
+
+    Args:
+        centre: of the window, pixels from the centre of the image, (*batch,).
+        stride: pixels from one filter to the next, (*batch,).
+        variance: of a filter, in squared pixels, (*batch,).
+        size: number of filters.
+        pixels: of the image along this axis.
+    """
+    step = torch.arange(size, device=centre.device) - (size - 1) / 2
+    pixel = torch.arange(pixels, device=centre.device) - (pixels - 1) / 2
+    mean = centre[..., None] + step.to(centre) * stride[..., None]  # (*batch, size)
+    apart = (pixel.to(centre) - mean[..., None]).square()
+    return (-0.5 * apart / variance[..., None, None]).softmax(-1)
+
+
+class Window(NamedTuple):
+    """A window for each image of a batch, which may have several dims.
+
+    Attributes:
+        rows, columns: filters along y and x, (*batch, N, height) and (*batch, N, width).
+        intensity: (*batch,).
+        centre: (x, y), pixels from the centre of the image, (*batch, 2).
+        stride: pixels from one filter to the next, (*batch,).
+    """
+
+    rows: Tensor
+    columns: Tensor
+    intensity: Tensor
+    centre: Tensor
+    stride: Tensor
+
+    def read(self, images: Tensor) -> Tensor:
+        """Patches (*batch, C, N, N) of images (*batch, C, height, width)."""
+        patches = self.rows[..., None, :, :] @ images @ self.columns[..., None, :, :].mT
+        return self.intensity[..., None, None, None] * patches
+
+    def write(self, patches: Tensor) -> Tensor:
+        """Images (*batch, C, height, width) that hold patches (*batch, C, N, N)."""
+        images = self.rows[..., None, :, :].mT @ patches @ self.columns[..., None, :, :]
+        return images / self.intensity[..., None, None, None]
+
+
+class Aim(PyroModule):
+    """Places a window by a linear map of a hidden state.
+
+    Args:
+        hidden: numbers in the state.
+        size: N, filters along each axis.
+        shape: height and width of the images, in pixels.
+
+    Called on states (*batch, hidden) it returns a `Window`.
+    """
+
+    def __init__(self, hidden: int, size: int, shape: tuple[int, int]) -> None:
+        super().__init__()
+        check_at_least(2, window=size)
+        self.size, self.shape = size, shape
+        self.place = PyroModule[nn.Linear](hidden, 5)
+        nn.init.zeros_(self.place.bias)
+
+    def forward(self, hidden: Tensor) -> Window:
+        height, width = self.shape
+        numbers = self.place(hidden)
+        centre = 0.5 * numbers[..., :2] * numbers.new_tensor([width + 1, height + 1])
+        variance, zoom, intensity = numbers[..., 2:].exp().unbind(-1)
+        stride = zoom * (max(height, width) - 1) / (self.size - 1)
+        rows = filterbank(centre[..., 1], stride, variance, self.size, height)
+        columns = filterbank(centre[..., 0], stride, variance, self.size, width)
+        return Window(rows, columns, intensity, centre, stride)

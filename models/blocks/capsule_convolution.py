@@ -1,0 +1,315 @@
+"""Layers of matrix capsules: a 4x4 pose and a presence each, routed from layer to layer.
+
+Children on a grid are seen through windows by parents on a grid of their own, as in a convolution.
+Child i, with pose M_i, votes V_ij = M_i W_ij for parent j; W_ij belongs to the types of the two and
+the child's place in the window, and is learned. A routing infers the parents from the votes.
+
+Scales. Poses and transformations start near the identity, so that poses keep their size from layer
+to layer, however many children they are the mean of. Transformations start nearer to it than their
+noise is wide. From further away, .3 as in the released code, pilots needed twice as many digits,
+perhaps because routing settles by chance who has which child before anything is learned. What a
+parent is worth grows with the number of its votes, n_j, which differs between layers by orders of
+magnitude; so it is measured against a fair share n, the number that a parent gets where all are
+there and shared equally:
+
+    a_j = sigmoid(lambda [beta_a - n_j / n (beta_u + mean of ln sigma)])
+
+which is the mixture's law with n D beta_a and lambda / (n D), for poses of D numbers. The paper's
+lambda, .01, comes to .75 and .36 here in the convolutional layers of its full network.
+
+Votes are many: they are cast and routed a few images at a time, so that they stay in the cache,
+and are cast anew in the backward pass, so that none is kept (`recompute=False` keeps them).
+
+References:
+    Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.blocks.chunks import in_chunks
+from capsule_zoo.models.blocks.votes import Votes, Windows
+from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.switchable_gaussians import (
+    VOTE_NOISE,
+    Belief,
+    ParentLaw,
+    Routing,
+    unclaimed_log_density,
+)
+
+POSE = 4  # a pose is a 4x4 matrix
+POSE_SPREAD = 0.3  # deviation of the first poses from the identity
+SPREAD = 0.1  # the same of the first transformations
+RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
+_AT_ONCE = 2**21  # numbers of votes to hold at a time; a chunk with its gradient fits in a cache
+
+
+class CapsuleGrid(NamedTuple):
+    """Capsules of several types at every cell of a grid, cells in row-major order.
+
+    Attributes:
+        pose: (N, cells, types, 4, 4).
+        logits: log-odds of the presences, (N, cells, types).
+        shape: height and width of the grid, in cells.
+    """
+
+    pose: Tensor
+    logits: Tensor
+    shape: tuple[int, int]
+
+    @property
+    def presence(self) -> Tensor:
+        """(N, cells, types)."""
+        return self.logits.sigmoid()
+
+
+class PrimaryCapsules(PyroModule):
+    """The first capsules: poses and presences read off a feature map by a 1x1 convolution.
+
+    Where features have a mean square of 1, the first poses deviate by .3 from the identity.
+
+    Called on features (N, channels, H, W) it returns a `CapsuleGrid` of H x W cells.
+    """
+
+    def __init__(self, channels: int, capsules: int) -> None:
+        super().__init__()
+        check_at_least(1, channels=channels, capsules=capsules)
+        self.capsules = capsules
+        self.read = PyroModule[nn.Conv2d](channels, capsules * (POSE * POSE + 1), 1)
+        nn.init.normal_(self.read.weight, std=POSE_SPREAD / math.sqrt(channels))
+        pose = torch.eye(POSE).flatten()
+        start = torch.cat([pose.new_zeros(1), pose]).repeat(capsules)  # log-odds 0, identity
+        self.read.bias = nn.Parameter(start)
+
+    def forward(self, features: Tensor) -> CapsuleGrid:
+        maps = self.read(features).flatten(2).mT.unflatten(2, (self.capsules, -1))
+        pose = maps[..., 1:].unflatten(3, (POSE, POSE))  # (N, cells, types, 4, 4)
+        return CapsuleGrid(pose, maps[..., 0], (features.shape[2], features.shape[3]))
+
+
+class _Cast(torch.autograd.Function):
+    """V = sum_k M_k W_k; a loop over k in place, without a product for each (position, parent)."""
+
+    @staticmethod
+    def forward(ctx: Any, pose: Tensor, transform: Tensor) -> Tensor:
+        ctx.save_for_backward(pose, transform)
+        votes = pose[:, None, 0] * transform[:, 0]
+        for k in range(1, POSE):
+            votes.addcmul_(pose[:, None, k], transform[:, k])
+        return votes
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        pose, transform = ctx.saved_tensors
+        product = torch.empty_like(grad)
+        to_pose, to_transform = torch.empty_like(pose), torch.empty_like(transform)
+        for k in range(POSE):
+            torch.sum(torch.mul(grad, transform[:, k], out=product), 1, out=to_pose[:, k])
+            torch.sum(torch.mul(grad, pose[:, None, k], out=product), 0, out=to_transform[:, k])
+        return to_pose, to_transform
+
+
+def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
+    """V_ij = M_i W_ij, column by column: (N, positions, parents, 16, children).
+
+    Args:
+        pose: M of the seen children, (N, positions, children, 4, 4).
+        transform: W, (children, parents, 4, 4).
+    """
+    images, positions, children = pose.shape[:3]
+    rows = pose.permute(0, 1, 4, 3, 2).reshape(images * positions, POSE, POSE * children)
+    columns = transform.permute(1, 3, 2, 0)[:, :, :, None]  # (parents, c, k, 1, children)
+    columns = columns.expand(-1, -1, -1, POSE, -1).flatten(3).flatten(0, 1)
+    votes = _Cast.apply(rows, columns.contiguous())  # (images x positions, parents x c, r x i)
+    return votes.view(images, positions, -1, POSE * POSE, children)
+
+
+class CapsuleLayer(PyroModule):
+    """Parents that see their children through windows, inferred by a routing.
+
+    Args:
+        windows: who sees whom.
+        children, parents: types of capsules.
+        routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
+        tied: one transformation for all places in a window.
+        spread: deviation of the first transformations from the identity.
+        inverse_temperature: lambda, of the parents' presences, for what they gain on average with
+            each number of the votes in a fair share.
+        noise: variance that is added to the parents'.
+        recompute: cast the votes anew in the backward pass, rather than keep them.
+
+    Raises:
+        ValueError: a number below 1, or one that must be positive and is not.
+
+    Called on a `CapsuleGrid` of the children it returns that of the parents.
+    """
+
+    cells: Tensor
+    claims: Tensor
+
+    def __init__(
+        self,
+        windows: Windows,
+        children: int,
+        parents: int,
+        routing: Routing,
+        *,
+        tied: bool,
+        spread: float = SPREAD,
+        inverse_temperature: float = 16.0,
+        noise: float = VOTE_NOISE,
+        recompute: bool = True,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, children=children, parents=parents)
+        check_positive(spread=spread, inverse_temperature=inverse_temperature, noise=noise)
+        self.routing, self.recompute = routing, recompute
+        self.inverse_temperature, self.noise = inverse_temperature, noise
+        self.shape = windows.shape
+        self.register_buffer("cells", windows.cells, persistent=False)
+        self.register_buffer("claims", windows.claims, persistent=False)
+        places = 1 if tied else windows.cells.shape[1]
+        apart = spread * torch.randn(places, children, parents, POSE, POSE)
+        self.fair_share = windows.fair_share() * children / parents
+        self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
+        self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # or all are there at first
+        self.beta_u = nn.Parameter(torch.zeros(parents))
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.cells, self.claims, self.shape)
+
+    def law(self) -> ParentLaw:
+        """What the layer knows of its parents before it sees a vote."""
+        fair = POSE * POSE * self.fair_share
+        beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
+        return ParentLaw(fair * self.beta_a, beta_u, self.inverse_temperature / fair, self.noise)
+
+    def transforms(self) -> Tensor:
+        """W_ij of every child in a window, (window x types, parents, 4, 4)."""
+        return self.transform.expand(self.cells.shape[1], -1, -1, -1, -1).flatten(0, 1)
+
+    def votes(self, children: CapsuleGrid, transforms: Tensor | None = None) -> Votes:
+        """The children's votes, as routings take them; poses lie in them column by column."""
+        transforms = self.transforms() if transforms is None else transforms
+        windows = self.windows
+        values = cast_votes(windows.see(children.pose).flatten(2, 3), transforms)
+        return Votes(self.place(values), windows.see(children.presence).flatten(2), windows)
+
+    def place(self, values: Tensor) -> Tensor:
+        """What is added to the votes for where their children are; nothing here."""
+        return values
+
+    def belief(self, children: CapsuleGrid) -> Belief:
+        """All that the routing believes of the parents, shares of the children included."""
+        return self.routing(self.votes(children), self.law())
+
+    def forward(self, children: CapsuleGrid) -> CapsuleGrid:
+        transforms, law = self.transforms(), self.law()
+
+        def route(
+            pose: Tensor, logits: Tensor, transforms: Tensor, beta_a: Tensor, beta_u: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            votes = self.votes(CapsuleGrid(pose, logits, children.shape), transforms)
+            belief = self.routing(votes, law._replace(beta_a=beta_a, beta_u=beta_u))
+            return belief.mean, belief.logits
+
+        votes_of_one = len(self.cells) * transforms.numel()
+        size = max(1, _AT_ONCE // votes_of_one)
+        batch, shared = (children.pose, children.logits), (transforms, law.beta_a, law.beta_u)
+        mean, logits = in_chunks(route, batch, shared, size, self.recompute)
+        return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
+
+
+class CapsuleConv2d(CapsuleLayer):
+    """Convolutional capsules: a transformation for each place in the window.
+
+    Args:
+        children, parents: types of capsules.
+        grid: height and width of the children's grid, in cells.
+        kernel, stride: of the windows, in cells; there is no padding.
+        routing, options: as for `CapsuleLayer`.
+
+    Raises:
+        ValueError: the kernel does not fit into the grid.
+    """
+
+    def __init__(
+        self,
+        children: int,
+        parents: int,
+        grid: tuple[int, int],
+        kernel: int,
+        stride: int,
+        routing: Routing,
+        **options: Any,
+    ) -> None:
+        check_at_least(1, kernel=kernel, stride=stride)
+        windows = Windows.sliding(*grid, kernel, stride)
+        super().__init__(windows, children, parents, routing, tied=False, **options)
+
+
+class ClassCapsules(CapsuleLayer):
+    """One parent for each class, which sees all cells through the same transformation.
+
+    Where a child is would be lost in that, so it is added to its votes: the centre of its cell,
+    from 0 to 1 down and across, goes to two elements of the vote ("coordinate addition").
+
+    Classes start nearly alike, so that they share the children and part as they learn: from
+    transformations as different as those below, each keeps the children that it has by chance.
+
+    Args:
+        children: types of capsules.
+        classes: one parent for each.
+        grid: height and width of the children's grid, in cells.
+        routing, spread, options: as for `CapsuleLayer`.
+        coordinates: (row, column) of the pose's elements that the height and the width of a cell
+            are added to; None adds nothing.
+
+    Raises:
+        ValueError: `coordinates` are not two different elements of the pose.
+    """
+
+    offset: Tensor
+
+    def __init__(
+        self,
+        children: int,
+        classes: int,
+        grid: tuple[int, int],
+        routing: Routing,
+        coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
+        spread: float = 0.01,
+        **options: Any,
+    ) -> None:
+        windows = Windows.whole(grid[0] * grid[1])
+        super().__init__(windows, children, classes, routing, tied=True, spread=spread, **options)
+        offset = _coordinates(grid, coordinates)  # (16, cells)
+        self.register_buffer("offset", offset.repeat_interleave(children, 1), persistent=False)
+
+    def place(self, values: Tensor) -> Tensor:
+        return values + self.offset
+
+
+def _coordinates(grid: tuple[int, int], elements: tuple | None) -> Tensor:
+    """What each cell of a grid adds to a pose, column by column, (16, cells)."""
+    height, width = grid
+    offset = torch.zeros(POSE, POSE, height, width)
+    if elements is not None:
+        inside = all(len(e) == 2 and set(e) <= set(range(POSE)) for e in elements)
+        if len(set(elements)) != 2 or not inside:
+            raise ValueError(
+                f"coordinates must be two different (row, column) of a {POSE}x{POSE} pose, such "
+                f"as {RIGHT_COLUMN}, or None, not {elements!r}"
+            )
+        (down, across) = elements
+        offset[down] += ((torch.arange(height) + 0.5) / height)[:, None]
+        offset[across] += (torch.arange(width) + 0.5) / width
+    return offset.transpose(0, 1).reshape(POSE * POSE, height * width)

@@ -1,0 +1,109 @@
+"""Convolutional encoders and decoders that the baselines and several models share."""
+
+from __future__ import annotations
+
+import math
+
+import pyro.distributions as dist
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.blocks.leading import over_leading
+
+LIKELIHOODS = ("normal", "bernoulli")
+
+
+def halved(size: tuple[int, int]) -> tuple[int, int]:
+    """(height, width) after a convolution of stride 2, kernel 3 and padding 1."""
+    height, width = size
+    return (height + 1) // 2, (width + 1) // 2
+
+
+class Upsampler(PyroModule):
+    """From maps at a quarter of the image's size to the logits of mean pixels, (*batch, C, H, W).
+
+    Two transposed convolutions, each of which doubles the size.
+
+    Args:
+        maps: at a quarter of the size, (*batch, maps, *quarter).
+        image_shape: (channels, height, width).
+        channels: maps at half the size.
+    """
+
+    def __init__(self, maps: int, image_shape: tuple[int, int, int], channels: int) -> None:
+        super().__init__()
+        colours, height, width = image_shape
+        self.size = height, width
+        self.half = halved(self.size)
+        self.quarter = halved(self.half)
+        self.grow = PyroModule[nn.ConvTranspose2d](maps, channels, 4, 2, padding=1)
+        self.paint = PyroModule[nn.ConvTranspose2d](channels, colours, 4, 2, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return over_leading(self._doubled_twice, maps, event_dim=3)
+
+    def _doubled_twice(self, maps: Tensor) -> Tensor:
+        """Return the logits (B, C, H, W) of maps (B, maps, *quarter)."""
+        (height, width), (rows, columns) = self.half, self.size
+        maps = F.elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
+        return _painted(self.paint, maps)[..., :rows, :columns]
+
+
+def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
+    """What the layer, which doubles the size, makes of its maps.
+
+    For one colour it is written out as a product and the sum of the patches that overlap, which
+    takes half the time: torch's convolutions are made for many maps on either side.
+    """
+    if layer.out_channels > 1 or layer.bias is None:
+        return layer(maps)
+    rows, columns = maps.shape[2:]
+    patches = layer.weight.flatten(1).T @ maps.flatten(2)
+    return F.fold(patches, (2 * rows, 2 * columns), 4, padding=1, stride=2) + layer.bias
+
+
+class Decoder(Upsampler):
+    """From codes (*batch, latent) to the logits of mean pixels, (*batch, C, H, W).
+
+    Args:
+        latent: numbers in a code.
+        image_shape: (channels, height, width).
+        channels: maps at half the image's size; twice as many at a quarter.
+    """
+
+    def __init__(self, latent: int, image_shape: tuple[int, int, int], channels: int) -> None:
+        super().__init__(2 * channels, image_shape, channels)
+        self.expand = PyroModule[nn.Linear](latent, 2 * channels * math.prod(self.quarter))
+
+    def forward(self, code: Tensor) -> Tensor:
+        return super().forward(F.elu(self.expand(code)).unflatten(-1, (-1, *self.quarter)))
+
+
+def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
+    """The law of images with these logits of mean pixels (*batch, C, H, W); event (C, H, W)."""
+    if likelihood == "bernoulli":
+        return dist.Bernoulli(logits=logits, validate_args=False).to_event(3)
+    return dist.Normal(logits.sigmoid(), sigma_image).to_event(3)
+
+
+class Encoder(PyroModule):
+    """From images (B, C, H, W) to hidden units (B, hidden).
+
+    Args:
+        image_shape: (channels, height, width).
+        channels: maps at half the image's size; twice as many at a quarter.
+        hidden: units of the layer on top.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], channels: int, hidden: int) -> None:
+        super().__init__()
+        colours, height, width = image_shape
+        quarter = halved(halved((height, width)))
+        self.halve = PyroModule[nn.Conv2d](colours, channels, 3, 2, padding=1)
+        self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
+        self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = F.elu(self.quarter(F.elu(self.halve(images - 0.5))))
+        return F.elu(self.hidden(maps.flatten(1)))

@@ -1,0 +1,220 @@
+"""A layer of capsules under the fields of its neighbours: the law that capsule machines share.
+
+Each of K capsules has a switch z_k and J hidden units h_k. A neighbour that adds m_k to the biases
+of the units of a capsule that is on, and d_k to the bias of its switch, leaves
+
+    energy    c_k z_k + b_k.h_k + log g(h_k) + z_k (m_k.h_k + d_k)
+    switches  z_k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj) - B(b_kj)])
+    units     h_k | z_k ~ family(b_k + z_k m_k)
+    log Z     sum_k log[exp(sum_j B(b_kj)) + exp(c_k + d_k + sum_j B(b_kj + m_kj))]
+
+with B the log-partition of the units: everything is closed form, for no two capsules are coupled.
+The lowest layer adds fields to the pixels of an image in its turn (`CapsuleMachine`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pyro
+import torch
+from pyro.nn import pyro_method
+from torch import Tensor
+
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.exponential_family import (
+    FastBernoulli,
+    Units,
+    base_rates,
+    draw_bernoulli,
+    make_units,
+    softplus,
+)
+from capsule_zoo.models.blocks.plates import refuse_enumeration
+
+
+class Fields(NamedTuple):
+    """What a neighbouring layer, or an image, adds to the biases of capsules.
+
+    Attributes:
+        hidden: m, added to the hidden units of a capsule that is on, (B, K, J).
+        switch: d, added to the switches, (B, K).
+    """
+
+    hidden: Tensor
+    switch: Tensor
+
+    def scaled(self, beta: float | Tensor) -> Fields:
+        """The fields of couplings scaled by `beta`, a number or one for each row (B,)."""
+        if isinstance(beta, Tensor):
+            beta = beta[:, None]
+            return Fields(self.hidden * beta[..., None], self.switch * beta)
+        return Fields(self.hidden * beta, self.switch * beta)
+
+    @classmethod
+    def none(cls, units: Units, batch: int) -> Fields:
+        """Those of no neighbour, for a batch of layers with these units (K, J)."""
+        hidden = units.bias.new_zeros(batch, *units.bias.shape)
+        return cls(hidden, hidden[..., 0])
+
+
+class CapsuleState(NamedTuple):
+    """A value of every switch (B, K) and every hidden unit (B, K, J), or their expectations."""
+
+    switch: Tensor
+    activity: Tensor  # switch times hidden units: all that a neighbour feels of them
+
+
+class CapsuleLaw(NamedTuple):
+    """p(z, h | fields), a batch of them.
+
+    Attributes:
+        units: the family and biases of the hidden units.
+        field: m, added to the hidden units of capsules that are on, (B, K, J).
+        gain: sum_j B(b + m) - B(b), the log-odds that the hidden units speak for a switch, (B, K).
+        switch_logits: of the switches; None where they are always on.
+    """
+
+    units: Units
+    field: Tensor
+    gain: Tensor
+    switch_logits: Tensor | None
+
+    def rows(self, rows: slice) -> CapsuleLaw:
+        """The laws of some rows of the batch."""
+        logits = None if self.switch_logits is None else self.switch_logits[rows]
+        return CapsuleLaw(self.units, self.field[rows], self.gain[rows], logits)
+
+    @property
+    def switch_probability(self) -> Tensor:
+        """p(z_k = 1), (B, K)."""
+        if self.switch_logits is None:
+            return torch.ones_like(self.gain)
+        return self.switch_logits.sigmoid()
+
+    def log_partition(self) -> Tensor:
+        """log sum_{z, h} of the capsules' share of exp(-E), less sum_j B(b), in nats, (B,)."""
+        if self.switch_logits is None:
+            return self.gain.sum(-1)
+        return softplus(self.switch_logits).sum(-1)
+
+    def mean(self) -> CapsuleState:
+        """E[z] and E[z h]."""
+        switch = self.switch_probability
+        return CapsuleState(switch, switch[..., None] * self.units.mean(self.field))
+
+    def sample(self) -> CapsuleState:
+        """An exact draw; what units of capsules that are off do, nothing feels."""
+        hidden = self.units.sample(self.field)
+        if self.switch_logits is None:
+            return CapsuleState(torch.ones_like(self.gain), hidden)
+        switch = draw_bernoulli(self.switch_probability)
+        return CapsuleState(switch, switch[..., None] * hidden)
+
+
+def capsule_law(units: Units, switch_bias: Tensor | None, fields: Fields) -> CapsuleLaw:
+    """The law at the top of this file; `switch_bias` is c (K,), None for switches always on."""
+    gain = units.log_partition(fields.hidden).sum(-1) - units.log_partition().sum(-1)
+    logits = None if switch_bias is None else switch_bias + fields.switch + gain
+    return CapsuleLaw(units, fields.hidden, gain, logits)
+
+
+def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
+    """The Pyro statements of one layer, within its images plate at dim -2.
+
+    Its sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
+
+    Raises:
+        EnumeratedPresence: a site varies along a dim of enumeration.
+    """
+    with pyro.plate(f"{name}s", law.gain.shape[-1], dim=-1):
+        switch = torch.ones_like(law.gain)
+        if law.switch_logits is not None:
+            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
+        units = law.units.law(switch[..., None] * law.field).to_event(1)
+        hidden = pyro.sample(f"{name}_hidden", units)
+    refuse_enumeration(f"{name}_switch", switch)
+    refuse_enumeration(f"{name}_hidden", hidden[..., 0])
+    return CapsuleState(switch, switch[..., None] * hidden)
+
+
+def capsule_sites(name: str, units: Units, switched: bool = True) -> tuple[Site, ...]:
+    """The sites that `draw_capsules` draws."""
+    plates = ("images", f"{name}s")
+    hidden = Site(f"{name}_hidden", plates, event_dim=1, discrete=units.discrete)
+    return (Site(f"{name}_switch", plates, discrete=True), hidden) if switched else (hidden,)
+
+
+class CapsuleMachine(Model):
+    """Base of the capsule machines: visible units, and capsules that add fields to their biases.
+
+    Subclasses hold `weight`, W (pixels, K, J), and where capsules are `switched`, `switch_weight`,
+    Omega (pixels, K).
+
+    Args:
+        visible: pixels, a square number, or (channels, height, width).
+        visible_family: "bernoulli", "gaussian" or "poisson".
+
+    Raises:
+        ValueError: sizes that are neither, or an unknown family.
+    """
+
+    switched = True
+
+    def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
+        super().__init__()
+        self.image_shape = _image_shape(visible)
+        self.visible = make_units("visible_family", visible_family, *self.image_shape)
+        self.pixel_range = self.visible.value_range
+
+    @pyro_method
+    def visible_field(self, capsules: CapsuleState) -> Tensor:
+        """phi = sum_k W_k u_k + Omega z, which is added to the visible biases, (B, C, H, W)."""
+        field = capsules.activity.flatten(-2) @ self.weight.flatten(1).T
+        if self.switched:
+            field = field + capsules.switch @ self.switch_weight.T
+        return field.unflatten(-1, self.image_shape)
+
+    @pyro_method
+    def contributions(self, capsules: CapsuleState) -> Tensor:
+        """What each capsule adds to the visible biases, (B, K, C, H, W); their sum is phi."""
+        terms = torch.einsum("...kj,mkj->...km", capsules.activity, self.weight)
+        if self.switched:
+            terms = terms + capsules.switch[..., None] * self.switch_weight.T
+        return terms.unflatten(-1, self.image_shape)
+
+    @pyro_method
+    def mean_image(self, capsules: CapsuleState) -> Tensor:
+        """E[x | h, z], (B, C, H, W)."""
+        return self.visible.mean(self.visible_field(capsules))
+
+    def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
+        """The Pyro statement of the image under a field (B, C, H, W), in the images plate."""
+        law = self.visible.law(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
+        observed = None if images is None else images[:, None]
+        return pyro.sample("image", law, obs=observed).squeeze(-4)
+
+    @torch.no_grad()
+    def set_base_rates(self, images: Tensor) -> None:
+        """Start the visible biases at the mean of images (B, C, H, W), as Hinton (2010) advises."""
+        self.check_images(images)
+        self.visible.bias.copy_(base_rates(self.visible, images))
+
+
+def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    """(channels, height, width) from a square number of pixels, or as it is given.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(visible, int):
+        side = math.isqrt(max(visible, 0))
+        if side * side == visible >= 1:
+            return 1, side, side
+    elif len(visible) == 3 and min(visible) >= 1:
+        channels, height, width = visible
+        return channels, height, width
+    raise ValueError(
+        f"visible must be a square number of pixels or (channels, height, width), not {visible!r}"
+    )

@@ -1,0 +1,117 @@
+"""Drawing parts: warp small templates by affine poses, and lay the layers over each other.
+
+Pure tensor functions. Layers are kept part-major, (parts, channels, B, height, width), because all
+images share the templates: one `grid_sample` per call then reads each template once for the batch,
+instead of copying it for every image.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.plates import flat_batch
+
+
+@lru_cache(maxsize=16)
+def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Homogeneous coordinates (3, height * width) of the pixel centres in the frame [-1, 1]^2."""
+    y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height * 2 - 1
+    x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width * 2 - 1
+    grid_y, grid_x = torch.meshgrid(y, x, indexing="ij")
+    return torch.stack([grid_x, grid_y, torch.ones_like(grid_x)]).flatten(1)
+
+
+def faint(shape: tuple[int, int, int, int]) -> Tensor:
+    """Logits of new templates: grey, and nearly transparent.
+
+    Strong ones would cover more background than ink at first, and a guide would learn to shrink
+    its parts and to hide them in the corners, from where nothing calls them back.
+
+    Args:
+        shape: (parts, channels + 1, h, w), alpha last.
+    """
+    logits = 0.1 * torch.randn(shape)
+    logits[:, -1] -= 3
+    return logits
+
+
+def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+    """Templates placed in the image frame: bilinear, zero outside.
+
+    Args:
+        templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2; or others for
+            every outer index, (*outer, 1, parts, channels, h, w).
+        pose: (*outer, B, parts, 6), part frame to image frame.
+        size: (height, width) of the image.
+
+    Returns:
+        Layers (parts, channels, B, height, width); the outer dims are flattened into B.
+    """
+    if templates.dim() > 4:
+        return _warp_each(templates, pose, size)
+    pose = flat_batch(pose, 2)
+    height, width = size
+    parts, channels = templates.shape[:2]
+    batch = pose.shape[0]
+    to_part = poses.inverse(pose).unflatten(-1, (2, 3)).transpose(0, 1)  # (parts, B, 2, 3)
+    centres = _pixel_centres(height, width, pose.dtype, pose.device)
+    grid = (to_part @ centres).movedim(-2, -1)  # (parts, B, pixels, 2)
+    layers = F.grid_sample(
+        templates, grid.reshape(parts, batch * height, width, 2), align_corners=False
+    )
+    return layers.view(parts, channels, batch, height, width)
+
+
+def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+    """`warp` where every outer index has templates of its own."""
+    outer = pose.shape[:-3]
+    own = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
+    pairs = zip(own, pose.flatten(0, len(outer) - 1), strict=True)
+    return torch.cat([warp(*pair, size) for pair in pairs], dim=2)
+
+
+def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
+    """Layers laid over a background in order, the last on top (Porter & Duff's *over*).
+
+    Args:
+        colour: (parts, channels, B, height, width).
+        alpha: opacity in [0, 1], (parts, 1, B, height, width).
+        background: (channels, 1 or B, height, width) or anything that broadcasts to it.
+
+    Returns:
+        The composite (channels, B, height, width).
+    """
+    canvas = background.expand(colour.shape[1:])
+    # unbind, not indexing: the backward of an index fills a zero tensor of the whole stack per part
+    for layer, opacity in zip(colour.unbind(0), alpha.unbind(0), strict=True):
+        canvas = torch.lerp(canvas, layer, opacity.expand_as(layer))
+    return canvas
+
+
+def visibility(alpha: Tensor) -> Tensor:
+    """How much of each layer is seen through those above it, shaped as `alpha`.
+
+    `(visibility * colour).sum(0)` is the composite over a black background.
+    """
+    through = torch.cumprod((1 - alpha).flip(0), dim=0)
+    above = torch.cat([torch.ones_like(alpha[:1]), through[:-1]]).flip(0)
+    return alpha * above
+
+
+def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) from one number, for a square, or from two.
+
+    Raises:
+        ValueError: there are not one or two numbers.
+    """
+    if isinstance(image_size, int):
+        return image_size, image_size
+    if len(image_size) != 2:
+        raise ValueError(f"image_size must be one number or (height, width), not {image_size!r}")
+    height, width = image_size
+    return height, width

@@ -1,0 +1,154 @@
+"""Vector capsules: the direction of a vector says how a thing lies, its length whether it is there.
+
+A network reads maps off its input; primary capsules read vectors off the maps, and one capsule for
+each class is inferred from their votes by routing:
+
+    maps = network(input)                                     # (B, channels, H, W)
+    u_i = squash(conv9x9 stride 2(maps))                      # primary capsules, (B, I, 8)
+    V_ij = W_ij u_i                                           # votes, (B, I, J, 16)
+    v_j = |v_j| direction_j, inferred from V_.j by routing    # class capsules, (B, J, 16)
+
+A length is the presence that the routing infers, and so lies in [0, 1). The margin loss asks that
+it be over .9 where the class is there and under .1 where it is not.
+
+References:
+    Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): squash is
+    equation 1, the margin loss equation 4, sizes are those of section 4. Initial transformations
+    are ours: they make class capsules about half as long as can be, whatever the sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.blocks.chunks import in_chunks
+from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.blocks.votes import Votes
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.switchable_gaussians import ParentLaw, Routing, unclaimed_log_density
+
+PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule
+KERNEL = 9  # of the primary capsules' convolution
+_AT_ONCE = 2**22  # numbers of votes to hold at a time
+_TINY = 1e-12
+
+
+def squash(vectors: Tensor) -> Tensor:
+    """s |s| / (1 + |s|^2), over the last dim: the direction stays, the length ends below 1.
+
+    Its value and gradient are finite everywhere, and zero (up to 1e-6) at s = 0.
+    """
+    square = vectors.square().sum(-1, keepdim=True).clamp_min(_TINY)
+    return vectors * (square.sqrt() / (1 + square))
+
+
+def margin_loss(length: Tensor, there: Tensor) -> Tensor:
+    """sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
+
+    Args:
+        length: of the class capsules, (*batch, classes).
+        there: T, 1 for classes that are in the image and 0 for others, (*batch, classes).
+    """
+    missed, imagined = (0.9 - length).clamp_min(0), (length - 0.1).clamp_min(0)
+    return (there * missed.square() + 0.5 * (1 - there) * imagined.square()).sum(-1)
+
+
+class ClassVectors(PyroModule):
+    """From child capsules (B, children, 8) to class capsules (B, classes, 16).
+
+    Args:
+        children, classes: numbers of capsules; every class sees every child.
+        routing: infers the classes from the votes, such as `DynamicRouting(3, fair=False)` of
+            `capsule_zoo.guides`; None for a linear layer and squash, without votes. The costs of a
+            parent, which only EM routing reads, are fixed: there is one where votes lie closer
+            together than a standard normal's draws.
+    """
+
+    def __init__(self, children: int, classes: int, routing: Routing | None) -> None:
+        super().__init__()
+        self.classes, self.routing = classes, routing
+        if routing is None:
+            self.mix = PyroModule[nn.Linear](children * PRIMARY, classes * CLASS)
+        else:
+            spread = classes / math.sqrt(children * CLASS)
+            transform = spread * torch.randn(children, PRIMARY, classes * CLASS)
+            self.transform = nn.Parameter(transform)  # W
+
+    def forward(self, children: Tensor) -> Tensor:
+        if self.routing is None:
+            return squash(self.mix(children.flatten(1)).unflatten(1, (self.classes, CLASS)))
+        transform = self.transform
+        size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
+        many = len(children) > size  # then votes are cast anew in the backward pass
+        route = partial(self._route, self.routing)
+        return in_chunks(route, (children,), (transform,), size, recompute=many)[0]
+
+    def _route(self, routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor]:
+        votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
+        votes = votes.unflatten(2, (self.classes, CLASS)).transpose(0, 1)
+        none = votes.new_zeros(self.classes)
+        law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
+        belief = routing(Votes.dense(votes), law)
+        return ((belief.presence[..., None] * F.normalize(belief.mean, dim=-1))[:, 0],)
+
+
+class VectorCapsules(PyroModule):
+    """A network, primary capsules on its maps, and a capsule for each class.
+
+    Args:
+        network: gives maps of `channels` channels.
+        channels: of the maps.
+        grid: height and width of the maps, 9 or more.
+        types: of primary capsules at each position.
+        classes, routing: as for `ClassVectors`.
+
+    Raises:
+        ValueError: a number below 1, or maps that are too small.
+
+    Called on inputs (*batch, channels, height, width) of the network it returns the class capsules,
+    (*batch, classes, 16).
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        channels: int,
+        grid: tuple[int, int],
+        types: int,
+        classes: int,
+        routing: Routing | None,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, types=types, classes=classes)
+        check_at_least(KERNEL, grid=grid)
+        cells = math.prod((n - KERNEL) // 2 + 1 for n in grid)
+        self.network = network
+        self.primary = PyroModule[nn.Conv2d](channels, types * PRIMARY, KERNEL, stride=2)
+        keep_scale(self.primary, channels * KERNEL**2)
+        self.classes = ClassVectors(types * cells, classes, routing)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return over_leading(self._infer, inputs, event_dim=3)
+
+    def _infer(self, inputs: Tensor) -> Tensor:
+        """Return the class capsules (B, classes, 16) of inputs (B, channels, height, width)."""
+        maps = self.primary(self.network(inputs)).flatten(2)
+        vectors = maps.unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
+        return self.classes(squash(vectors.flatten(1, 2)))
+
+
+def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
+    """Initial weights that keep the scale of inputs of which an activation passes about half.
+
+    Args:
+        seen: how many inputs an output sees, on average.
+    """
+    nn.init.normal_(layer.weight, std=math.sqrt(2 / seen))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

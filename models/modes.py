@@ -1,0 +1,43 @@
+"""What code changes for a while and puts back: evaluation mode, gradients, random streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Modules in evaluation mode (running statistics), and back as they were at the end."""
+    before = [(part, part.training) for module in modules for part in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
+
+
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Within it parameters take no gradient, which also spares their backward pass."""
+    held = [p for module in modules for p in module.parameters() if p.requires_grad]
+    for parameter in held:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in held:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """A stream of draws of its own; torch's random state is put back at the end, on all devices."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
