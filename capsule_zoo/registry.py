@@ -138,16 +138,6 @@ def register(
     return decorate
 
 
-def picture(place: str) -> Callable[[Entry, Tensor], Figure]:
-    """The figure `module:function`, imported when it is drawn: listing needs no matplotlib."""
-
-    def draw(entry: Entry, images: Tensor) -> Figure:
-        module, _, function = place.partition(":")
-        return getattr(import_module(module), function)(entry, images)
-
-    return draw
-
-
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the registered entries that match a shell pattern such as `"part*"`, sorted."""
     import_module("capsule_zoo.entries")

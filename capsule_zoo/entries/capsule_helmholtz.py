@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from capsule_zoo.figures.energy import gibbs, sums
+from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import ReweightedWakeSleep
 from capsule_zoo.models import CapsuleHelmholtzMachine
-from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 
 
@@ -35,8 +37,10 @@ def capsule_helmholtz(
         objective=ReweightedWakeSleep(num_particles, sleep),
         training=dict(lr=5e-3, schedule="linear", batch_size=100),
         figures={
-            name: picture(f"capsule_zoo.figures.energy:{name}")
-            for name in ("samples", "reconstructions", "sums", "gibbs")
+            "samples": samples,
+            "reconstructions": reconstructions,
+            "sums": sums,
+            "gibbs": gibbs,
         },
         default_guide="recognition",
     )

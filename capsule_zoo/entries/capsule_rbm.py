@@ -6,11 +6,13 @@ from functools import partial
 
 import torch
 
+from capsule_zoo.figures.energy import fields, sums
+from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 
 DESCENT = partial(torch.optim.SGD, weight_decay=1e-4)  # small weights let chains mix
@@ -20,8 +22,10 @@ GUIDES = {
     "mean_field": lambda entry: MeanFieldSwitches(entry.model),
 }
 PICTURES = {
-    name: picture(f"capsule_zoo.figures.energy:{name}")
-    for name in ("samples", "reconstructions", "sums", "fields")
+    "samples": samples,
+    "reconstructions": reconstructions,
+    "sums": sums,
+    "fields": fields,
 }
 
 NEED_SWITCHES = {"mean_field", "sums", "fields"}

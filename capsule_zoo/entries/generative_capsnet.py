@@ -13,17 +13,16 @@ from typing import Any
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Rotations, Shifts
+from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.on_request import OnRequest
-from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 
 IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
-PICTURES = {
-    name: picture(f"capsule_zoo.figures.energy:{name}") for name in ("samples", "reconstructions")
-}
+PICTURES = {"samples": samples, "reconstructions": reconstructions}
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 5, 6), window=(4, 5), guide_sizes=dict(channels=3, hidden=6), channels=3
 )

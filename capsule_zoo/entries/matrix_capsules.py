@@ -6,10 +6,11 @@ from typing import Any
 
 from pyro.infer import Trace_ELBO
 
+from capsule_zoo.figures.routing import votes
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
-from capsule_zoo.registry import Entry, picture, register, unknown
+from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 
 ROUTINGS = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
@@ -49,7 +50,7 @@ def matrix_capsules(
         guide=ExactLabel(model),
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
-        figures={"votes": picture("capsule_zoo.figures.routing:votes")},
+        figures={"votes": votes},
         training=dict(lr=3e-3, schedule="linear", batch_size=32, labels=True),
         default_guide="exact",
     )

@@ -7,15 +7,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyro.infer import Trace_ELBO
-from torch import Tensor
 
+from capsule_zoo.figures.part_whole import learned_templates, parses, prior_samples
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
@@ -39,19 +39,11 @@ def _routing(entry: Entry) -> RoutingPartWhole:
     return RoutingPartWhole(entry.model, **sizes).copy_matching(entry.guide)
 
 
-def _picture(entry: Entry, images: Tensor, name: str) -> Figure:
-    from capsule_zoo.figures import (
-        grids as figures,  # only here, so that listing the zoo needs no matplotlib
-    )
-
-    if name == "parses":
-        return figures.parses(entry.model, entry.guide, images)
-    return {"templates": figures.learned_templates, "samples": figures.prior_samples}[name](
-        entry.model
-    )
-
-
-PICTURES = {name: partial(_picture, name=name) for name in ("parses", "templates", "samples")}
+PICTURES = {
+    "parses": lambda entry, images: parses(entry.model, entry.guide, images),
+    "templates": lambda entry, images: learned_templates(entry.model),
+    "samples": lambda entry, images: prior_samples(entry.model),
+}
 
 
 @register(

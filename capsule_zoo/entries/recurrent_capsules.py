@@ -6,16 +6,15 @@ from typing import Any
 
 from pyro.infer import TraceMeanField_ELBO
 
+from capsule_zoo.figures.generic import samples
+from capsule_zoo.figures.recurrent import strokes
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.recurrent_capsules import PRESETS
-from capsule_zoo.registry import Entry, picture, register, unknown
+from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 
-PICTURES = {
-    "strokes": picture("capsule_zoo.figures.recurrent:strokes"),
-    "samples": picture("capsule_zoo.figures.generic:samples"),
-}
+PICTURES = {"strokes": strokes, "samples": samples}
 SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), steps=2, latent=2, units=4, window=3)
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 from pyro.infer import TraceMeanField_ELBO
 
+from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.models import VariationalAutoencoder
-from capsule_zoo.registry import Entry, picture, register
+from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 
-PICTURES = {
-    name: picture(f"capsule_zoo.figures.energy:{name}") for name in ("samples", "reconstructions")
-}
+PICTURES = {"samples": samples, "reconstructions": reconstructions}
 
 
 @register(
@@ -27,7 +26,7 @@ def vae(
     hidden: int = 256,
     **sizes: Any,
 ) -> Entry:
-    """A convolutional network paints from one Gaussian code; see `capsule_zoo.models.baselines.vae`.
+    """A convolutional network paints from one Gaussian code; see `models.baselines.vae`.
 
     Args:
         image_shape: (channels, height, width).

@@ -26,6 +26,7 @@ from capsule_zoo.experiments.energy import (
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
+from capsule_zoo.figures.curves import learning_curves
 from capsule_zoo.guides import ExactSwitches
 from capsule_zoo.registry import create
 
@@ -63,7 +64,7 @@ def learning_curve(options: Options) -> Result:
                     found = reconstruction_error(entry, images)
                     curves.loc[end, f"{name}, {part}"] = found[0]
                     metrics[f"reconstruction_error_{part}_{name}_{end}"] = found
-    figure = energy_figures.learning_curves(curves, "mean absolute error of a pixel", PAPER)
+    figure = learning_curves(curves, "mean absolute error of a pixel", PAPER)
     return Result(metrics, {"": figure}, curves)
 
 

@@ -23,7 +23,8 @@ from capsule_zoo.experiments.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.training import shortened, train, trained
-from capsule_zoo.figures import grids as figures
+from capsule_zoo.figures.curves import climbs
+from capsule_zoo.figures.part_whole import parses, reconstruct
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import compare, fit, widen
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
@@ -125,10 +126,10 @@ def parts(options: Options) -> Result:
     images = data.test.images[:1000]
     turned = images.rot90(1, (2, 3))
     shown = pictures(entry, images)
-    shown["turned"] = figures.parses(entry.model, entry.guide, turned)
+    shown["turned"] = parses(entry.model, entry.guide, turned)
     metrics: Metrics = {}
     for name, seen in (("upright", images), ("turned", turned)):
-        painted = figures.reconstruct(entry.model, entry.guide, seen)
+        painted = reconstruct(entry.model, entry.guide, seen)
         metrics[f"squared_error_{name}"] = squared_error(painted, seen)
     metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
     return Result(metrics, shown, None, entry)
@@ -233,7 +234,7 @@ def refinement(options: Options) -> Result:
         metrics[f"{name}_scheduled_steps"] = (float(ours.steps), None, 1)
         paths[f"{name}, plain Adam"] = plain.refinement.path
         paths[f"{name}, scheduled"] = ours.refinement.path
-    return Result(metrics, {"": figures.climbs(paths)}, None, entry)
+    return Result(metrics, {"": climbs(paths)}, None, entry)
 
 
 class Finish(NamedTuple):

@@ -18,7 +18,7 @@ from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
 from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error
 from capsule_zoo.experiments.part_whole import WITH_POSES, tighten
 from capsule_zoo.experiments.training import shortened, train, trained
-from capsule_zoo.figures import grids as figures
+from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference.evaluation.ancestral import (
     Sites,
     image_log_likelihood,
@@ -235,4 +235,4 @@ LABELS = {
 def draw(rows: dict[str, Tensor]) -> Figure:
     """Twelve of each kind beside real digits."""
     shown = {label: rows[name][:12] for name, label in LABELS.items()}
-    return figures.image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")
+    return image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")

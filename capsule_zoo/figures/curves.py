@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.inference.evaluation.probe import Accuracy
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.inference.evaluation.probe import Accuracy
 
 
 def accuracy_curves(
@@ -24,6 +26,8 @@ def accuracy_curves(
         axis_label: what the places are.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
+    from matplotlib import pyplot as plt
+
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, curve in curves.items():
         places = list(curve)
@@ -59,6 +63,8 @@ def error_curves(
         blank: by title, the errors (places,) of a blank image, dotted.
         axis_label: what the places are.
     """
+    from matplotlib import pyplot as plt
+
     figure, axes = plt.subplots(
         1, len(panels), figsize=(4.2 * len(panels), 3.3), squeeze=False, sharey=True
     )
@@ -97,6 +103,8 @@ def _curve(
 
 def climbs(paths: dict[str, Tensor]) -> Figure:
     """How the mean objective of several refinements rises, step by step."""
+    from matplotlib import pyplot as plt
+
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, path in paths.items():
         axis.plot(range(1, len(path) + 1), path, label=name)
@@ -114,6 +122,8 @@ def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple
     Args:
         marks: published points (updates, values) to set beside the curves, by name.
     """
+    from matplotlib import pyplot as plt
+
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, values in curves.items():
         axis.plot(curves.index, values, label=str(name), marker=".")

@@ -6,18 +6,21 @@ Images may be standard scores: pictures are on the scale on which the given imag
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows, in_rows, signed_colours
 from capsule_zoo.models.modes import seeded
-from capsule_zoo.registry import Entry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.registry import Entry
 
 
 @torch.no_grad()
@@ -80,6 +83,8 @@ def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100)
             they lie in [0, 1].
         labels: (N,), one column of panels for each value.
     """
+    from matplotlib import pyplot as plt
+
     classes = np.unique(labels)
     figure, axes = plt.subplots(
         len(rows),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows, in_rows
 from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.registry import Entry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.registry import Entry
 
 
 def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:

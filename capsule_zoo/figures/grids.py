@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
     """One labelled row of pictures for each item, each (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+    from matplotlib import pyplot as plt
+
     pictures = {name: _as_pictures(images) for name, images in rows.items()}
     columns = max(len(images) for images in pictures.values())
     figure, axes = plt.subplots(
@@ -46,6 +50,8 @@ def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
 
 def part_colours(parts: int) -> Tensor:
     """A colour (parts, 3) for each part, neighbours far apart."""
+    from matplotlib import pyplot as plt
+
     turns = torch.arange(parts) * 0.618034 % 1.0
     return torch.from_numpy(plt.get_cmap("hsv")(turns.numpy())[:, :3]).float()
 
@@ -59,4 +65,6 @@ def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
 
 def signed_colours(values: Tensor) -> Tensor:
     """(H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
+    from matplotlib import pyplot as plt
+
     return torch.from_numpy(plt.get_cmap("RdBu_r")((values.numpy() + 1) / 2)[..., :3]).float()

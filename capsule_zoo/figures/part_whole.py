@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from matplotlib.figure import Figure
 from pyro import poutine
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.blocks import templates
 from capsule_zoo.models.modes import in_eval_mode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
-from matplotlib.animation import FuncAnimation
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.modes import in_eval_mode, seeded
 from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
-from capsule_zoo.registry import Entry
+
+if TYPE_CHECKING:
+    from matplotlib.animation import FuncAnimation
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    from capsule_zoo.registry import Entry
 
 
 @torch.no_grad()
@@ -41,6 +45,8 @@ def strokes(entry: Entry, images: Tensor) -> Figure:
 @torch.no_grad()
 def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
     """A rectangle around the window that each image was painted in; of no size without windows."""
+    from matplotlib.patches import Rectangle
+
     if model.window_size is None:
         return [Rectangle((0, 0), 0, 0) for _ in drawing.canvas]
     window = model.window(drawing)
@@ -55,6 +61,9 @@ def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
 
 def animation(entry: Entry, images: Tensor) -> FuncAnimation:
     """Images being drawn, a frame for each step; `.to_jshtml()` plays it in a notebook."""
+    from matplotlib import pyplot as plt
+    from matplotlib.animation import FuncAnimation
+
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
     figure = image_rows({"image": scale(images), "canvas": scale(images)})
     axes = np.array(figure.axes).reshape(2, -1)[1]

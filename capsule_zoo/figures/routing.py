@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
-import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split
@@ -15,7 +13,12 @@ from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference.evaluation.classification import predictions
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
-from capsule_zoo.registry import Entry
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.registry import Entry
 
 
 def votes(entry: Entry, images: Tensor) -> Figure:
@@ -23,6 +26,8 @@ def votes(entry: Entry, images: Tensor) -> Figure:
 
     Votes for the class that wins come together; those for the others lose their children.
     """
+    from matplotlib import pyplot as plt
+
     distance, weight, wins = vote_history(entry.model, images[:100])
     iterations, number = distance.shape[:2]
     figure, axes = plt.subplots(
@@ -45,6 +50,8 @@ def votes(entry: Entry, images: Tensor) -> Figure:
 
 def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
     """The first images whose label the model gets wrong: the label, and what the model says."""
+    from matplotlib import pyplot as plt
+
     found = predictions(model, split.images)
     wrong = (found != split.labels).nonzero()[:most, 0].tolist()
     figure, axes = plt.subplots(3, 12, figsize=(9, 3))
@@ -67,6 +74,8 @@ def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
 
     A routing has one colour in all panels, in whatever order its table has the columns.
     """
+    from matplotlib import pyplot as plt
+
     order = list(next(iter(tables.values())).columns)
     figure, axes = plt.subplots(1, len(tables), figsize=(3.6 * len(tables), 3.2), squeeze=False)
     for axis, (name, table) in zip(axes[0], tables.items(), strict=True):

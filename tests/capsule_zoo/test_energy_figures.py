@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from capsule_zoo.figures import energy as energy_figures
+from capsule_zoo.figures import energy, generic, grids
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.registry import create, small_sizes
 
@@ -52,14 +52,14 @@ def test_reconstructions_are_of_what_the_guide_expects_and_samples_of_the_model(
 def test_fields_are_one_for_each_capsule():
     entry = create("capsule-rbm", **{**small_sizes("capsule-rbm"), "capsules": 12})
     images = torch.rand(3, *entry.model.image_shape)
-    assert len(shown(energy_figures.fields(entry, images))) == 12
+    assert len(shown(energy.fields(entry, images))) == 12
 
 
 def test_pictures_of_standard_scores_are_on_the_scale_of_the_images():
     entry = create("capsule-rbm", **small_sizes("capsule-rbm"), visible_family="gaussian")
     pixels = torch.rand(4, *entry.model.image_shape)
     pixels.view(-1)[:2] = torch.tensor([0.0, 1.0])
-    rows = shown(energy_figures.reconstructions(entry, 3 * pixels - 1))
+    rows = shown(generic.reconstructions(entry, 3 * pixels - 1))
     np.testing.assert_allclose(rows[0], pixels[0, 0], atol=1e-6)
     assert all(row.min() >= 0 and row.max() <= 1 for row in rows)
 
@@ -72,7 +72,7 @@ def test_a_sum_of_all_capsules_is_the_reconstruction():
             parameter.normal_()
     images = torch.rand(2, *entry.model.image_shape)
     images.view(-1)[:2] = torch.tensor([0.0, 1.0])
-    rows = shown(energy_figures.sums(entry, images))
+    rows = shown(energy.sums(entry, images))
     assert len(rows) == 2 * 2 * (1 + 3)  # the image or the sum, and three capsules
     expected = entry.model.reconstruct(images)[0, 0].detach().numpy()
     for whole in (rows[4], rows[7]):  # below the image, and after the weakest capsule
@@ -83,7 +83,7 @@ def test_a_sum_of_all_capsules_is_the_reconstruction():
 def test_spectra_hold_each_class_in_a_panel_of_its_own():
     labels = np.array([0, 1, 0, 2, 1, 0])
     features = np.eye(6)
-    figure = energy_figures.spectra({"one": features, "five": 5 * features}, labels, each=2)
+    figure = energy.spectra({"one": features, "five": 5 * features}, labels, each=2)
     panels = shown(figure)
     for panel, rows in zip(panels, 2 * ([0, 2], [1, 4], [3]), strict=True):
         np.testing.assert_array_equal(panel > 0, features[rows] > 0)
@@ -93,11 +93,11 @@ def test_spectra_hold_each_class_in_a_panel_of_its_own():
 
 def test_curves_are_drawn_over_updates_beside_published_points():
     curves = pd.DataFrame({"ours": [0.3, 0.1]}, index=[10, 100])
-    (axis,) = energy_figures.learning_curves(curves, "error", {"theirs": ((10,), (0.2,))}).axes
+    (axis,) = curves.learning_curves(curves, "error", {"theirs": ((10,), (0.2,))}).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
     assert lines == {"ours": [[10, 0.3], [100, 0.1]], "theirs": [[10, 0.2]]}
 
 
 def test_colours_are_red_above_zero_and_blue_below():
-    red, white, blue = energy_figures.signed_colours(torch.tensor([[1.0, 0.0, -1.0]]))[0]
+    red, white, blue = grids.signed_colours(torch.tensor([[1.0, 0.0, -1.0]]))[0]
     assert red[0] > red[2] and blue[2] > blue[0] and white.min() > 0.9

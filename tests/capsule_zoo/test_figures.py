@@ -6,7 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.figures import grids as figures
+from capsule_zoo.figures import grids, part_whole
 from capsule_zoo.figures.routing import by_iterations
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.models import Capsules, PartWholeCapsules
@@ -23,37 +23,37 @@ def test_parts_in_one_colour_add_up_to_the_image(model, likelihood, monkeypatch)
     model = model.sharing_parameters(likelihood=likelihood)
     nodes = poutine.trace(model).get_trace(batch_size=4).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
-    monkeypatch.setattr(figures, "part_colours", lambda number: torch.ones(number, 3))
-    painted = figures.coloured_parts(model, parts)
+    monkeypatch.setattr(part_whole, "part_colours", lambda number: torch.ones(number, 3))
+    painted = part_whole.coloured_parts(model, parts)
     expected = model.render(parts).movedim(1, -1).expand_as(painted)
     torch.testing.assert_close(painted, expected)
 
 
 def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
-    rows = figures.in_rows("parts", torch.arange(29), 12)
+    rows = grids.in_rows("parts", torch.arange(29), 12)
     assert list(rows) == ["parts 1-12", "parts 13-24", "parts 25-29"]
     assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
 
 
 def test_part_colours_are_all_different():
-    colours = figures.part_colours(24)
+    colours = grids.part_colours(24)
     distance = torch.cdist(colours, colours) + 9 * torch.eye(24)
     assert colours.shape == (24, 3) and distance.min() > 0.05
 
 
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
     guide = AmortizedPartWhole(model, channels=4, width=8, heads=2, blocks=1, inducing=2).train()
-    figure = figures.parses(model, guide, torch.rand(5, 1, 12, 12))
+    figure = part_whole.parses(model, guide, torch.rand(5, 1, 12, 12))
     labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
     assert labels == ["image", "reconstruction", "parts"] and guide.training
 
 
 def test_samples_are_seeded_and_leave_the_random_state(model):
     state = torch.get_rng_state()
-    one, two, other = (pixels(figures.prior_samples(model, seed)) for seed in (1, 1, 2))
+    one, two, other = (pixels(part_whole.prior_samples(model, seed)) for seed in (1, 1, 2))
     assert np.array_equal(one, two) and not np.array_equal(one, other)
     assert torch.equal(state, torch.get_rng_state())
-    assert len(figures.learned_templates(model).axes) == 5
+    assert len(part_whole.learned_templates(model).axes) == 5
 
 
 def pixels(figure):
