@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# In a checkout the sub-packages lie beside this folder (models/, guides/, ...), in an installation
-# inside it. The checkout's root on __path__ lets a bare clone work before it is installed.
-_ROOT = Path(__file__).resolve().parent.parent
-if (_ROOT / "setup.cfg").is_file() and (_ROOT / "models").is_dir():
-    __path__.append(str(_ROOT))
+# In a checkout models/, guides/, inference/, data/ and weights/ are symbolic links to the folders
+# beside this one. Where links could not be made (some clones on Windows), the folders are found by
+# the checkout's root on __path__.
+_HERE = Path(__file__).resolve().parent
+if not (_HERE / "models").is_dir() and (_HERE.parent / "models").is_dir():
+    __path__.append(str(_HERE.parent))
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time these are imported when used
     from capsule_zoo.discovery import describe as describe

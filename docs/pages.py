@@ -21,6 +21,7 @@ import json
 import pkgutil
 import re
 import shutil
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -40,7 +41,8 @@ DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
 OTHERS = "others"
 DIAGRAMS = "diagrams"
-COMMAND_LINE = ("cli", "run_commands", "terminal", "__main__")  # told by `commands`
+COMMAND_LINE = ("__main__",)  # told by `commands`
+FRONT = ("figures", "runs")  # sub-packages of capsule_zoo whose modules the reference lists
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
 
@@ -226,19 +228,29 @@ def modules(package: str) -> str:
     """
     home = import_module(package)
     own, told, parts = set(getattr(home, "__all__", ())), told_elsewhere(), []
-    for info in pkgutil.iter_modules(home.__path__, f"{package}."):
-        short = info.name.rpartition(".")[2]
-        if info.ispkg or short in COMMAND_LINE:
-            continue
-        module = import_module(info.name)
-        rest = [name for name in _defined_in(module) if name not in own]
+    for name in _modules_in(home):
+        module, short = import_module(name), name.removeprefix(f"{package}.")
+        rest = [thing for thing in _defined_in(module) if thing not in own]
         if not rest:
             continue
-        clash = "   :no-index:\n" if short in own else ""
-        story = f".. automodule:: {info.name}\n   :no-members:\n{clash}"
-        head = f".. currentmodule:: {info.name}\n" if info.name in told else story
+        clash = "   :no-index:\n" if short.rpartition(".")[2] in own else ""
+        story = f".. automodule:: {name}\n   :no-members:\n{clash}"
+        head = f".. currentmodule:: {name}\n" if name in told else story
         parts.append(f"### {short}\n\n{_rst(head + chr(10) + _reference(module, rest))}")
     return "\n".join(parts)
+
+
+def _modules_in(package: ModuleType) -> Iterator[str]:
+    """Yield the dotted names of a package's modules, those of its sub-packages included.
+
+    Of `capsule_zoo` only the sub-packages in `FRONT` count: the others have pages of their own.
+    """
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        short = info.name.rpartition(".")[2]
+        if not info.ispkg and short not in COMMAND_LINE:
+            yield info.name
+        elif info.ispkg and (package.__name__ != "capsule_zoo" or short in FRONT):
+            yield from _modules_in(import_module(info.name))
 
 
 def _reference(module: ModuleType, names: list[str]) -> str:

@@ -13,9 +13,23 @@ from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.log_partition import LogPartition, log_partition
 from capsule_zoo.inference.energy.pretrain import pretrain
+from capsule_zoo.inference.evaluation.ancestral import (
+    image_log_likelihood,
+    infer,
+    log_prior,
+    mean_images,
+)
+from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
+from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.fill_in import FilledIn, fill_in
+from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.sample_quality import (
+    frechet,
+    frechet_distance,
+    train_classifier,
+)
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import (
     classify,
@@ -24,6 +38,7 @@ from capsule_zoo.inference.evaluation.verbs import (
     reconstruct,
     sample,
 )
+from capsule_zoo.inference.evaluation.vote_history import VoteHistory, vote_history
 from capsule_zoo.inference.functions import as_module
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_image
@@ -31,6 +46,7 @@ from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeigh
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
+from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.inference.posterior.transformations import (
     Requested,
     Transformations,
@@ -44,6 +60,7 @@ from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
 
 __all__ = [
+    "Accuracy",
     "Check",
     "CheckpointError",
     "Comparison",
@@ -60,7 +77,9 @@ __all__ = [
     "Run",
     "ScoreFunctionELBO",
     "SemiAmortized",
+    "TopPrior",
     "Transformations",
+    "VoteHistory",
     "WakeSleep",
     "Widened",
     "as_module",
@@ -68,19 +87,35 @@ __all__ = [
     "classify",
     "compare",
     "encode",
+    "error_rate",
     "evaluate",
+    "fgsm",
     "fill_in",
     "fit",
+    "fit_top_prior",
+    "frechet",
+    "frechet_distance",
+    "image_log_likelihood",
+    "infer",
     "infer_transformation",
     "is_bound",
+    "latents",
+    "linear_probe",
     "log_partition",
+    "log_prior",
     "log_weights",
     "loss_per_image",
+    "mean_images",
     "posterior_predictive",
+    "predictions",
     "pretrain",
+    "rank_uniformity",
     "reconstruct",
     "refine",
     "sample",
+    "sbc_ranks",
     "summarize",
+    "train_classifier",
+    "vote_history",
     "widen",
 ]

@@ -1,17 +1,23 @@
-"""Generative stories: what exists in an image, and how it paints it."""
+"""Generative models, one file for each paper: what exists in an image, and how it is painted.
+
+`blocks` holds what they are built of, `baselines` the models without capsules to compare with.
+"""
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.baselines.cnn import ConvolutionalClassifier
 from capsule_zoo.models.baselines.conditional_autoencoder import ConditionalAutoencoder
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
+from capsule_zoo.models.blocks import poses, templates
+from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.classifier import Classifier
-from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
+from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
-from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
+from capsule_zoo.models.switchable_gaussians import SwitchableGaussians, free_energy
 
 __all__ = [
     "RBM",
@@ -25,9 +31,15 @@ __all__ = [
     "GenerativeCapsNet",
     "MatrixCapsules",
     "Model",
+    "OnRequest",
     "PartWholeCapsules",
     "RecurrentCapsules",
     "Site",
     "SwitchableGaussians",
     "VariationalAutoencoder",
+    "Votes",
+    "free_energy",
+    "poses",
+    "splat",
+    "templates",
 ]

@@ -299,8 +299,8 @@ class RecurrentCapsules(Model):
         """
         if self.capsules == "none":
             raise ValueError(
-                "a model without capsules tells no classes; build it with capsules='once', or fit "
-                "a linear probe on what its guide infers: see capsule_zoo.inference.evaluation.probe"
+                "without capsules a model tells no classes; build it with capsules='once', or fit "
+                "a linear probe on what its guide infers: capsule_zoo.inference.linear_probe"
             )
         return self.classify(images).argmax(-1)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import configparser
+import json
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,10 +119,46 @@ def test_imports_run_one_way():
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_imports_the_command_line():
-    for folder in package_folders().values():
+def code_of_pages() -> Iterator[tuple[str, str]]:
+    """Yield the file and the text of every piece of Python that a reader is shown."""
+    for file in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(file.read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        yield file.name, "\n".join(code)
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    for file in pages:
+        for block in re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL):
+            yield file.relative_to(ROOT).as_posix(), block
+
+
+def test_readers_import_from_the_faces_of_folders():
+    """Whatever a page shows is imported from `capsule_zoo` or `capsule_zoo.<folder>`."""
+    deep = [
+        f"{name}: {found}"
+        for name, code in code_of_pages()
+        for found in re.findall(r"(?:from|import) (capsule_zoo(?:\.\w+){2,})", code)
+    ]
+    assert not deep, "\n".join(deep)
+
+
+def test_only_the_command_line_knows_itself_and_typer():
+    command_line = ROOT / "capsule_zoo" / "cli"
+    for folder in set(package_folders().values()) - {command_line}:
         for file in set(folder.glob("*.py")) - {ROOT / "capsule_zoo" / "__main__.py"}:
-            assert not any(n.startswith("capsule_zoo.cli") for n in imported_names(file)), file
+            names = imported_names(file)
+            assert not any(name.startswith(("capsule_zoo.cli", "typer")) for name in names), file
+
+
+def test_the_folders_are_short_lists():
+    """A folder is a table of contents: stories in `models/`, rooms in `inference/`."""
+
+    def entries(folder: str) -> set[str]:
+        names = {path.name for path in (ROOT / folder).iterdir() if not path.is_symlink()}
+        return {name for name in names if not name.startswith("__pyc")}
+
+    assert len({name for name in entries("models") if name.endswith(".py")}) <= 14
+    assert len(entries("inference")) <= 10
+    assert len({name for name in entries("capsule_zoo") if name.endswith(".py")}) <= 8
 
 
 def test_every_package_has_import_rules():

@@ -1,6 +1,6 @@
 """Commands about run folders and trained weights.
 
-The work is done in `capsule_zoo.runs`, `capsule_zoo.runs.measurements` and `capsule_zoo.runs.cards`.
+The work is done in `capsule_zoo.runs`.
 """
 
 from __future__ import annotations

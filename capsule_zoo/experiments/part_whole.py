@@ -24,9 +24,9 @@ from capsule_zoo.experiments.findings import (
 )
 from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.figures.curves import climbs
-from capsule_zoo.figures.part_whole import parses, reconstruct
+from capsule_zoo.figures.part_whole import parses
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import compare, fit, widen
+from capsule_zoo.inference import compare, fit, reconstruct, widen
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model

@@ -1,49 +1,30 @@
-"""`capsule-zoo explore`: a small notebook that builds the explorer, and a server that shows it."""
+"""The small notebook that builds the explorer."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from capsule_zoo.cli.options import Data, DataRoot
-
-NEEDED = ("ipywidgets", "anywidget")
-SERVERS = ("voila", "jupyterlab")  # the first one that is installed; Voila shows the widgets alone
-INSTALL = "pip install 'capsule-zoo[explore]'"
+from capsule_zoo.data.files import write_whole
+from capsule_zoo.explore.sources import open_source
 
 
-def explore(
-    source: Annotated[
-        str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
-    ],
-    data: Data = None,
-    data_root: DataRoot = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The notebook.  [default: explore-ENTRY.ipynb]")
-    ] = None,
-    opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in a browser.")] = True,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the notebook.")] = False,
+def write_notebook(
+    path: Path, source: str, data: str | None, data_root: Path | None, overwrite: bool
 ) -> None:
-    """Move objects and parts by hand and see the image follow; drop an image, see its parse.
+    """Write the notebook, unless the same one is there already.
 
-    Writes a notebook and opens it with Voila or JupyterLab, whichever is installed.
+    Args:
+        path: where to write it.
+        source: an entry, trained weights, or a run folder.
+        data, data_root: see `open_source`.
+        overwrite: replace whatever is at `path`.
 
-    \b
-    Examples:
-      capsule-zoo explore part-whole-mnist
-      capsule-zoo explore runs/part-whole-digits-0 --no-open
+    Raises:
+        ValueError: the source or the data cannot be opened, or `path` holds something else.
     """
-    from capsule_zoo.data.files import write_whole
-    from capsule_zoo.explore.sources import open_source
-
-    path = out or Path(f"explore-{Path(source).resolve().name}.ipynb")
-    open_source(source, data, data_root)  # whatever can be mended is told before a browser opens
+    open_source(source, data, data_root)  # an error is reported here, not in the browser
     cell = _cell(source, data, data_root)
     if path.exists() and not overwrite and _first_cell(path) != cell:
         raise ValueError(
@@ -51,12 +32,6 @@ def explore(
         )
     if overwrite or not path.exists():
         write_whole(path, json.dumps(_notebook(cell), indent=1).encode())
-    print(f"the notebook is {path}", flush=True)
-    server = next(filter(find_spec, SERVERS), None)
-    if server is None or not all(map(find_spec, NEEDED)):
-        print(f"to see it, install what shows it: {INSTALL}")
-    elif opened:
-        os.execv(sys.executable, [sys.executable, "-m", server, str(path)])
 
 
 def _cell(source: str, data: str | None, data_root: Path | None) -> str:

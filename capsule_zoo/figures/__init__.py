@@ -1,1 +1,48 @@
-"""Pictures of trained entries."""
+"""Pictures of entries and of what experiments find; matplotlib is imported when one is drawn."""
+
+from capsule_zoo.figures.curves import accuracy_curves, climbs, error_curves, learning_curves
+from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
+from capsule_zoo.figures.generic import on_scale_of, reconstructions, samples
+from capsule_zoo.figures.grids import image_rows, in_rows, part_colours, signed_colours
+from capsule_zoo.figures.part_whole import (
+    coloured_parts,
+    infer_parts,
+    learned_templates,
+    parses,
+    prior_samples,
+    seen_of_parts,
+)
+from capsule_zoo.figures.recurrent import animation, drawings_of, frames, strokes
+from capsule_zoo.figures.routing import by_iterations, mistakes, nudges, votes
+
+__all__ = [
+    "accuracy_curves",
+    "animation",
+    "by_iterations",
+    "climbs",
+    "coloured_parts",
+    "drawings_of",
+    "error_curves",
+    "fields",
+    "frames",
+    "gibbs",
+    "image_rows",
+    "in_rows",
+    "infer_parts",
+    "learned_templates",
+    "learning_curves",
+    "mistakes",
+    "nudges",
+    "on_scale_of",
+    "parses",
+    "part_colours",
+    "prior_samples",
+    "reconstructions",
+    "samples",
+    "seen_of_parts",
+    "signed_colours",
+    "spectra",
+    "strokes",
+    "sums",
+    "votes",
+]

@@ -1,29 +1,5 @@
-"""`capsule-zoo report`: the whole zoo on one page, made from records, cards and docstrings.
+"""The report: the whole zoo on one page, made from records, cards and docstrings.
 
 The page is one file without anything outside it. No number on it is typed by hand but those that
 papers have published, which are in `published.py`.
 """
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from capsule_zoo.records import FOLDER
-
-
-def report(
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    results: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
-) -> None:
-    """Write the whole zoo on one page: stories, pictures, comparisons, numbers, speeds.
-
-    \b
-    Example:
-      capsule-zoo report --out zoo.html
-    """
-    from capsule_zoo.report.page import write_page
-
-    print(f"written to {write_page(out, results)}")

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from scipy.stats import chi2, t
+from scipy.special import chdtrc, stdtr
 from torch import Tensor
 
 _ROUNDING = 1e-9  # relative: what float64 may lose in a gradient that does not vary at all
@@ -82,7 +82,7 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
     columns = bin_of[ranks.cpu()].T  # (D, N)
     observed = torch.stack([torch.bincount(column, minlength=bins) for column in columns])
     statistic = ((observed - expected).square() / expected).sum(1)
-    return _worst(statistic, number, torch.as_tensor(chi2.sf(statistic, bins - 1)))
+    return _worst(statistic, number, torch.as_tensor(chdtrc(bins - 1, statistic.numpy())))
 
 
 def same_means(first: Tensor, second: Tensor) -> Outcome:
@@ -106,7 +106,8 @@ def unbiased(estimates: Tensor, exact: Tensor) -> Outcome:
 def _by_t(difference: Tensor, variance: Tensor, size: Tensor, number: int) -> Outcome:
     error = (variance + (_ROUNDING * (1 + size.abs())).square()).sqrt()
     statistic = (difference / error).abs().double()
-    return _worst(statistic, number, torch.as_tensor(2 * t.sf(statistic, number - 1)))
+    p = torch.as_tensor(2 * stdtr(number - 1, -statistic.cpu().numpy()))
+    return _worst(statistic, number, p)
 
 
 def _worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:

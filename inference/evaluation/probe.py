@@ -8,18 +8,18 @@ The guide never sees a label; only the probe does, on training latents alone.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import log_softmax
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import Pipeline, make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from capsule_zoo.inference.evaluation.ancestral import law_means
 from capsule_zoo.inference.evaluation.classification import Share
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 
 class Accuracy(Share):
@@ -106,6 +106,10 @@ def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeli
 
     Args, Raises: as `linear_probe`.
     """
+    from sklearn.linear_model import LogisticRegression  # takes a second, and few need it
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     _check_lengths("train", train, labels)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=2000))
     return probe.fit(train, labels.numpy())

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from capsule_zoo.figures import energy, generic, grids
+from capsule_zoo.figures import curves, energy, generic, grids
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.registry import create, small_sizes
 
@@ -92,8 +92,8 @@ def test_spectra_hold_each_class_in_a_panel_of_its_own():
 
 
 def test_curves_are_drawn_over_updates_beside_published_points():
-    curves = pd.DataFrame({"ours": [0.3, 0.1]}, index=[10, 100])
-    (axis,) = curves.learning_curves(curves, "error", {"theirs": ((10,), (0.2,))}).axes
+    table = pd.DataFrame({"ours": [0.3, 0.1]}, index=[10, 100])
+    (axis,) = curves.learning_curves(table, "error", {"theirs": ((10,), (0.2,))}).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in axis.lines}
     assert lines == {"ours": [[10, 0.3], [100, 0.1]], "theirs": [[10, 0.2]]}
 

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from test_cli import refused, run
 
-from capsule_zoo.explore import notebook
+from capsule_zoo.cli import explore
 from capsule_zoo.registry import create, save, small_sizes
 
 
@@ -25,7 +25,7 @@ def opened(monkeypatch) -> list:
     """The command lines that would take over."""
     found: list = []
     monkeypatch.setattr(os, "execv", lambda path, words: found.append(words))
-    monkeypatch.setattr(notebook, "find_spec", lambda name: True)
+    monkeypatch.setattr(explore, "find_spec", lambda name: True)
     return found
 
 
@@ -48,10 +48,10 @@ def test_the_notebook_builds_the_explorer_wherever_it_lies(folder, opened, monke
 def test_it_is_opened_by_what_is_installed(folder, opened, monkeypatch, capsys):
     assert run("explore", "run") == 0
     assert opened[-1][1:] == ["-m", "voila", "explore-run.ipynb"]
-    monkeypatch.setattr(notebook, "find_spec", lambda name: name != "voila")
+    monkeypatch.setattr(explore, "find_spec", lambda name: name != "voila")
     assert run("explore", "run") == 0  # the same notebook is no hindrance
     assert opened[-1][1:] == ["-m", "jupyterlab", "explore-run.ipynb"]
-    monkeypatch.setattr(notebook, "find_spec", lambda name: name == "voila" or None)
+    monkeypatch.setattr(explore, "find_spec", lambda name: name == "voila" or None)
     capsys.readouterr()
     assert run("explore", "run") == 0
     assert "pip install 'capsule-zoo[explore]'" in capsys.readouterr().out and len(opened) == 2

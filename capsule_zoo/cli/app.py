@@ -9,22 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from capsule_zoo.cli.discovery import list_entries, options, show
-from capsule_zoo.cli.options import (
-    AsJson,
-    DataRoot,
-    Device,
-    Quiet,
-    Seed,
-    print_json,
-    print_list,
-    print_metrics,
-)
+from capsule_zoo.cli.explore import explore
+from capsule_zoo.cli.report import report
+from capsule_zoo.cli.reproduce import reproduce
 from capsule_zoo.cli.run_commands import (
     compare,
     error_rate,
@@ -35,10 +26,7 @@ from capsule_zoo.cli.run_commands import (
     sample,
     train,
 )
-from capsule_zoo.explore.notebook import explore
-from capsule_zoo.records import FOLDER
-from capsule_zoo.report import report
-from capsule_zoo.selfcheck import selfcheck
+from capsule_zoo.cli.selfcheck import selfcheck
 
 app = typer.Typer(
     name="capsule-zoo",
@@ -78,58 +66,6 @@ def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
 
 app.callback(help=app.info.help)(options)
 app.command("list")(list_entries)
-
-
-def reproduce(
-    experiment: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="Leave out for a list.")
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(help="Training time.  [default: a full run]")
-    ] = None,
-    seed: Seed = 0,
-    data_root: DataRoot = None,
-    device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="Where records are written.")] = FOLDER,
-    keep: Annotated[
-        Path | None, typer.Option(help="Keep what was trained in this run folder.")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option(help="Measure this run, or these weights, without training.")
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run an experiment; write its record and figures. Without a name, list the experiments.
-
-    \b
-    Examples:
-      capsule-zoo reproduce
-      capsule-zoo reproduce part-whole/digits
-      capsule-zoo reproduce part-whole/digits --minutes 1 --seed 3 --out elsewhere
-    """
-    from capsule_zoo import experiments
-
-    if experiment is None:
-        names = experiments.list_experiments()
-        found: dict = {name: experiments.find_experiment(name).summary for name in names}
-        print_list(found)
-    else:
-        options = experiments.Options(
-            minutes=minutes,
-            seed=seed,
-            data_root=data_root,
-            device=device,
-            run=run,
-            progress=not quiet,
-        )
-        result, path = experiments.reproduce(experiment, options, folder=out, keep=keep)
-        if result.table is not None:
-            print(result.table.round(3).to_string(na_rep=""))
-        print_metrics({name: metric[:2] for name, metric in result.metrics.items()})
-        print(f"written to {path} and figures beside it")
-        found = experiments.as_metrics(result)
-    print_json(as_json, found)
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after `list`

@@ -1,0 +1,50 @@
+"""The command `capsule-zoo explore`: write the explorer's notebook and show it in a browser."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule_zoo.cli.options import Data, DataRoot
+
+NEEDED = ("ipywidgets", "anywidget")
+SERVERS = ("voila", "jupyterlab")  # the first one that is installed; Voila shows the widgets alone
+INSTALL = "pip install 'capsule-zoo[explore]'"
+
+
+def explore(
+    source: Annotated[
+        str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
+    ],
+    data: Data = None,
+    data_root: DataRoot = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The notebook.  [default: explore-ENTRY.ipynb]")
+    ] = None,
+    opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in a browser.")] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the notebook.")] = False,
+) -> None:
+    """Move objects and parts by hand and see the image follow; drop an image, see its parse.
+
+    Writes a notebook and opens it with Voila or JupyterLab, whichever is installed.
+
+    \b
+    Examples:
+      capsule-zoo explore part-whole-mnist
+      capsule-zoo explore runs/part-whole-digits-0 --no-open
+    """
+    from capsule_zoo.explore.notebook import write_notebook
+
+    path = out or Path(f"explore-{Path(source).resolve().name}.ipynb")
+    write_notebook(path, source, data, data_root, overwrite)
+    print(f"the notebook is {path}", flush=True)
+    server = next(filter(find_spec, SERVERS), None)
+    if server is None or not all(map(find_spec, NEEDED)):
+        print(f"to see it, install what shows it: {INSTALL}")
+    elif opened:
+        os.execv(sys.executable, [sys.executable, "-m", server, str(path)])
