@@ -26,7 +26,7 @@ from capsule_zoo.inference import (
     widen,
 )
 from capsule_zoo.inference.classification import error_rate
-from capsule_zoo.inference.evaluate import standard_error
+from capsule_zoo.inference.summary import standard_error
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.models.exponential_family import BernoulliUnits

@@ -28,7 +28,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.checkpoint import save_checkpoint
-from capsule_zoo.inference.workers import find_device, is_first_process
+from capsule_zoo.inference.workers import is_first_process, usable_device
 from capsule_zoo.records import save_figure, write_json
 from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
 
@@ -153,7 +153,7 @@ def train(
     """
     folder = Path(folder)
     _check_folder(folder, resume, overwrite)
-    find_device(device)
+    usable_device(device)
     if resume:
         settings = RunSettings.read(folder, name).resumed(given, folder)
     else:

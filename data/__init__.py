@@ -4,6 +4,7 @@ from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.datasets import dataset_names, load_dataset
 from capsule_zoo.data.files import MissingData
+from capsule_zoo.data.missing import hide, occluded
 from capsule_zoo.data.pixels import Binarize, Standardize
 from capsule_zoo.data.requests import Requests, Rotations, Shifts
 from capsule_zoo.data.splits import Dataset, Split
@@ -24,6 +25,8 @@ __all__ = [
     "Toys3D",
     "Views",
     "dataset_names",
+    "hide",
     "load_dataset",
+    "occluded",
     "transforms",
 ]

@@ -148,7 +148,63 @@ def takes_generator(transform: Transform) -> bool:
     return any(p.name == "generator" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-class Batches(BatchSource):
+class ShuffledBatches(BatchSource):
+    """Batches of numbered images, in an order that is a function of (seed, epoch) alone.
+
+    Args:
+        size: how many images there are.
+        batch_size, seed, transform: see `BatchSource`.
+        shuffle: False keeps the images in the order of their numbers.
+
+    Raises:
+        ValueError: no image, a batch size below 1, a negative seed.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        seed: int = 0,
+        transform: Transform | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        if size == 0:
+            raise ValueError("split is empty; give at least one image")
+        super().__init__(batch_size, seed, transform)
+        self.size = size
+        self.shuffle = shuffle
+
+    @property
+    def num_images(self) -> int:
+        return self.size
+
+    def __len__(self) -> int:
+        return -(-self.size // self.batch_size)
+
+    def order(self, epoch: int) -> Tensor:
+        """The permutation of the numbers that epoch `epoch` walks through, on the CPU."""
+        if not self.shuffle:
+            return torch.arange(self.size)
+        generator = seeded_generator(self.seed, epoch)
+        return torch.randperm(self.size, generator=generator)
+
+    def example(self) -> tuple[Tensor, Tensor]:
+        whole = self.batch_size >= self.size
+        return self._take(torch.arange(self.size if whole else 2), 0, 0)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self.order(epoch)
+        for batch in range(start, len(self)):
+            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            images, labels = self._take(chosen, epoch, batch)
+            yield self._transformed(images, epoch, batch), labels
+
+    @abstractmethod
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Return the images and labels with these numbers."""
+
+
+class Batches(ShuffledBatches):
     """Shuffled batches of a split, epoch by epoch.
 
     The order of epoch e is a function of (seed, e) and the randomness of a transform one of
@@ -158,8 +214,7 @@ class Batches(BatchSource):
 
     Args:
         split: images and labels.
-        batch_size, seed, transform: see `BatchSource`.
-        shuffle: False keeps the images in the order of the split.
+        batch_size, seed, transform, shuffle: see `ShuffledBatches`.
 
     Raises:
         ValueError: an empty split, a batch size below 1, a negative seed.
@@ -173,38 +228,9 @@ class Batches(BatchSource):
         transform: Transform | None = None,
         shuffle: bool = True,
     ) -> None:
-        if len(split) == 0:
-            raise ValueError("split is empty; give at least one image")
-        super().__init__(batch_size, seed, transform)
+        super().__init__(len(split), batch_size, seed, transform, shuffle)
         self.split = split
-        self.shuffle = shuffle
-
-    @property
-    def num_images(self) -> int:
-        return len(self.split)
-
-    def __len__(self) -> int:
-        return -(-len(self.split) // self.batch_size)
-
-    def order(self, epoch: int) -> Tensor:
-        """The permutation of the split that epoch `epoch` walks through, on the CPU."""
-        if not self.shuffle:
-            return torch.arange(len(self.split))
-        generator = seeded_generator(self.seed, epoch)
-        return torch.randperm(len(self.split), generator=generator)
-
-    def example(self) -> tuple[Tensor, Tensor]:
-        whole = self.batch_size >= len(self.split)
-        return self._take(torch.arange(len(self.split) if whole else 2), 0, 0)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self.order(epoch)
-        for batch in range(start, len(self)):
-            chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-            images, labels = self._take(chosen, epoch, batch)
-            yield self._transformed(images, epoch, batch), labels
 
     def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Return the images and labels with these numbers."""
         chosen = chosen.to(self.split.images.device)
         return self.split.images.index_select(0, chosen), self.split.labels.index_select(0, chosen)

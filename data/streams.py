@@ -16,9 +16,9 @@ from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from capsule_zoo.data.batches import (
-    Batches,
     BatchSource,
     RandomStream,
+    ShuffledBatches,
     Transform,
     seeded_generator,
 )
@@ -28,7 +28,7 @@ CheckImages = Callable[[Tensor], None]
 _ITEMS = 1  # sets the stream of reading items apart from the stream of the transform
 
 
-class ItemBatches(Batches):
+class ItemBatches(ShuffledBatches):
     """Shuffled batches of a map-style torch `Dataset`, whose items are read when they are needed.
 
     The order is the order of `Batches`, and what an item draws from the global streams of torch,
@@ -56,13 +56,12 @@ class ItemBatches(Batches):
         check: CheckImages,
         labels: bool,
     ) -> None:
-        check_readable(dataset)
-        super().__init__(dataset, batch_size, seed, transform, shuffle)
-        self.check, self.labels = check, labels
+        super().__init__(items_in(dataset), batch_size, seed, transform, shuffle)
+        self.dataset, self.check, self.labels = dataset, check, labels
 
     def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
         with RandomStream(self.seed, epoch, batch, _ITEMS).active():
-            return read_items(self.split, chosen, self.check, self.labels)
+            return read_items(self.dataset, chosen, self.check, self.labels)
 
 
 class LoaderBatches(BatchSource):
@@ -145,8 +144,8 @@ class LoaderBatches(BatchSource):
         for sampler in (self.loader, self.loader.sampler, self.loader.batch_sampler):
             if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
                 generator.manual_seed(seeded_generator(self.seed, epoch).initial_seed())
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+            if set_epoch := getattr(sampler, "set_epoch", None):
+                set_epoch(epoch)
         with stream.active():
             batches = iter(self.loader)
         while True:
@@ -204,8 +203,8 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> tuple[Ten
     return parts[0], parts[1]
 
 
-def check_readable(dataset: TorchDataset) -> None:
-    """Raise ValueError unless a data set is map-style and holds an item."""
+def items_in(dataset: TorchDataset) -> int:
+    """Return how many items a map-style data set holds; ValueError if none, or of another style."""
     size = getattr(dataset, "__len__", None)
     if size is None or isinstance(dataset, IterableDataset):
         raise ValueError(
@@ -214,6 +213,7 @@ def check_readable(dataset: TorchDataset) -> None:
         )
     if size() == 0:
         raise ValueError(f"data is an empty {type(dataset).__name__}; give at least one image")
+    return size()
 
 
 def _words(batch: Any) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, NamedModule
 
@@ -56,8 +56,8 @@ class Guide(NamedModule):
         if observed is None:
             raise ValueError(
                 f"{type(self).__name__} needs {self.observes}; for draws from the prior call the "
-                "model, for the posterior predictive use pyro.infer.Predictive("
-                f"pyro.poutine.uncondition(model), guide=guide, num_samples=10)({self.observes})"
+                "model, for the posterior predictive see "
+                "capsule_zoo.inference.posterior_predictive"
             )
         return super().__call__(*arguments, **keywords)
 
@@ -69,6 +69,21 @@ class Guide(NamedModule):
     def covers(self) -> tuple[str, ...]:
         """Names of the sites that the guide draws: all that the model leaves to guides."""
         return tuple(site.name for site in self.model.latent_sites)
+
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> Self:
+        """Return the same guide, with the same parameters, to `model.with_missing_pixels()`.
+
+        A guide that reads the image sees `fill` where a pixel is missing. It then answers as if it
+        had been shown the filled image: an answer that is better or worse but always a law over the
+        latents, so that bounds stay bounds. Laws with parameters for every image, fitted to the
+        observed pixels, see nothing of the fill; see `fill_in`.
+
+        Args:
+            fill: a number or (C, H, W), such as the mean of the training images.
+        """
+        return self.sharing_parameters(
+            _model=(self.model.with_missing_pixels(),), missing_fill=fill
+        )
 
     def with_discrete_presences(self) -> Self:
         """The same parameters in a guide to the model's `with_discrete_presences()`."""

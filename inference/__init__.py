@@ -15,6 +15,7 @@ from capsule_zoo.inference.checkpoint import CheckpointError
 from capsule_zoo.inference.compare import Comparison, compare
 from capsule_zoo.inference.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.evaluate import evaluate
+from capsule_zoo.inference.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.functions import as_module
 from capsule_zoo.inference.history import Run
 from capsule_zoo.inference.importance_weighted import ImportanceWeightedELBO
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "ContrastiveDivergence",
+    "FilledIn",
     "ImportanceWeightedELBO",
     "IncompatibleGuide",
     "LogPartition",
@@ -67,6 +69,7 @@ __all__ = [
     "compare",
     "encode",
     "evaluate",
+    "fill_in",
     "fit",
     "infer_transformation",
     "is_bound",

@@ -10,8 +10,9 @@ import pandas as pd
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.evaluate import evaluate, prepare
+from capsule_zoo.inference.evaluate import evaluate
 from capsule_zoo.inference.isolation import check_seed
+from capsule_zoo.inference.prepare import prepare
 from capsule_zoo.inference.summary import per_image_elbo, standard_error, summarize
 
 if TYPE_CHECKING:

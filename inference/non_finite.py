@@ -28,8 +28,7 @@ class NonFiniteLoss(RuntimeError):
             where = "every site's value and log density is finite, so the gradient overflowed"
         else:
             where = f"the first site with a value or log density that is not is {site!r}"
-        exists = checkpoint is not None and os.path.isfile(checkpoint)
-        kept = f"; the last good checkpoint is {checkpoint}" if exists else ""
+        kept = f"; the last good checkpoint is {checkpoint}" if checkpoint is not None else ""
         super().__init__(
             f"the loss or its gradient is not finite at step {step}: {where}. "
             f"Lower lr, or set clip{kept}"

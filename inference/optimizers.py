@@ -81,8 +81,10 @@ def _from_pyro(optimizer: PyroOptim) -> OptimizerFactory:
     if optimizer.pt_clip_args:
         raise ValueError("optimizer is a Pyro optimizer that clips gradients; use clip=... of fit")
 
+    constructor: Any = optimizer.pt_optim_constructor
+
     def factory(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         rates = {"lr": arguments["lr"]} if "lr" in arguments else {}
-        return optimizer.pt_optim_constructor([{**g, **rates} for g in groups], **arguments)
+        return constructor([{**g, **rates} for g in groups], **arguments)
 
     return factory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import pandas as pd
 import torch
@@ -72,7 +73,7 @@ class Progress:
         return sum(recent) / len(recent) if recent else math.nan
 
     @property
-    def latest(self) -> dict[str, float]:
+    def latest(self) -> dict[str, Any]:
         """Where the run stands after its last step, in the words of `Check`."""
         last = self._rows[-1] if self._rows else [0, 0, math.nan, math.nan]
         numbers = {"step": self.step, "epoch": last[1], "seconds": self.seconds}

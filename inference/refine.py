@@ -34,6 +34,7 @@ from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
 _PRESENCES = 3  # how much larger the rate of presence logits is than that of poses
+_MISSING = -1e6  # in the place of NaN where images are told apart
 _JUDGED, _DRAWS = 2, 4  # how often an image is judged on the way, and over how many draws
 
 
@@ -160,9 +161,15 @@ class SemiAmortized(Guide):
     def with_discrete_presences(self) -> SemiAmortized:
         return self.sharing_parameters(discrete=True)
 
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> SemiAmortized:
+        """As for any guide; the start alone sees `fill`, refinement the observed pixels alone."""
+        start = self._start[0].with_missing_pixels(fill)
+        return self.sharing_parameters(_model=(start.model,), _start=(start,), _last=[])
+
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
         """Refines, draws every level and returns the objects' choices."""
-        rows, places = torch.unique(images.flatten(1), dim=0, return_inverse=True)
+        rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
+        rows = rows.masked_fill(rows == _MISSING, math.nan)
         free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
         return (free.with_discrete_presences() if self.discrete else free)(images)
 
@@ -171,12 +178,17 @@ class SemiAmortized(Guide):
         # torch counts the writes to a tensor: an answer is stale once anything was trained
         writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
         for seen, then, free in self._last:
-            if then == writes and torch.equal(seen, images):
+            if then == writes and torch.equal(_comparable(seen), _comparable(images)):
                 return free
         with poutine.block(), torch.enable_grad():
             found = refine(self.model, start, images, **self.options).guide
         self._last[:] = [(images, writes, found)]
         return found
+
+
+def _comparable(images: Tensor) -> Tensor:
+    """Images whose missing pixels, NaN, have a number that no pixel has: NaN is unlike itself."""
+    return images.nan_to_num(nan=_MISSING)
 
 
 class _Judge:

@@ -27,7 +27,7 @@ from capsule_zoo.inference.optimizers import OptimizerFactory, optimizer_factory
 from capsule_zoo.inference.schedule import SCHEDULES, Budget
 from capsule_zoo.inference.trainer import CheckpointPlace, Trainer
 from capsule_zoo.inference.training_data import Data, held_out, training_batches
-from capsule_zoo.inference.workers import find_device, join_workers
+from capsule_zoo.inference.workers import join_workers, usable_device
 from capsule_zoo.models.base import check_at_least, check_one_of, check_positive
 
 PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
@@ -133,7 +133,7 @@ def fit(
         patience=patience,
     )
     factory = optimizer_factory(optimizer)
-    device = find_device(device)
+    device = usable_device(device)
     batches = training_batches(data, model, batch_size, seed, transform, labels)
     held = held_out(data, validation, model, labels)
     _check_supervised(model, labels)

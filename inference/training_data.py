@@ -16,8 +16,8 @@ from capsule_zoo.data.batches import BatchSource, RandomStream, Transform
 from capsule_zoo.data.streams import (
     ItemBatches,
     LoaderBatches,
-    check_readable,
     images_and_labels,
+    items_in,
     read_items,
 )
 from capsule_zoo.models.base import check_images_of
@@ -60,8 +60,7 @@ def training_batches(
     size = BATCH_SIZE if batch_size is None else batch_size
     if isinstance(readable, Split):
         return Batches(readable, size, seed, transform, shuffle=size < len(readable))
-    check_readable(readable)
-    shuffle = size < len(readable)  # type: ignore[arg-type]  # checked in the line above
+    shuffle = size < items_in(readable)
     return ItemBatches(readable, size, seed, transform, shuffle, check=check, labels=labels)
 
 
@@ -83,8 +82,7 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
     with RandomStream(0).active():
         if isinstance(readable, DataLoader):
             return _first_images(readable, partial(images_and_labels, check=check, labels=labels))
-        size = len(readable)  # type: ignore[arg-type]
-        shuffle = torch.randperm(size, generator=torch.Generator().manual_seed(0))
+        shuffle = torch.randperm(items_in(readable), generator=torch.Generator().manual_seed(0))
         chosen = shuffle[:HELD_OUT_IMAGES]
         if isinstance(readable, Split):
             return readable[chosen]

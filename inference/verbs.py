@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from capsule_zoo.data import Split
 from capsule_zoo.inference.ancestral import discrete, draw_images, infer, law_means, mean_images
 from capsule_zoo.inference.classification import predictions
-from capsule_zoo.inference.evaluate import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.prepare import is_per_image
 from capsule_zoo.models.base import Model, check_at_least, check_images_of
 
 Images = Tensor | Split

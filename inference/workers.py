@@ -84,39 +84,24 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def find_device(device: str | torch.device) -> torch.device:
-    """Return the torch device of this name.
-
-    Raises:
-        ValueError: torch does not know the name, or this machine does not have the device.
-    """
+def usable_device(device: str | torch.device) -> torch.device:
+    """Return a device by its name; ValueError, naming those that are there, where it is not."""
+    there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        there.append("mps:0")
     try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(
-            f"torch does not know the device {device!r}; give one such as cpu, cuda or cuda:1"
-        ) from error
-    if found.type == "cuda":
-        if (found.index or 0) < torch.cuda.device_count():
-            return found
-        reason = f"torch finds {torch.cuda.device_count()} CUDA devices"
-    else:
-        try:
-            torch.zeros(1, device=found).cpu()
-            return found
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).partition("\n")[0]
-    raise ValueError(f"device {str(device)!r} cannot be used here ({reason}); give another, as cpu")
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or f"{chosen.type}:{chosen.index or 0}" not in ["cpu:0", *there]:
+        raise ValueError(f"device must be one of {', '.join(there)}, not {str(device)!r}")
+    return chosen
 
 
 @contextmanager
 def join_workers(device: str | torch.device) -> Iterator[Workers]:
-    """The workers of this run; under `torchrun` the process group is made where there is none.
-
-    Raises:
-        ValueError: there is no such device; see `find_device`.
-    """
-    device = find_device(device)
+    """The workers of this run; under `torchrun` the process group is made where there is none."""
+    device = torch.device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     initialized = distributed.is_available() and distributed.is_initialized()
     if size == 1 and not initialized:

@@ -16,6 +16,8 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
+from capsule_zoo.models.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
+
 _instances = itertools.count()
 
 
@@ -69,6 +71,23 @@ class NamedModule(PyroModule):
                 module._pyro_context.used = False
         self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
 
+    missing_fill: Tensor | float | None = None  # what stands for a missing pixel; None: none may be
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Run the module; missing pixels are filled in first, and not scored."""
+        images = arguments[0] if arguments else options.get("images")
+        if self.missing_fill is None or images is None:
+            return super().__call__(*arguments, **options)
+        model: Model = getattr(self, "model", self)
+        model.check_images(images)
+        whole = filled(images, self.missing_fill)
+        if arguments:
+            arguments = (whole, *arguments[1:])
+        else:
+            options = {**options, "images": whole}
+        with ScoreObserved(~images.isnan(), model.plate_dims["images"]):
+            return super().__call__(*arguments, **options)
+
     def sharing_parameters(self, **attributes: object) -> Self:
         """The same parameters (not copies) in a module that differs in some attributes."""
         twin = self.__class__.__new__(self.__class__)
@@ -117,9 +136,27 @@ class Model(NamedModule):
         """The model on which headline numbers are computed; the same model unless it is relaxed."""
         return self
 
+    def with_missing_pixels(self) -> Self:
+        """Return the same model, of images in which NaN is a missing pixel.
+
+        It shares the parameters. Its image site scores the other pixels only; the value of the site
+        is 0 at a missing pixel, or the end of `pixel_range` that is nearest to 0.
+
+        Raises:
+            ValueError: the model has no density of single pixels, as energy models and classifiers.
+        """
+        refuse_dependent_pixels(self)
+        least, most = self.pixel_range
+        return self.sharing_parameters(missing_fill=min(max(0.0, least), most))
+
     def check_images(self, images: Tensor | None) -> None:
-        """Raise ValueError unless `images` is a non-empty, finite (B, C, H, W) batch in range."""
+        """Raise ValueError unless `images` is a non-empty (B, C, H, W) batch in range.
+
+        NaN is refused, except by `with_missing_pixels()`.
+        """
         if images is not None:
+            if self.missing_fill is not None and isinstance(images, Tensor):
+                images = filled(images, self.missing_fill)
             check_images(images, self.image_shape, self.pixel_range)
 
 
@@ -159,7 +196,10 @@ def check_images(
         raise ValueError(f"images must be floating point, not {images.dtype}; divide bytes by 255")
     low, high = torch.aminmax(images)  # NaN in either end means NaN somewhere
     if not torch.isfinite(low + high):
-        raise ValueError("images holds NaN or infinite pixels; clean them before use")
+        raise ValueError(
+            "images holds NaN or infinite pixels; clean them before use, or, where NaN marks a "
+            "missing pixel, use with_missing_pixels() of both model and guide"
+        )
     least, most = pixel_range
     if low < least or high > most:
         raise ValueError(

@@ -128,15 +128,14 @@ def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
     Raises:
         EnumeratedPresence: a site varies along a dim of enumeration.
     """
-    size = law.gain.shape[-1]
-    with pyro.plate(f"{name}s", size, dim=-1):
+    with pyro.plate(f"{name}s", law.gain.shape[-1], dim=-1):
         switch = torch.ones_like(law.gain)
         if law.switch_logits is not None:
             switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
         units = law.units.law(switch[..., None] * law.field).to_event(1)
         hidden = pyro.sample(f"{name}_hidden", units)
-    refuse_enumeration(f"{name}_switch", switch, size)
-    refuse_enumeration(f"{name}_hidden", hidden[..., 0], size)
+    refuse_enumeration(f"{name}_switch", switch)
+    refuse_enumeration(f"{name}_hidden", hidden[..., 0])
     return CapsuleState(switch, switch[..., None] * hidden)
 
 

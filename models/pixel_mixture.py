@@ -60,13 +60,29 @@ class PixelMixture(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
+        return self.log_prob_where(value)
+
+    def log_prob_where(self, value: Tensor, observed: Tensor | None = None) -> Tensor:
+        """Log density (*batch, 1) of the pixels of `value` at which `observed` is True, in nats.
+
+        Args:
+            value: images (*batch, 1, C, H, W).
+            observed: a mask that broadcasts to them; all pixels by default.
+        """
         pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
         law = self
         if pixels.dim() >= self.colour.dim():  # more batch dims than the law has
             law = self.expand(torch.broadcast_shapes(value.shape[:-3], self.batch_shape))
-        each = dist.Normal(law.colour, law.scale).log_prob(pixels).sum(1)
+        channels = dist.Normal(law.colour, law.scale).log_prob(pixels)
+        if observed is not None:
+            seen = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
+            channels = torch.where(seen, channels, 0.0)
+        each = channels.sum(1)
         share = law.share.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
-        return (each + share.log()).logsumexp(0).sum((-1, -2)).unsqueeze(-1)
+        density = (each + share.log()).logsumexp(0)  # (*batch, H, W)
+        if observed is not None:
+            density = torch.where(seen.any(0), density, 0.0)  # without rounding of the shares' sum
+        return density.sum((-1, -2)).unsqueeze(-1)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Images (*sample_shape, *batch, 1, C, H, W)."""

@@ -26,23 +26,24 @@ def outer_sizes() -> torch.Size:
     return torch.Size(sizes.get(place, 1) for place in range(outermost, _INNER, -1))
 
 
-def refuse_enumeration(name: str, value: Tensor, capsules: int) -> None:
+def refuse_enumeration(name: str, value: Tensor) -> None:
     """Raise EnumeratedPresence where `value` varies along a dim that is not a plate.
 
-    What reads the presences of all capsules of a plate together (a renderer, a network, the next
-    level) would meet two of their 2^n states only, all on and all off, and the ELBO would be wrong.
+    A renderer, a network or the next level reads the presences of all capsules of a plate together,
+    outside the plate. `TraceEnum_ELBO` visits two of their 2^n states only, all on and all off, and
+    does not weight what is read outside the plate by the probability of the state: the ELBO would
+    be wrong, for a single capsule too.
 
     Args:
         name: of the site.
         value: of the site, without event dims, (*batch, B, capsules).
-        capsules: size of the plate; of a single capsule the two states are all.
     """
-    if value.dim() <= _INNER or capsules == 1:
+    if value.dim() <= _INNER:
         return
     outside = value.shape[:-_INNER]
-    plates = outer_sizes()
-    plates = torch.Size([1] * (len(outside) - len(plates)) + list(plates))
-    if any(size > 1 and plate == 1 for size, plate in zip(outside, plates[-len(outside) :])):
+    sizes = outer_sizes()
+    plates = [*[1] * (len(outside) - len(sizes)), *sizes][-len(outside) :]
+    if any(size > 1 and plate == 1 for size, plate in zip(outside, plates, strict=True)):
         raise EnumeratedPresence(
             f"site {name!r} must not be enumerated, nor drawn given an enumerated site: all "
             "capsules of its plate are read together, so the sum would be wrong; draw it in a "

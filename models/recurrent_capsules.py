@@ -273,7 +273,7 @@ class RecurrentCapsules(Model):
 
     @pyro_method
     def look(self, images: Tensor, drawing: Drawing) -> Tensor:
-        """Return the class capsules (*batch, classes, 16) of images, beside what drawings lack."""
+        """Return the class capsules (*batch, classes, 16) of images and of what drawings lack."""
         if self.capsules == "every":
             images = joined([images, images - drawing.mean], -3)
         return self.eye(images)

@@ -7,13 +7,18 @@ CONTRIBUTING.md; nothing has to be added here.
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import pickle
+from collections.abc import Callable
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI
+from pyro.infer import ELBO, SVI, Predictive, RenyiELBO, Trace_ELBO
+from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
 
 from capsule_zoo.inference import check_pair, evaluate, fit, loss_per_image
@@ -252,3 +257,136 @@ def test_copies_keep_their_values_and_train_on_their_own(name, guide, copier):
     svi_steps(twin)
     assert moved(twin, before)
     assert not moved(entry, before)
+
+
+PARTICLES = 3
+
+
+def nesting_of(entry: Entry) -> int:
+    """How many dims the plates of the entry's model take up."""
+    return max(-dim for dim in entry.model.plate_dims.values())
+
+
+def under_plate(entry: Entry, program: Callable) -> Callable:
+    """The program inside an outer plate, directly to the left of the model's own."""
+
+    def run(*arguments, **options):
+        with pyro.plate("outer", PARTICLES, dim=-1 - nesting_of(entry)):
+            return program(*arguments, **options)
+
+    return run
+
+
+def forms(names_or_pairs: list) -> list[tuple]:
+    """Each with relaxed presences and, where that is another model, with discrete ones."""
+    found = []
+    for each in names_or_pairs:
+        model = make(each if isinstance(each, str) else each[0]).model
+        discrete = [False] if model.with_discrete_presences() is model else [False, True]
+        found += [(*([each] if isinstance(each, str) else each), d) for d in discrete]
+    return found
+
+
+def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> Entry:
+    """An entry in float64, without dropout, whose presences may be discrete."""
+    entry = make(name, guide)
+    entry.model.double().eval()
+    entry.guide.double().eval()
+    if discrete:
+        guide_of = entry.guide.with_discrete_presences()
+        entry.model, entry.guide = entry.model.with_discrete_presences(), guide_of
+    return entry
+
+
+def drawn_in(trace: poutine.Trace) -> dict[str, dict]:
+    """The sample sites of a trace, with their log densities."""
+    trace.compute_log_prob()
+    return {n: s for n, s in prune_subsample_sites(trace).nodes.items() if s["type"] == "sample"}
+
+
+def point_of(law) -> torch.Tensor | None:
+    """Where a law that is a Delta, perhaps expanded or independent, has its mass."""
+    while not isinstance(law, dist.Delta):
+        if not hasattr(law, "base_dist"):
+            return None
+        law = law.base_dist
+    return law.v
+
+
+def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: str | None = None):
+    """Under an outer plate every site has the law that it has without, index by index."""
+    for k in range(PARTICLES):
+        values = {n: s["value"][k] for n, s in sites.items() if not s["is_observed"]}
+        alone = drawn_in(poutine.trace(poutine.condition(program, values)).get_trace(*arguments))
+        assert alone.keys() == sites.keys()
+        for name, site in sites.items() if only is None else [(only, sites[only])]:
+            found, expected = site["log_prob"][k], alone[name]["log_prob"]
+            if (point := point_of(alone[name]["fn"])) is not None:
+                found, expected = site["value"][k], point
+            expected = expected.expand_as(found)
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "guide", "discrete"), forms(PAIRS))
+def test_under_an_outer_plate_every_index_is_a_run_of_its_own(name, guide, discrete):
+    """So do vectorised particles work: their densities are those of particles one by one."""
+    entry = double_pair(name, guide, discrete)
+    images = images_for(entry, dtype=torch.float64)
+    guided = poutine.trace(under_plate(entry, entry.guide)).get_trace(images)
+    replayed = poutine.replay(under_plate(entry, entry.model), trace=guided)
+    joint, drawn = drawn_in(poutine.trace(replayed).get_trace(images)), drawn_in(guided)
+    assert all(site["log_prob"].shape[0] == PARTICLES for site in joint.values())
+    assert_one_by_one(entry.guide, (images,), drawn)
+    assert_one_by_one(entry.model, (images,), joint)
+
+
+@pytest.mark.parametrize(("name", "discrete"), forms(NAMES))
+def test_under_an_outer_plate_the_prior_draws_every_index_afresh(name, discrete):
+    entry = double_pair(name, discrete=discrete)
+    program = functools.partial(entry.model, batch_size=2)
+    trace = poutine.trace(under_plate(entry, program)).get_trace()
+    assert trace.nodes["_RETURN"]["value"].shape == (PARTICLES, 2, *entry.model.image_shape)
+    sites = drawn_in(trace)
+    image = sites["image"]["value"]
+    assert not torch.equal(image[0], image[1])
+    # what a chain has come from does not appear in its trace: only the image's law can be compared
+    assert_one_by_one(program, (), sites, only=None if entry.model.normalised else "image")
+
+
+def vectorised_objectives(entry: Entry) -> list[ELBO]:
+    sizes = dict(num_particles=2, vectorize_particles=True, max_plate_nesting=nesting_of(entry))
+    return [Trace_ELBO(**sizes), RenyiELBO(alpha=0, **sizes)]
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_vectorised_particles_train(name, guide):
+    entry = make(name, guide)
+    labels = labels_for(entry)
+    arguments = (images_for(entry),) if labels is None else (images_for(entry), labels)
+    for objective in vectorised_objectives(entry):
+        loss = objective.loss_and_grads(entry.model, entry.guide, *arguments)
+        assert math.isfinite(loss)
+        grads = [p.grad for p in parameters_of(entry).values() if p.grad is not None]
+        assert grads
+        assert all(torch.isfinite(grad).all() for grad in grads)
+
+
+@pytest.mark.filterwarnings("ignore:Not enough tail samples")  # the weights of untrained guides
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_vectorised_tools_of_pyro_run(name, guide):
+    entry = make(name, guide)
+    images, nesting = images_for(entry, 2), nesting_of(entry)
+    drawn = Predictive(entry.model, guide=entry.guide, num_samples=3, parallel=True)(images)
+    prior = Predictive(entry.model, num_samples=3, parallel=True)(batch_size=2)
+    assert set(prior) >= {site.name for site in entry.model.sites}
+    for values in (drawn, prior):
+        assert all(len(value) == 3 and torch.isfinite(value).all() for value in values.values())
+    weights, _, _ = vectorized_importance_weights(
+        entry.model, entry.guide, images, num_samples=3, max_plate_nesting=nesting
+    )
+    assert weights.shape == (3,)
+    assert torch.isfinite(weights).all()
+    with torch.no_grad():
+        assert isinstance(
+            psis_diagnostic(entry.model, entry.guide, images, num_particles=40), float
+        )

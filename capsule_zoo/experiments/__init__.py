@@ -181,12 +181,12 @@ def reproduce(
     Raises:
         ValueError: there is no such experiment or no such device, or `keep` is in use.
     """
-    from capsule_zoo.inference.workers import find_device
+    from capsule_zoo.inference.workers import usable_device
     from capsule_zoo.registry import save
     from capsule_zoo.runs import in_use
 
     chosen = find_experiment(name)
-    find_device(options.device)
+    usable_device(options.device)
     if keep is not None and in_use(Path(keep)):
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     began = time.perf_counter()

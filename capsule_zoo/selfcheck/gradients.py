@@ -6,6 +6,7 @@ known. A batch holds each image many times over, which makes the mean over a bat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import ReweightedWakeSleep, ScoreFunctionELBO, WakeSleep, loss_per_image
+from capsule_zoo.inference import (
+    ImportanceWeightedELBO,
+    ReweightedWakeSleep,
+    ScoreFunctionELBO,
+    WakeSleep,
+    loss_per_image,
+)
 from capsule_zoo.inference.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
@@ -125,6 +132,20 @@ def reweighted(number: int) -> Outcome:
     asleep = _asleep(model, guide, every)
     exact = _apart(model, guide, wake, (1 - sleep) * recognise + sleep * asleep)
     found = estimates(ReweightedWakeSleep(2, sleep), model, guide, images)
+    return slopes_agree(found, exact, (model, guide), number)
+
+
+@check("gradient_importance_weighted", of=[ImportanceWeightedELBO])
+def importance_weighted(number: int) -> Outcome:
+    """Minus the bound of two particles, over all pairs of states."""
+    model, guide, every = helmholtz()
+    images = every[1:4]
+    _, log_p, log_q = listed(model, guide, images)
+    log_weight = log_p - log_q
+    bound = torch.logaddexp(log_weight, log_weight[:, None]) - math.log(2)  # (states, states, B)
+    chance = log_q.exp()
+    exact = -torch.einsum("sb,tb,stb->b", chance, chance, bound).mean()
+    found = estimates(ImportanceWeightedELBO(2), model, guide, images)
     return slopes_agree(found, exact, (model, guide), number)
 
 

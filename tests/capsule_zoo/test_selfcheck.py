@@ -160,7 +160,8 @@ BROKEN: dict[str, tuple[Patch, set[str]]] = {
                 "relaxed",
                 "parents_summed",
             ]
-        },
+        }
+        | {"gradient_importance_weighted"},
     ),
 }
 

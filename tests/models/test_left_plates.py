@@ -6,6 +6,8 @@ Vectorised particles, parallel predictions and plates of one's own add batch dim
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import pyro
 import pytest
@@ -23,9 +25,10 @@ from pyro.infer import (
 from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
 
-from capsule_zoo.guides import EMRouting, RoutedParents
+from capsule_zoo.guides import EMRouting, Guide, RoutedParents
 from capsule_zoo.inference import loss_per_image
-from capsule_zoo.models import SwitchableGaussians
+from capsule_zoo.models import Model, SwitchableGaussians
+from capsule_zoo.models.conditional_autoencoder import OnRequest
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
 NAMES = [
@@ -79,9 +82,18 @@ def labellings(entry: Entry) -> list[bool]:
     return [False, True] if knows else [False]
 
 
-def traced(objective: ELBO, entry: Entry, arguments: tuple) -> tuple:
+def on_request(model: Model) -> Callable:
+    """The model, each of whose images is requested in its own way where it takes requests."""
+    if not isinstance(model, OnRequest):
+        return model
+    generator = torch.Generator().manual_seed(3)
+    request = torch.randn(IMAGES, 2, generator=generator, dtype=torch.float64)
+    return partial(model, request=request)
+
+
+def traced(objective: ELBO, model: Callable, guide: Guide, arguments: tuple) -> tuple:
     """The traces of model and guide, all particles in one."""
-    ((model, guide),) = objective._get_traces(entry.model, entry.guide, arguments, {})
+    ((model, guide),) = objective._get_traces(model, guide, arguments, {})
     for trace in (model, guide):
         trace.compute_log_prob()
     return prune_subsample_sites(model), prune_subsample_sites(guide)
@@ -92,7 +104,9 @@ def particle(trace: poutine.Trace, k: int) -> dict[str, torch.Tensor]:
     return {name: trace.nodes[name]["value"][k] for name in trace.stochastic_nodes}
 
 
-def log_densities(program, values: dict, *arguments, **keywords) -> dict[str, torch.Tensor]:
+def log_densities(
+    program: Callable, values: dict, *arguments, **keywords
+) -> dict[str, torch.Tensor]:
     """Of every site of a program that has no plates but its own, (images,) each."""
     conditioned = poutine.condition(program, values)
     trace = prune_subsample_sites(poutine.trace(conditioned).get_trace(*arguments, **keywords))
@@ -114,12 +128,13 @@ def test_every_particle_has_the_densities_that_it_has_alone(name, sizes, guide):
     for labelled in labellings(entry):
         arguments = arguments_for(entry, labelled)
         objective = Trace_ELBO(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
-        model, guided = traced(objective, entry, arguments)
+        requested = on_request(entry.model)
+        model, guided = traced(objective, requested, entry.guide, arguments)
         for k in range(PARTICLES):
             values = particle(guided, k)
             assert all(len(value) == IMAGES for value in values.values())
             same_densities(guided, k, log_densities(entry.guide, values, *arguments))
-            same_densities(model, k, log_densities(entry.model, values, *arguments))
+            same_densities(model, k, log_densities(requested, values, *arguments))
 
 
 @pytest.mark.parametrize("kind", [Trace_ELBO, TraceMeanField_ELBO, RenyiELBO])
@@ -249,7 +264,7 @@ def test_kinds_summed_out_are_the_sum_over_kinds():
     model, guide = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
     (images,) = arguments_for(entry, False)
     poses = particle(poutine.trace(guide).get_trace(images), slice(None))
-    kind = poses.pop("object_kind")
+    kind, model = poses.pop("object_kind"), on_request(model)
     expected = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
         for one in torch.eye(kind.shape[-1], dtype=torch.float64):

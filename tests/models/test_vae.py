@@ -11,7 +11,7 @@ from torch import nn
 
 from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.inference import evaluate, fit, loss_per_image, summarize
-from capsule_zoo.inference.evaluate import per_image_elbo
+from capsule_zoo.inference.summary import per_image_elbo
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.vae import Upsampler
 

@@ -1,0 +1,57 @@
+"""Missing pixels: NaN where an image is not observed, and masks that hide a half."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SIDES = ("left", "right", "top", "bottom")
+
+
+def hide(images: Tensor, observed: Tensor) -> Tensor:
+    """Return images (B, C, H, W) with NaN where they are not observed.
+
+    Args:
+        observed: bool, True where a pixel is observed: (H, W), (C, H, W), (B, 1, H, W) or
+            (B, C, H, W).
+
+    Raises:
+        ValueError: `observed` is not bool, or of another shape.
+    """
+    return images.masked_fill(~checked_mask(images, observed), float("nan"))
+
+
+def checked_mask(images: Tensor, observed: Tensor) -> Tensor:
+    """The mask at the shape of the images, on their device; see `hide`."""
+    if not isinstance(observed, Tensor) or observed.dtype != torch.bool:
+        given = observed.dtype if isinstance(observed, Tensor) else type(observed).__name__
+        raise ValueError(f"observed must be a torch.Tensor of bool, not {given}; True is observed")
+    count, channels, height, width = images.shape
+    frame = (height, width)
+    allowed = (frame, (channels, *frame), (count, 1, *frame), (count, channels, *frame))
+    if tuple(observed.shape) not in allowed:
+        raise ValueError(
+            "observed must have the shape (H, W), (C, H, W), (B, 1, H, W) or (B, C, H, W) of "
+            f"images {tuple(images.shape)}, not {tuple(observed.shape)}"
+        )
+    return observed.to(images.device).expand(images.shape)
+
+
+def occluded(size: tuple[int, int], side: str) -> Tensor:
+    """Return a mask (H, W) that hides one half; the middle line of an odd number is hidden too.
+
+    Args:
+        size: (height, width).
+        side: what is hidden, "left", "right", "top" or "bottom".
+
+    Raises:
+        ValueError: there is no such side.
+    """
+    if side not in SIDES:
+        raise ValueError(f"side must be one of {', '.join(SIDES)}, not {side!r}")
+    observed = torch.ones(size, dtype=torch.bool)
+    axis = 1 if side in ("left", "right") else 0
+    half = (size[axis] + 1) // 2
+    start = 0 if side in ("left", "top") else size[axis] - half
+    observed.narrow(axis, start, half).fill_(False)
+    return observed

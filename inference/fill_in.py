@@ -1,0 +1,191 @@
+"""Fill in missing pixels, and say how well the hidden ones were foretold.
+
+>>> mask = occluded((28, 28), "left")                     # True where a pixel is observed
+>>> found = fill_in(model, guide, images, mask, steps=100)
+>>> found.images, found.log_hidden                        # filled in; nats of each hidden half
+
+The latents z are inferred from the observed pixels alone, and the hidden pixels are foretold by a
+mixture over K draws from the guide,
+
+    z_k ~ q(z | observed),    p(hidden) = sum_k w_k p(hidden | z_k)
+
+whose weights are all 1 / K, or importance weights, proportional to p(observed, z_k) / q(z_k).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from torch.optim import Adam
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from capsule_zoo.data.missing import checked_mask, hide
+from capsule_zoo.guides import Guide
+from capsule_zoo.guides.base import in_eval_mode
+from capsule_zoo.guides.free_form_normal import FreeFormNormal
+from capsule_zoo.inference.check import check_pair
+from capsule_zoo.inference.evaluate import is_per_image
+from capsule_zoo.inference.isolation import frozen, isolated_parameters, seeded
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.refine import refine
+from capsule_zoo.models import Model, PartWholeCapsules
+from capsule_zoo.models.base import check_at_least
+from capsule_zoo.models.missing_pixels import log_prob_of_pixels
+
+_LR = 0.05  # of normal laws that are fitted to the images at hand
+
+
+@dataclass(frozen=True)
+class FilledIn:
+    """What `fill_in` found.
+
+    Attributes:
+        images: (N, C, H, W); hidden pixels have the mean of the mixture, so that its mean squared
+            error is the least that this mixture can have.
+        drawn: the same with the mean pixels of one z_k, chosen with probability w_k: a single
+            answer, where the mean of several is blurred.
+        log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels that were given
+            (those that are NaN are left out). Draws and weights have not seen these pixels, so that
+            the mixture is a density over them, and its logarithm a proper score: it is raised on
+            average by foretelling better, and by nothing else. It is the score of this mixture of
+            K laws. As K grows it rises on average; with equal weights it tends to the score of the
+            guide's own predictive law, and with importance weights to log p(hidden | observed) of
+            the model, where the guide has a density. It is not a bound on log p(image).
+        ess: (N,), the effective number of draws, 1 / sum_k w_k^2; K with equal weights.
+    """
+
+    images: Tensor
+    drawn: Tensor
+    log_hidden: Tensor
+    ess: Tensor
+
+
+def fill_in(
+    model: Model,
+    guide: Guide,
+    images: Tensor,
+    observed: Tensor | None = None,
+    *,
+    num_particles: int = 100,
+    weighted: bool = False,
+    steps: int = 0,
+    fill: Tensor | float = 0.0,
+    seed: int = 0,
+    batch_size: int = 512,
+) -> FilledIn:
+    """Infer the latents from observed pixels alone and paint the pixels that are hidden.
+
+    Everything is on the discrete model. Model and guide stay as they are.
+
+    Args:
+        model: any model whose pixels are independent given its latents.
+        guide: a guide to it.
+        images: (N, C, H, W). What stands at a hidden pixel is used for `log_hidden` alone.
+        observed: bool, True where a pixel is observed: (H, W), (C, H, W), (N, 1, H, W) or
+            (N, C, H, W); by default all pixels that are not NaN.
+        num_particles: draws for each image, K.
+        weighted: whether draws have importance weights. These mend a guide whose draws are near the
+            posterior; where the effective number of draws is near 1, one draw carries the mixture,
+            and equal weights foretell better.
+        steps: of test-time inference on the observed pixels, with parameters of their own for every
+            image, started at the guide's answer: by `refine` for part-whole capsules, and by normal
+            laws (`FreeFormNormal`) for other models whose latents are real. 0 takes the guide's
+            answer to the filled image as it is, which it may never have been trained for.
+        fill: what the guide sees at hidden pixels, a number or (C, H, W).
+        seed: of all draws; torch's random state is left as it was.
+        batch_size: rows in one pass: images times particles. A guide with parameters per image
+            gets all images in every pass.
+
+    Raises:
+        ValueError: images or a mask that do not fit, a number out of range, a model that has no
+            density of single pixels, or `steps` for a model with discrete or bounded latents.
+        IncompatibleGuide: the guide does not fit the model.
+    """
+    check_at_least(1, num_particles=num_particles, batch_size=batch_size)
+    check_at_least(0, steps=steps)
+    model, guide = model.with_missing_pixels(), guide.with_missing_pixels(fill)
+    like = next(model.parameters(), images)
+    images = images.to(like)
+    model.check_images(images)
+    observed = ~images.isnan() if observed is None else checked_mask(images, observed)
+    if (images.isnan() & observed).any():
+        raise ValueError("images holds NaN at observed pixels; mark these False in observed")
+    with isolated_parameters(model, guide), in_eval_mode(model, guide), seeded(seed):
+        whole = is_per_image(guide)
+        few, size = (len(images), len(images)) if whole else (2, batch_size)
+        check_pair(model, guide, hide(images[:few], observed[:few]))
+        parts = []
+        for batch, mask in zip(images.split(size), observed.split(size), strict=True):
+            seen = hide(batch, mask)
+            answer = _answer(model, guide, seen, steps) if steps else guide
+            passes = _in_passes(num_particles, max(1, batch_size // len(batch)))
+            parts.append(_foretold(model, answer, batch, mask, passes, weighted))
+    return FilledIn(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(FilledIn)))
+
+
+def _in_passes(particles: int, at_once: int) -> list[int]:
+    """How many particles each pass draws, `at_once` at most."""
+    full, rest = divmod(particles, at_once)
+    return [at_once] * full + [rest] * (rest > 0)
+
+
+def _answer(model: Model, guide: Guide, images: Tensor, steps: int) -> Guide:
+    """A guide with parameters for these images, fitted to their observed pixels."""
+    if isinstance(model, PartWholeCapsules):
+        seed = int(torch.randint(2**31, ()))
+        return refine(model, guide, images, steps=steps, pose="normal", seed=seed).guide
+    model, guide = model.with_discrete_presences(), guide.with_discrete_presences()
+    free = FreeFormNormal(model, images, guide)
+    optimizer = Adam(free.parameters(), _LR)
+    schedule = CosineAnnealingLR(optimizer, steps)
+    with frozen(model), torch.enable_grad():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (-log_weights(model, free, images)[0].sum()).backward()
+            optimizer.step()
+            schedule.step()
+    return free
+
+
+@torch.no_grad()
+def _foretold(
+    model: Model,
+    guide: Guide,
+    images: Tensor,
+    observed: Tensor,
+    passes: list[int],
+    weighted: bool,
+) -> FilledIn:
+    """The mixture's answer for one batch, from passes of so many particles each."""
+    model, guide = model.with_discrete_presences(), guide.with_discrete_presences()
+    draws = [_draws(model, guide, images, observed, count) for count in passes]
+    log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
+    log_share = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
+    share = log_share.exp()
+    chosen = torch.multinomial(share.T, 1).squeeze(1)
+    mean = torch.einsum("kb,kbchw->bchw", share, means)
+    single = means[chosen, torch.arange(len(images))]
+    return FilledIn(
+        torch.where(observed, images, mean),
+        torch.where(observed, images, single),
+        (log_share + log_hidden).logsumexp(0),
+        1 / share.square().sum(0),
+    )
+
+
+def _draws(
+    model: Model, guide: Guide, images: Tensor, observed: Tensor, particles: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log weights (K, B), log densities (K, B) of the hidden pixels, and means (K, B, C, H, W)."""
+    shape = particles, len(images)
+    images, observed = (x.repeat(particles, 1, 1, 1) for x in (images, observed))
+    log_weight, trace, _ = log_weights(model, guide, hide(images, observed))
+    image = trace.nodes["image"]
+    law, site_shape = image["fn"].law, image["value"].shape
+    scored = (~observed & ~images.isnan()).reshape(site_shape)
+    given = images.nan_to_num(nan=0.0).reshape(site_shape)
+    log_hidden = log_prob_of_pixels(law, given, scored)
+    mean = law.mean.reshape(*shape, *images.shape[1:])
+    return log_weight.view(shape), log_hidden.reshape(shape), mean

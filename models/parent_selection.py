@@ -1,0 +1,135 @@
+"""Levels of part-whole capsules, and the learned relation between two of them.
+
+Every child chooses a parent among those that are there, or the dummy; see `models.part_whole`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models import poses
+from capsule_zoo.models.plates import per_image, refuse_enumeration
+from capsule_zoo.models.selection import log_presence, parent_log_weights
+
+
+class Level(NamedTuple):
+    """One level of the hierarchy: what its capsules are called, and how many there are."""
+
+    name: str
+    size: int
+
+    @property
+    def plate(self) -> str:
+        return f"{self.name}s"
+
+
+class Capsules(NamedTuple):
+    """The random choices of one level.
+
+    Attributes:
+        presence: the presence site's value (B, capsules), a logit where presences are relaxed.
+        pose: (B, capsules, 6).
+
+    Plates outside the model add batch dims in front of B, here and in everything that follows.
+    """
+
+    presence: Tensor
+    pose: Tensor
+
+    @classmethod
+    def drawn(cls, level: Level, presence: Tensor, pose: Tensor) -> Capsules:
+        """The values of a level's two sites, with the same batch dims.
+
+        Raises:
+            EnumeratedPresence: one of them varies along a dim of enumeration.
+        """
+        refuse_enumeration(f"{level.name}_presence", presence)
+        refuse_enumeration(f"{level.name}_pose", pose[..., 0])
+        if presence.shape != pose.shape[:-1]:  # one was conditioned on values without outer dims
+            shape = torch.broadcast_shapes(presence.shape, pose.shape[:-1])
+            presence, pose = presence.expand(shape), pose.expand(*shape, pose.shape[-1])
+        return cls(presence, pose)
+
+
+class ChildLaw(NamedTuple):
+    """What each choice of a parent says of a child; column 0 is the dummy.
+
+    Attributes:
+        log_weights: unnormalised log p(s_i = j | t), (B, children, 1 + parents).
+        presence_logits: logit of gamma_ij, (children, 1 + parents).
+        vote: mean of the pose, (B, children, 1 + parents, 6).
+        scale_on, scale_off: deviations of the pose when the child is there and when it is not,
+            (children, 1 + parents).
+    """
+
+    log_weights: Tensor
+    presence_logits: Tensor
+    vote: Tensor
+    scale_on: Tensor
+    scale_off: Tensor
+
+    def scale(self, there: Tensor) -> Tensor:
+        """Deviation of the pose, by choice, of children that are there to the degree t (B, n)."""
+        there = there[..., None]
+        return there * self.scale_on + (1 - there) * self.scale_off  # (B, children, 1 + parents)
+
+    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
+        """Laws of the poses, one for each choice, of children that are there to the degree t."""
+        return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
+
+
+class ParentSelection(PyroModule):
+    """The learned relation between a level of children and the level of their parents.
+
+    Parameters: `log_affinity` (log rho), `presence_logits` (gamma), `transform` (M, six numbers
+    row by row) and `raw_scale` (sigma = sigma_min + softplus), one entry for each child and parent.
+    """
+
+    def __init__(
+        self,
+        children: int,
+        parents: int,
+        *,
+        epsilon: float,
+        dummy_presence: float,
+        sigma_min: float,
+        sigma_off: float,
+        sigma_dummy: float,
+        child_scale: float,
+    ) -> None:
+        super().__init__()
+        self.epsilon, self.sigma_min = epsilon, sigma_min
+        self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
+        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
+        self.log_affinity = nn.Parameter(torch.zeros(children, parents))
+        self.presence_logits = nn.Parameter(torch.zeros(children, parents))
+        self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
+        # Parents begin nearly alike and part ways as the data ask. Begun apart, the first lucky one
+        # takes a child for good.
+        place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(children, 1, 6)
+        apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(children, parents, 6)
+        shrink = torch.tensor(poses.IDENTITY) * (child_scale - 1)
+        self.transform = nn.Parameter(shrink + place + apart)
+
+    def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
+        identity = poses.identity_like(parents.pose)
+        transform = per_image(self.transform, 3)
+        votes = poses.compose(parents.pose[..., None, :, :], identity + transform)
+        dummy_vote = identity.expand_as(votes[..., :1, :])
+        scale = self.sigma_min + F.softplus(per_image(self.raw_scale, 2))
+        scale_off = torch.full_like(scale, self.sigma_off)
+        log_t = log_presence(parents.presence, relaxed)
+        return ChildLaw(
+            parent_log_weights(log_t, per_image(self.log_affinity, 2), self.epsilon),
+            F.pad(per_image(self.presence_logits, 2), (1, 0), value=self.dummy_logit),
+            torch.cat([dummy_vote, votes], dim=-2),
+            F.pad(scale, (1, 0), value=self.sigma_dummy),
+            F.pad(scale_off, (1, 0), value=self.sigma_dummy),
+        )

@@ -1,0 +1,128 @@
+"""What the zoo holds is said in full, in words and in JSON, and equals what `create` makes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import capsule_zoo
+from capsule_zoo import cli, describe, list_weights, registry
+from capsule_zoo.registry import create, list_models, load, read_recipe, small_sizes
+
+NAMES = list_models()
+
+
+def run(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(words))
+    return ended.value.code
+
+
+@pytest.fixture(params=NAMES)
+def entry(request):
+    return create(request.param, **small_sizes(request.param))
+
+
+def test_a_description_holds_what_the_entry_consists_of(entry):
+    found, model = describe(entry), entry.model
+    assert found.sizes.keys() >= entry.sizes.keys()
+    assert all(found.sizes[name].default == value for name, value in entry.sizes.items())
+    assert [guide.name for guide in found.guides] == list(entry.guides)
+    assert [guide.name for guide in found.guides if guide.default] == [entry.default_guide]
+    assert found.sites == model.sites and set(found.figures) == set(entry.figures)
+    discrete = [s.name for s in model.with_discrete_presences().sites if s.discrete]
+    assert {*found.relaxed, *(s.name for s in model.sites if s.discrete)} >= set(discrete)
+    learned = [sum(p.numel() for p in part.parameters()) for part in (model, entry.guide)]
+    assert list(found.parameters.values()) == learned
+    assert found.objective.startswith(type(entry.objective).__name__)
+    assert found.training.keys() == entry.training.keys()
+    assert found.references and found.summary == registry.summary(entry.name)
+
+
+def test_its_text_names_all_of_it_and_json_has_it_too(entry):
+    found = describe(entry)
+    words = [found.name, *found.sizes, *found.figures, *found.training, found.references]
+    words += [name for size in found.sizes.values() for name in size.inner]
+    words += [guide.kind for guide in found.guides] + [site.name for site in found.sites]
+    text = str(found)
+    assert [word for word in words if word not in text] == [] and repr(found) == text
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert plain["sizes"].keys() == found.sizes.keys()
+    assert [site["name"] for site in plain["sites"]] == [site.name for site in found.sites]
+
+
+def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    by_name, by_weights = describe("matrix-capsules"), describe("matrix-capsules-mnist")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert by_name.sizes == by_weights.sizes and by_weights.source == "matrix-capsules-mnist"
+    assert by_weights.parameters == describe(load("matrix-capsules-mnist")).parameters
+    small = create("vae", **small_sizes("vae"))
+    registry.save(small, tmp_path / "run")
+    assert describe(tmp_path / "run").sizes == describe(small).sizes
+    with pytest.raises(ValueError, match="did you mean 'matrix-capsules'"):
+        describe("matrix-capsule")
+
+
+def test_sizes_of_weights_are_those_they_were_trained_with():
+    found = describe("part-whole-affnist")
+    assert found.sizes["image_shape"].default == (1, 40, 40)
+    assert found.sizes["guide_sizes"].inner["centred"].default is True
+    assert describe("part-whole").sizes["guide_sizes"].inner["centred"].default is False
+
+
+def test_weights_are_listed_as_their_cards_say():
+    found = list_weights()
+    assert list(found) == sorted(path.stem for path in registry.WEIGHTS.glob("*.safetensors"))
+    for name, weights in found.items():
+        card = read_recipe(name)
+        assert (weights.entry, weights.data) == (card["entry"], card["data"])
+        assert weights.headline == card["headline"]
+        assert weights.bytes == (registry.WEIGHTS / f"{name}.safetensors").stat().st_size
+        assert weights in describe(weights.entry).weights
+    assert list(list_weights("part*")) == [n for n in found if n.startswith("part")]
+
+
+def test_list_shows_weights_and_says_that_it_can(capsys):
+    assert run("list") == 0
+    assert "capsule-zoo list --weights" in capsys.readouterr().out
+    assert run("list", "--weights", "--json") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(json.loads(last)) == list(list_weights())
+    mnist = next(line for line in lines if line.startswith("matrix-capsules-mnist"))
+    assert "error rate" in mnist and "mnist/test" in mnist and "MB" in mnist
+    assert run("list", "--weights", "nothing") == 2
+    assert "no trained weights match 'nothing'" in capsys.readouterr().err
+
+
+def test_show_prints_the_description_and_json(capsys):
+    assert run("show", "cnn", "--json") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert "\n".join(lines) == str(describe("cnn"))
+    assert json.loads(last) == describe("cnn").as_dict()
+    assert run("show", "part-hole") == 2
+    assert "did you mean 'part-whole'" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"capsule-zoo {capsule_zoo.__version__}\n"
+
+
+def test_all_exports_are_there_and_none_is_imported_before_it_is_used():
+    code = (
+        "import sys, capsule_zoo\n"
+        "assert set(capsule_zoo.__all__) <= set(dir(capsule_zoo))\n"
+        "assert 'torch' not in sys.modules\n"
+        "for name in capsule_zoo.__all__: getattr(capsule_zoo, name)\n"
+        "from capsule_zoo import *\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="it offers"):
+        capsule_zoo.nothing  # noqa: B018

@@ -1,0 +1,241 @@
+"""Filling in against a linear Gaussian model, whose every conditional is known, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from capsule_zoo.data import hide, occluded
+from capsule_zoo.guides import FreeFormNormal, Guide
+from capsule_zoo.inference import evaluate, fill_in
+from capsule_zoo.models import Model, Site
+from capsule_zoo.registry import create, small_sizes
+
+SHAPE, LATENT, SIGMA = (1, 2, 3), 2, 0.3
+PIXELS = math.prod(SHAPE)
+
+
+class LinearGaussian(Model):
+    """z ~ Normal(0, I), image ~ Normal(W z + b, sigma)."""
+
+    sites = (Site("z", ("images",), event_dim=1),)
+    image_shape = SHAPE
+    pixel_range = (-math.inf, math.inf)
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = torch.nn.Parameter(
+            torch.randn(PIXELS, LATENT, generator=generator, dtype=torch.float64)
+        )
+        self.bias = torch.nn.Parameter(torch.linspace(-1, 1, PIXELS, dtype=torch.float64))
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        self.check_images(images)
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            z = pyro.sample("z", dist.Normal(self.bias.new_zeros(LATENT), 1.0).to_event(1))
+            mean = (z @ self.weight.T + self.bias).unflatten(-1, SHAPE)
+            return pyro.sample("image", dist.Normal(mean, SIGMA).to_event(3), obs=images)
+
+    def posterior(self, image: Tensor, observed: Tensor) -> MultivariateNormal:
+        """p(z | observed pixels) of one image."""
+        seen = observed.flatten()
+        weight, rest = self.weight[seen], (image.flatten() - self.bias)[seen]
+        precision = torch.eye(LATENT, dtype=torch.float64) + weight.T @ weight / SIGMA**2
+        covariance = precision.inverse()
+        return MultivariateNormal(covariance @ weight.T @ rest / SIGMA**2, covariance)
+
+    def log_marginal(self, image: Tensor, pixels: Tensor) -> Tensor:
+        """log p of some pixels of one image."""
+        chosen = pixels.flatten()
+        weight = self.weight[chosen]
+        covariance = weight @ weight.T + SIGMA**2 * torch.eye(int(chosen.sum())).double()
+        return MultivariateNormal(self.bias[chosen], covariance).log_prob(image.flatten()[chosen])
+
+
+class Wide(Guide):
+    """A guide that reads nothing."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        with pyro.plate("images", len(images), dim=-1):
+            law = dist.Normal(images.new_zeros(len(images), LATENT), 1.0)
+            return pyro.sample("z", law.to_event(1))
+
+
+class Exact(Guide):
+    """The posterior of the observed pixels of these images."""
+
+    per_image = True
+
+    def __init__(self, model: LinearGaussian, images: Tensor, observed: Tensor) -> None:
+        super().__init__(model)
+        laws = [model.posterior(x, o) for x, o in zip(images, observed, strict=True)]
+        self.mean = torch.stack([law.mean for law in laws]).detach()
+        self.covariance = torch.stack([law.covariance_matrix for law in laws]).detach()
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        copies = len(images) // len(self.mean)
+        with pyro.plate("images", len(images), dim=-1):
+            mean, covariance = self.mean.repeat(copies, 1), self.covariance.repeat(copies, 1, 1)
+            return pyro.sample("z", dist.MultivariateNormal(mean, covariance))
+
+
+@pytest.fixture
+def problem():
+    model = LinearGaussian()
+    images = model(batch_size=3).detach()
+    observed = torch.tensor(
+        [[[1, 1, 0], [1, 0, 0]], [[0, 1, 1], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]],
+        dtype=torch.bool,
+    )[:, None]
+    return model, images, observed
+
+
+def test_every_weight_of_the_exact_posterior_is_the_observed_pixels_marginal(problem):
+    model, images, observed = problem
+    guide = Exact(model, images, observed)
+    idata = evaluate(
+        model.with_missing_pixels(),
+        guide.with_missing_pixels(),
+        hide(images, observed),
+        num_particles=4,
+    )
+    found = torch.as_tensor(idata.sample_stats.log_weight.values[0])
+    expected = torch.stack(
+        [model.log_marginal(*pair) for pair in zip(images, observed, strict=True)]
+    )
+    torch.testing.assert_close(found, expected.detach().expand(4, -1))
+
+
+@pytest.mark.parametrize("which", [Exact, Wide])
+def test_hidden_pixels_are_foretold_by_their_conditional(problem, which):
+    """From any guide, for the draws are weighted: p(hidden | observed) = p(all) / p(observed)."""
+    model, images, observed = problem
+    guide = Exact(model, images, observed) if which is Exact else Wide(model)
+    found = fill_in(
+        model, guide, images, observed, num_particles=8000, batch_size=3000, weighted=True
+    )
+    for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
+        everything = model.log_marginal(image, torch.ones_like(mask))
+        expected = everything - model.log_marginal(image, mask)
+        assert found.log_hidden[i].item() == pytest.approx(expected.item(), abs=0.1)
+        mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
+        torch.testing.assert_close(found.images[i][~mask], mean[~mask].detach(), atol=0.05, rtol=0)
+        assert torch.equal(found.images[i][mask], image[mask])
+        assert torch.equal(found.drawn[i][mask], image[mask])
+    full = 8000 if which is Exact else 4000
+    assert (found.ess <= full + 1e-6).all() and (found.ess > 20).all()
+    if which is Exact:
+        torch.testing.assert_close(found.ess, torch.full_like(found.ess, 8000))
+
+
+def test_draws_of_equal_weight_score_the_guide(problem):
+    """Draws from the prior foretell as the prior does, whatever was observed."""
+    model, images, observed = problem
+    found = fill_in(model, Wide(model), images, observed, num_particles=8000, batch_size=3000)
+    assert torch.equal(found.ess.round(), torch.full_like(found.ess, 8000))
+    prior = model.bias.view(SHAPE).expand_as(images)
+    torch.testing.assert_close(found.images[~observed], prior[~observed], atol=0.1, rtol=0)
+    for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
+        expected = model.log_marginal(image, ~mask).item()
+        assert found.log_hidden[i].item() == pytest.approx(expected, abs=0.3)
+
+
+def test_what_stands_at_hidden_pixels_changes_only_their_score(problem):
+    model, images, observed = problem
+    changed = torch.where(observed, images, images + 1)
+    found, other = (
+        fill_in(model, Wide(model), x, observed, weighted=True) for x in (images, changed)
+    )
+    assert torch.equal(found.images[~observed], other.images[~observed])
+    assert torch.equal(found.ess, other.ess)
+    assert (found.log_hidden != other.log_hidden).all()
+    unknown = fill_in(model, Wide(model), hide(images, observed), weighted=True)
+    assert torch.equal(unknown.images, found.images)
+    assert (unknown.log_hidden.abs() < 1e-9).all()  # nothing was given to score
+    with pytest.raises(ValueError, match="NaN at observed pixels"):
+        fill_in(model, Wide(model), hide(images, observed), torch.ones_like(observed))
+
+
+def test_test_time_inference_finds_the_posterior_mean(problem):
+    """Normal laws fitted to the observed pixels: their means are the posterior's."""
+    model, images, observed = problem
+    start = fill_in(model, Wide(model), images, observed, num_particles=50, weighted=True)
+    found = fill_in(
+        model, Wide(model), images, observed, num_particles=50, weighted=True, steps=300
+    )
+    assert (found.ess > start.ess).all()
+    for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
+        mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
+        torch.testing.assert_close(found.images[i][~mask], mean[~mask].detach(), atol=0.25, rtol=0)
+
+
+def test_batches_and_seeds(problem):
+    """Images keep their places, the seed decides, and torch's own stream is left alone."""
+    model, images, observed = problem
+    before = torch.get_rng_state()
+    found = fill_in(model, Exact(model, images, observed), images, observed, seed=4)
+    again = fill_in(model, Exact(model, images, observed), images, observed, seed=4)
+    other = fill_in(model, Exact(model, images, observed), images, observed, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(found.drawn, again.drawn) and not torch.equal(found.drawn, other.drawn)
+    whole = fill_in(
+        model, Wide(model), images, observed, num_particles=3000, batch_size=9000, weighted=True
+    )
+    split = fill_in(
+        model, Wide(model), images, observed, num_particles=3001, batch_size=2, weighted=True
+    )
+    torch.testing.assert_close(whole.images, split.images, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["part-whole", "vae", "draw", "generative-capsnet-continuous"])
+def test_test_time_inference_raises_what_is_explained(name):
+    """With parameters of their own, images are explained better than by an untrained guide."""
+    pyro.set_rng_seed(0)
+    entry = create(name, **small_sizes(name))
+    images = torch.rand(4, *entry.model.image_shape)
+    observed = occluded(entry.model.image_shape[1:], "left")
+    found = fill_in(entry.model, entry.guide, images, observed, num_particles=3, steps=4)
+    assert found.images.shape == images.shape and torch.isfinite(found.log_hidden).all()
+    mask = observed.expand(images.shape)
+    assert torch.equal(found.images[mask], images[mask])
+    if name == "part-whole":
+        return
+    model, guide = entry.model.with_missing_pixels(), entry.guide.with_missing_pixels()
+    seen = hide(images, observed)
+    free = FreeFormNormal(model, seen, guide)
+    before = evaluate(model, free, seen, num_particles=20).sample_stats.log_weight.values.mean()
+    optimizer = torch.optim.Adam(free.parameters(), 0.02)
+    from capsule_zoo.inference import log_weights
+
+    for _ in range(30):
+        optimizer.zero_grad()
+        (-log_weights(model, free, seen)[0].sum()).backward()
+        optimizer.step()
+    after = evaluate(model, free, seen, num_particles=20).sample_stats.log_weight.values.mean()
+    assert after > before
+
+
+def test_discrete_latents_take_no_normal_law():
+    entry = create("generative-capsnet", **small_sizes("generative-capsnet"))
+    images = torch.rand(2, *entry.model.image_shape)
+    observed = occluded(entry.model.image_shape[1:], "top")
+    with pytest.raises(ValueError, match=r"'object_kind'.*discrete or bounded"):
+        fill_in(entry.model, entry.guide, images, observed, steps=1)
+    assert torch.isfinite(fill_in(entry.model, entry.guide, images, observed).log_hidden).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [({"num_particles": 0}, "num_particles"), ({"steps": -1}, "steps"), ({"batch_size": 0}, "ba")],
+)
+def test_numbers_out_of_range_are_named(problem, arguments, match):
+    model, images, observed = problem
+    with pytest.raises(ValueError, match=match):
+        fill_in(model, Wide(model), images, observed, **arguments)

@@ -1,0 +1,253 @@
+"""Plates to the left of images, enumerated presences, and parameters that are a PyroSample."""
+
+from __future__ import annotations
+
+import itertools
+
+import arviz
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO, config_enumerate
+from pyro.infer.autoguide import AutoNormal, init_to_sample
+from pyro.nn import PyroSample
+
+from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine, RoutingPartWhole
+from capsule_zoo.models import (
+    CapsuleHelmholtzMachine,
+    PartWholeCapsules,
+    capsule_layer,
+    parent_selection,
+)
+from capsule_zoo.models.layers import BalancedLogits
+from capsule_zoo.models.pixel_mixture import PixelMixture
+from capsule_zoo.models.plates import EnumeratedPresence
+from capsule_zoo.models.templates import warp
+
+NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
+IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def part_whole_pair(objects: int, parts: int) -> tuple[PartWholeCapsules, AmortizedPartWhole]:
+    model = PartWholeCapsules(
+        objects, parts, image_size=8, template_size=3, presence="discrete", sigma_image=1.0
+    ).double()
+    return model, AmortizedPartWhole(model, **NETWORKS).double().eval()
+
+
+def helmholtz_pair(*capsules: int) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
+    model = CapsuleHelmholtzMachine((1, 8, 8), capsules, 1, hidden_family="gaussian").double()
+    return model, RecognitionMachine(model).double()
+
+
+def test_an_enumerated_presence_is_refused_by_guide_and_model():
+    objective = TraceEnum_ELBO(max_plate_nesting=2)
+    model, guide = part_whole_pair(2, 2)
+    with pytest.raises(EnumeratedPresence, match=r"'part_presence'.*TraceEnum_ELBO"):
+        objective.loss(model, config_enumerate(guide), IMAGES)
+    hidden = poutine.block(guide, hide=["object_presence"])
+    with pytest.raises(EnumeratedPresence, match="'object_presence'"):
+        objective.loss(config_enumerate(model), hidden, IMAGES)
+    machine, recognition = helmholtz_pair(2, 2)
+    with pytest.raises(EnumeratedPresence, match="'capsule1_switch'"):
+        objective.loss(machine, config_enumerate(recognition), IMAGES)
+
+
+def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
+    """The ELBO of presences, q = .3, all else given: states listed, sampled, and by enumeration."""
+    image = IMAGES[:1]
+    given = poutine.trace(model).get_trace(image).nodes
+    given = {declared.name: given[declared.name]["value"] for declared in model.sites}
+    capsules = given.pop(site).shape[-1]
+    model = poutine.condition(model, given)
+
+    def guide(images):
+        with pyro.plate("images", 1, dim=-2), pyro.plate(plate, capsules, dim=-1):
+            pyro.sample(site, dist.Bernoulli(torch.tensor(0.3, dtype=torch.float64)))
+
+    exact = 0.0
+    for state in itertools.product([0.0, 1.0], repeat=capsules):
+        values = {site: torch.tensor([state], dtype=torch.float64)}
+        log_q = poutine.trace(poutine.condition(guide, values)).get_trace(image).log_prob_sum()
+        log_p = poutine.trace(poutine.condition(model, values)).get_trace(image).log_prob_sum()
+        exact += (log_q.exp() * (log_p - log_q)).item()
+    sampling = Trace_ELBO(num_particles=4000, vectorize_particles=True, max_plate_nesting=2)
+    enumeration = TraceEnum_ELBO(max_plate_nesting=2)
+    enumerating = config_enumerate(guide, expand=True)
+    return exact, -sampling.loss(model, guide, image), -enumeration.loss(model, enumerating, image)
+
+
+@pytest.mark.filterwarnings("ignore:at model site")  # Pyro suspects it too, and goes on
+@pytest.mark.parametrize(
+    ("make", "site", "plate"),
+    [
+        (lambda n: part_whole_pair(n, 2)[0], "object_presence", "objects"),
+        (lambda n: part_whole_pair(2, n)[0], "part_presence", "parts"),
+        (lambda n: helmholtz_pair(n)[0], "capsule1_switch", "capsule1s"),
+    ],
+)
+def test_without_the_refusal_the_elbo_would_be_wrong(monkeypatch, make, site, plate):
+    """By far: what is read outside the plate is not weighted by the states' probabilities."""
+    for module in (parent_selection, capsule_layer):
+        monkeypatch.setattr(module, "refuse_enumeration", lambda *_: None)
+    for capsules in (1, 2):
+        exact, sampled, enumerated = three_elbos(make(capsules), site, plate)
+        assert sampled == pytest.approx(exact, abs=1)
+        assert abs(enumerated - exact) > 5
+
+
+def test_parents_are_enumerated_under_particles_as_they_are_marginalised():
+    model, guide = part_whole_pair(2, 3)
+    model = model.sharing_parameters(presence="relaxed")
+    guide = guide.sharing_parameters(_model=(model,))
+    losses = []
+    for selection in ("marginal", "enumerate"):
+        torch.manual_seed(0)
+        chosen = model.with_selection(selection)
+        objective = TraceEnum_ELBO if selection == "enumerate" else Trace_ELBO
+        particles = objective(num_particles=3, vectorize_particles=True, max_plate_nesting=2)
+        losses.append(particles.loss(chosen, guide, IMAGES))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-10)
+
+
+def relaxed_model(**options) -> PartWholeCapsules:
+    sizes = dict(objects=2, parts=3, image_size=8, template_size=3)
+    return PartWholeCapsules(**{**sizes, **options}).double()
+
+
+def nuts(model: PartWholeCapsules, samples: int) -> MCMC:
+    kernel = NUTS(model, max_tree_depth=2, init_strategy=init_to_sample)
+    chain = MCMC(kernel, num_samples=samples, warmup_steps=2, disable_progbar=True)
+    chain.run(IMAGES)
+    return chain
+
+
+def test_arviz_keeps_the_log_likelihood_of_a_chain():
+    model = relaxed_model()
+    chain = nuts(model, 4)  # the fewest that Pyro's diagnostics take
+    found = arviz.from_pyro(chain).log_likelihood["image"].values
+    assert found.shape == (1, 4, 2, 1)
+    for k in range(4):
+        values = {name: draws[k] for name, draws in chain.get_samples().items()}
+        trace = poutine.trace(poutine.condition(model, values)).get_trace(IMAGES)
+        trace.compute_log_prob()
+        expected = trace.nodes["image"]["log_prob"].detach()
+        torch.testing.assert_close(torch.as_tensor(found[0, k]), expected, rtol=1e-10, atol=1e-8)
+
+
+def test_nuts_refuses_the_enumerated_form_in_one_line():
+    with pytest.raises(EnumeratedPresence) as info:
+        nuts(relaxed_model(selection="enumerate"), 1)
+    line, *_ = str(info.value).split("\n")  # Pyro adds the shapes of the trace below
+    assert "TraceEnum_ELBO with a guide" in line
+    assert 'with_selection("marginal")' in line
+
+
+def make_bayesian(model: PartWholeCapsules, **names: int) -> None:
+    """Give parameters of the model, by name and rank, a normal prior about their values."""
+    for path, rank in names.items():
+        *modules, name = path.split("__")
+        owner = model.get_submodule(".".join(modules))
+        prior = dist.Normal(getattr(owner, name).detach(), 0.3).to_event(rank)
+        setattr(owner, name, PyroSample(prior))
+
+
+def site_of(model: PartWholeCapsules, path: str) -> str:
+    """The sample site of a parameter; its name begins with that of the module."""
+    return f"{model._pyro_name}.{path.replace('__', '.')}"
+
+
+EVERY_PARAMETER = dict(
+    template_logits=4,
+    presence_logits=1,
+    background_logits=3,
+    selections__0__log_affinity=2,
+    selections__0__presence_logits=2,
+    selections__0__transform=3,
+    selections__0__raw_scale=2,
+)
+
+
+@pytest.mark.parametrize("likelihood", ["composite", "mixture"])
+def test_bayesian_parameters_under_an_outer_plate_are_parameters_of_each_index(likelihood):
+    model = relaxed_model(background="learned", likelihood=likelihood, instances=2)
+    make_bayesian(model, **EVERY_PARAMETER)
+    assert not list(model.parameters())
+    with pyro.plate("outer", 3, dim=-3):
+        joint = poutine.trace(model).get_trace(IMAGES)
+    joint.compute_log_prob()
+    latents = {n: s for n, s in joint.nodes.items() if s["type"] == "sample"}
+    latents = {n: s for n, s in latents.items() if n not in ("outer", "images", "objects", "parts")}
+    assert len(latents) == 5 + len(EVERY_PARAMETER)
+    for k in range(3):
+        values = {n: s["value"][k] for n, s in latents.items() if n != "image"}
+        for path, rank in EVERY_PARAMETER.items():  # outside the inner plates: (3, 1, 1, *event)
+            name = site_of(model, path)
+            values[name] = values[name].reshape(values[name].shape[-rank:])
+        alone = poutine.trace(poutine.condition(model, values)).get_trace(IMAGES)
+        alone.compute_log_prob()
+        for name, site in latents.items():
+            found, expected = site["log_prob"][k], alone.nodes[name]["log_prob"]
+            torch.testing.assert_close(
+                found, expected.expand_as(found), rtol=1e-10, atol=1e-10, msg=name
+            )
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_bayesian_templates_train_with_an_autoguide(vectorised):
+    model = relaxed_model()
+    make_bayesian(model, template_logits=4)
+    guide = AutoNormal(model)
+    objective = Trace_ELBO(num_particles=2, vectorize_particles=vectorised, max_plate_nesting=2)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective)
+    svi.step(IMAGES)
+    (location,) = (p for n, p in guide.named_parameters() if "locs" in n and "template" in n)
+    before = location.detach().clone()
+    svi.step(IMAGES)
+    assert before.shape == (3, 2, 3, 3)
+    assert (location != before).all()
+
+
+def test_routing_refuses_parameters_that_it_would_draw_again():
+    model = relaxed_model()
+    make_bayesian(model, selections__0__transform=3)
+    with pytest.raises(ValueError, match="PyroSample"):
+        RoutingPartWhole(model, channels=4).double()(IMAGES)
+
+
+def test_balanced_logits_have_statistics_for_every_outer_index():
+    logits = torch.randn(3, 6, 4, dtype=torch.float64)
+    together, alone = (BalancedLogits(4).double() for _ in range(2))
+    found = together(logits)
+    before = alone.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    means = []
+    for k in range(3):
+        alone.load_state_dict(before)
+        torch.testing.assert_close(found[k], alone(logits[k]), rtol=1e-10, atol=1e-10)
+        means.append(alone.running_mean.clone())
+    torch.testing.assert_close(together.running_mean, torch.stack(means).mean(0))
+    torch.testing.assert_close(together.eval()(logits)[1], together(logits[1]))
+
+
+def test_templates_of_every_outer_index_are_warped_by_its_own_poses():
+    paint, pose = torch.rand(2, 1, 3, 2, 4, 4), torch.randn(2, 5, 3, 6)
+    found = warp(paint, pose, (6, 7))
+    expected = torch.cat([warp(paint[k, 0], pose[k], (6, 7)) for k in range(2)], dim=2)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_pixel_mixture_expands_as_other_laws_do():
+    colour, weight = torch.rand(3, 2, 4, 5, 6), torch.rand(3, 1, 4, 5, 6)
+    law = PixelMixture(colour, weight, 0.2)
+    wide = law.expand(torch.Size([7, 4, 1]))
+    value = wide.sample()
+    assert value.shape == (7, 4, 1, 2, 5, 6)
+    each = torch.stack([law.log_prob(v) for v in value])
+    torch.testing.assert_close(wide.log_prob(value), each)
+    torch.testing.assert_close(law.log_prob(value), each)
+    torch.testing.assert_close(wide.mean[3], law.mean)
+    with pytest.raises(ValueError, match="batch_shape"):
+        law.expand(torch.Size([4, 3]))
