@@ -6,6 +6,8 @@ cost of a blank canvas.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -67,7 +69,23 @@ class Start(NamedTuple):
 
 def start(job: Job) -> Start:
     """Train constructors' defaults by plain `fit`: the entry's own law, as a test makes sure."""
-    torch.set_num_threads(job.threads)
+    with threads(job.threads):
+        return train_constructed(job)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Torch on so many threads, and on as many as before at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train_constructed(job: Job) -> Start:
+    """Train a model and a guide that no entry made, on the threads that there are."""
     pyro.set_rng_seed(job.seed)
     data = load_dataset(job.data, root=job.root)
     model = PartWholeCapsules(image_size=data.image_shape[1], **SETS_OF_SIZES[job.sizes])
@@ -115,11 +133,9 @@ def starts(options: Options) -> Result:
     options.refuse_run()
     metrics = first_steps("digits", options)
     steps = shortened(STEPS, (options.minutes or 20) / 20)
-    threads = torch.get_num_threads()
     options.say("The same of the smaller sizes on two threads")
     seeds = range(options.seed, options.seed + SEEDS)
     found = [start(Job("digits", "few", seed, steps, threads=2)) for seed in seeds]
-    torch.set_num_threads(threads)
     return Result({**metrics, **summary("few_two_threads", found)})
 
 
