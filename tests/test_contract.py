@@ -259,7 +259,7 @@ def test_copies_keep_their_values_and_train_on_their_own(name, guide, copier):
     assert not moved(entry, before)
 
 
-PARTICLES = 3
+PARTICLES = 2
 
 
 def nesting_of(entry: Entry) -> int:
