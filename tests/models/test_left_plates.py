@@ -1,11 +1,11 @@
 """Plates to the left of `images`: what a model computes for many particles, it computes for each.
 
-Vectorised particles, parallel predictions and plates of one's own add batch dims on the left.
+The contract tests hold every entry to this. Here are sizes, labels and requests that they lack, the
+drawing that a guide hands over, enumerated kinds, and autocast.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -15,14 +15,13 @@ import torch
 from pyro import poutine
 from pyro.infer import (
     ELBO,
-    Predictive,
     RenyiELBO,
     Trace_ELBO,
     TraceEnum_ELBO,
     TraceMeanField_ELBO,
     config_enumerate,
 )
-from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
+from pyro.infer.importance import vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
 
 from capsule_zoo.guides import EMRouting, Guide, RoutedParents
@@ -137,7 +136,7 @@ def test_every_particle_has_the_densities_that_it_has_alone(name, sizes, guide):
             same_densities(model, k, log_densities(requested, values, *arguments))
 
 
-@pytest.mark.parametrize("kind", [Trace_ELBO, TraceMeanField_ELBO, RenyiELBO])
+@pytest.mark.parametrize("kind", [TraceMeanField_ELBO, RenyiELBO])
 @pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
 def test_gradients_reach_what_they_reach_without_particles(name, sizes, guide, kind):
     entry = make(name, sizes, guide)
@@ -186,22 +185,6 @@ def test_an_outer_plate_repeats_the_model(name, sizes, guide, observed):
 
 
 @pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
-def test_predictive_in_parallel(name, sizes, guide):
-    entry = make(name, sizes, guide)
-    model, images = entry.model, arguments_for(entry, False)[0]
-    prior = Predictive(model, num_samples=PARTICLES, parallel=True)(batch_size=IMAGES)
-    shape = (PARTICLES, *images.shape)
-    assert prior["image"].shape == shape
-    assert not torch.equal(prior["image"][0], prior["image"][1])
-    again = poutine.uncondition(model)
-    predicted = Predictive(again, guide=entry.guide, num_samples=PARTICLES, parallel=True)(images)
-    assert predicted["image"].shape == shape
-    posterior = Predictive(model, guide=entry.guide, num_samples=PARTICLES, parallel=True)(images)
-    for site in model.latent_sites:
-        assert posterior[site.name].shape[:2] == (PARTICLES, IMAGES)
-
-
-@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
 def test_importance_weights_are_those_of_the_particles(name, sizes, guide):
     entry = make(name, sizes, guide)
     arguments = arguments_for(entry, False)
@@ -213,17 +196,6 @@ def test_importance_weights_are_those_of_the_particles(name, sizes, guide):
         values = particle(guided, k)
         log_p, log_q = (sum(log_densities(p, values, *arguments).values()).sum() for p in pair)
         torch.testing.assert_close(weights[k], log_p - log_q, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
-def test_pareto_shape_of_the_importance_weights(name, sizes, guide):
-    entry = make(name, sizes, guide)
-    images = arguments_for(entry, False)[0]
-    if guide in ("deterministic", "exact"):
-        pytest.skip("all weights are equal: Pyro finds no tail")
-    assert math.isfinite(
-        psis_diagnostic(entry.model, entry.guide, images, num_particles=100, max_plate_nesting=1)
-    )
 
 
 @pytest.mark.parametrize("name", ["draw", "recurrent-capsules"])
