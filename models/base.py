@@ -45,7 +45,12 @@ class NamedModule(PyroModule):
 
     Pyro keys its global parameter store by name, so two instances of one class would share their
     parameters and the second would never train. Every instance, copies included, gets a new number.
+
+    Attributes:
+        missing_fill: what stands for a missing pixel, NaN; None where no pixel may be missing.
     """
+
+    missing_fill: Tensor | float | None = None
 
     def __init__(self) -> None:
         super().__init__(self._fresh_name())
@@ -70,8 +75,6 @@ class NamedModule(PyroModule):
             if isinstance(module, PyroModule):
                 module._pyro_context.used = False
         self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
-
-    missing_fill: Tensor | float | None = None  # what stands for a missing pixel; None: none may be
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Run the module; missing pixels are filled in first, and not scored."""

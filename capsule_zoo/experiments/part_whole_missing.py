@@ -110,7 +110,7 @@ def _from_known(known: Tensor, image: Tensor, observed: Tensor, sigma: float) ->
     log_share = (-squares * observed).sum((1, 2, 3)) / (2 * sigma**2)
     log_share = log_share.log_softmax(0)
     hidden = ~observed.expand(image.shape)
-    constant = hidden.sum() * math.log(sigma * math.sqrt(2 * math.pi))
+    constant = int(hidden.sum()) * math.log(sigma * math.sqrt(2 * math.pi))
     log_hidden = (-squares * hidden).sum((1, 2, 3)) / (2 * sigma**2) - constant
     share = log_share.exp()
     mean = torch.einsum("m,mchw->chw", share, known)

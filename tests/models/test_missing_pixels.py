@@ -231,3 +231,38 @@ def test_a_number_that_is_infinite_or_out_of_range_is_refused_still():
         images[1, 0, 2, 2] = bad
         with pytest.raises(ValueError, match="images"):
             model(images)
+
+
+@pytest.mark.parametrize("likelihood", ["composite", "mixture"])
+@pytest.mark.parametrize("name", ["vae", "part-whole"])
+def test_masks_reach_plates_to_the_left(name, likelihood):
+    """Vectorised particles score what particles score one by one."""
+    sizes = {"likelihood": likelihood} if name == "part-whole" else {}
+    pyro.set_rng_seed(0)
+    entry = create(name, **{**small_sizes(name), **sizes})
+    model, guide = entry.model.with_missing_pixels(), entry.guide.with_missing_pixels()
+    images, observed = random_images(entry.model)
+    hidden = hide(images, observed)
+
+    def laid_out(program: Model) -> poutine.Trace:
+        with pyro.plate("particles", 4, dim=-3):
+            return poutine.trace(program).get_trace(hidden)
+
+    draws = laid_out(guide)
+    together = laid_out(poutine.replay(model, trace=draws))
+    together.compute_log_prob()
+    found = together.nodes["image"]["log_prob"].reshape(4, BATCH)
+    for i in range(4):
+        one = {n: s["value"][i] for n, s in draws.nodes.items() if n in guide.covers}
+        shaped = {
+            n: value.reshape(value.shape[-model_rank(entry, n) :]) for n, value in one.items()
+        }
+        alone = poutine.trace(poutine.condition(model, shaped)).get_trace(hidden)
+        alone.compute_log_prob()
+        torch.testing.assert_close(found[i], alone.nodes["image"]["log_prob"].reshape(BATCH))
+
+
+def model_rank(entry: Entry, name: str) -> int:
+    """Dims of a site's value in a plain run."""
+    (site,) = (site for site in entry.model.sites if site.name == name)
+    return -entry.model.plate_dims["images"] + site.event_dim
