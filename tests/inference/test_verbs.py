@@ -189,7 +189,7 @@ def test_batches_and_splits_change_nothing():
     entry = make("vae")
     entry = create("vae", image_shape=(1, 12, 12), latent=2, channels=4, hidden=6)
     whole = encode(entry.model, entry.guide, digits)["image_code"]
-    parts = encode(entry.model, entry.guide, digits.images, batch_size=2)["image_code"]
+    parts = encode(entry.model, entry.guide, digits.images.numpy(), batch_size=2)["image_code"]
     assert_close(whole, parts)
 
 
@@ -214,7 +214,7 @@ def test_pyros_autoguides_fit_where_nothing_is_relaxed():
     images = images_for(entry)
     guide = AutoNormal(entry.model)
     guide(images)
-    with pytest.raises(ValueError, match="AutoNormal has relaxed presences only"):
+    with pytest.raises(ValueError, match="AutoNormal draws relaxed presences only"):
         reconstruct(entry.model, guide, images)
 
 
@@ -258,7 +258,9 @@ def test_what_is_wrong_is_named():
         with pytest.raises(ValueError, match="images"):
             verb(*pair, images[:, 0])
         with pytest.raises(ValueError, match="images must be a torch"):
-            verb(*pair, images.numpy())
+            verb(*pair, images.tolist())
+        with pytest.raises(ValueError, match="as_module"):
+            verb(entry.model, lambda images: None, images)
     with pytest.raises(ValueError, match="number"):
         sample(entry.model, 0)
     with pytest.raises(ValueError, match="images"):
