@@ -39,7 +39,8 @@ DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
 OTHERS = "others"
 DIAGRAMS = "diagrams"
-COMMAND_LINE = ("cli", "run_commands", "terminal", "__main__")  # told by `commands`
+# What `commands` tells of.
+COMMAND_LINE = ("cli", "discovery_commands", "run_commands", "terminal", "__main__")
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
 

@@ -32,6 +32,7 @@ def run(page: Path) -> dict[str, object]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Not enough tail samples")  # Pyro's, of a guide hardly trained
 @pytest.mark.parametrize("name", sorted(set(PAGES) - NEED_MNIST))
 def test_the_code_of_a_page_runs_and_gives_the_shapes_that_its_comments_state(name):
