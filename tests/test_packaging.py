@@ -77,7 +77,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
     missing = []
     for name, top in folders.items():
-        for suffix in ("py", "safetensors", "json", "html", "css", "js"):
+        for suffix in ("py", "typed", "safetensors", "json", "html", "css", "js"):
             for file in top.rglob(f"*.{suffix}"):
                 inside = Path(*name.split("."), file.relative_to(top)).as_posix()
                 if inside not in held:

@@ -15,8 +15,7 @@ from capsule_zoo.experiments import Metrics, Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.figures import grids as figures
-from capsule_zoo.inference import FilledIn
-from capsule_zoo.inference.evaluation import fill_in
+from capsule_zoo.inference import FilledIn, fill_in
 from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:

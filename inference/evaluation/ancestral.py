@@ -27,18 +27,13 @@ from pyro.distributions import (
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_images_of
 from capsule_zoo.models.modes import in_eval_mode, seeded
 
 _WRAPPERS = (Independent, ExpandedDistribution, MaskedDistribution)
 Sites = Mapping[str, Tensor]
-
-
-def discrete(program: nn.Module) -> nn.Module:
-    """Return `with_discrete_presences()` of a model or guide that offers it, or the program."""
-    offered: Callable[[], nn.Module] | None = getattr(program, "with_discrete_presences", None)
-    return program if offered is None else offered()
 
 
 def infer(
@@ -53,7 +48,7 @@ def infer(
     Raises:
         ValueError: no sites are given, and the guide does not say which it covers.
     """
-    guide = discrete(guide)
+    guide = discrete_form(guide)
     drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
     with torch.no_grad(), seeded(seed), in_eval_mode(guide):
         for batch in images.split(batch_size):

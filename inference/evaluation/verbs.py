@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
+from capsule_zoo.inference.check import IncompatibleGuide
 from capsule_zoo.inference.evaluation.ancestral import (
-    discrete,
     draw_images,
     infer,
     law_means,
@@ -30,11 +31,16 @@ from capsule_zoo.inference.evaluation.ancestral import (
 )
 from capsule_zoo.inference.evaluation.classification import predictions
 from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.evaluation.presence import (
+    discrete_form,
+    refuse_relaxed_draws,
+    relaxed_sites,
+)
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_images_of
 
-Images = Tensor | Split
+Images = Tensor | Split | np.ndarray
 
 
 class _Pass(NamedTuple):
@@ -65,7 +71,7 @@ def encode(
 
     Args:
         model, guide: the pair.
-        images: (N, C, H, W), or a `Split`.
+        images: (N, C, H, W), a tensor or a NumPy array, or a `Split`.
         num_samples: draws of the guide for each image.
         seed: of the draws.
         batch_size: images in one pass.
@@ -82,7 +88,7 @@ def encode(
     sites = [site.name for site in model.latent_sites]
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
         for each in passes:
-            means = law_means(discrete(guide), each.images, sites, each.guide_seed, each.rows)
+            means = law_means(discrete_form(guide), each.images, sites, each.guide_seed, each.rows)
             for name, values in means.items():
                 total = values.unflatten(0, (each.draws, -1)).sum(0)
                 found[name] = found[name] + total if name in found else total
@@ -195,15 +201,26 @@ def _ready(
     """Yield the passes over the images, with nobody else's parameters in Pyro's store."""
     check_at_least(1, num_samples=num_samples, batch_size=batch_size)
     check_at_least(0, seed=seed)
-    relaxed = model.with_discrete_presences() is not model
-    if relaxed and not hasattr(guide, "with_discrete_presences"):
+    if not isinstance(guide, nn.Module):
         raise ValueError(
-            f"{type(guide).__name__} has relaxed presences only, which the discrete model does not "
-            "take; use a guide of capsule_zoo.guides"
+            f"guide must be a torch module, not {type(guide).__name__}; of a function, "
+            "as_module(guide, images) makes one"
         )
     wanted = _as_wanted(model, images)
     with isolated_parameters(model, guide):
+        _check_presences(model, guide, wanted if is_per_image(guide) else wanted[:2])
         yield _passes(guide, wanted, num_samples, seed, batch_size)
+
+
+def _check_presences(model: Model, guide: nn.Module, images: Tensor) -> None:
+    """Raise ValueError for a guide whose presences the discrete model does not take."""
+    try:
+        refuse_relaxed_draws(model, guide, relaxed_sites(model, images), images, None)
+    except IncompatibleGuide as error:
+        raise ValueError(
+            f"{type(guide).__name__} draws relaxed presences only, which the discrete model does "
+            "not take; use a guide of capsule_zoo.guides, or Predictive on the relaxed pair"
+        ) from error
 
 
 def _passes(
@@ -228,6 +245,7 @@ def _passes(
 def _as_wanted(model: Model, images: Images) -> Tensor:
     """Return images, once they are checked, on the model's device and in its precision."""
     images = images.images if isinstance(images, Split) else images
+    images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     check_images_of(model, images)
     parameter = next(model.parameters(), images)
     return images.to(parameter.device, parameter.dtype)

@@ -32,9 +32,19 @@ def run(page: Path) -> dict[str, object]:
     return names
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Not enough tail samples")  # Pyro's, of a guide hardly trained
 @pytest.mark.parametrize("name", sorted(set(PAGES) - NEED_MNIST))
-def test_the_code_of_a_page_runs(name):
-    run(PAGES[name])
+def test_the_code_of_a_page_runs_and_gives_the_shapes_that_its_comments_state(name):
+    names = run(PAGES[name])
+    stated = [line for code in blocks_of(PAGES[name]) for line in code.splitlines()]
+    checked = 0
+    for line in stated:
+        call, _, said = line.partition("  # ")
+        if shape := re.search(r"\((\d+(?:, \d+)+)\)", said):
+            assert tuple(eval(call, names).shape) == tuple(map(int, shape[1].split(", "))), line
+            checked += 1
+    assert checked >= 6 or "posterior_predictive(" not in "".join(stated)
 
 
 @pytest.mark.slow
@@ -43,17 +53,3 @@ def test_the_code_of_a_page_runs_on_mnist(name, mnist_root):
     before = plt.get_fignums()
     run(PAGES[name])
     assert len(plt.get_fignums()) == len(before) + 1
-
-
-def test_shapes_in_comments_are_those_that_come_out():
-    """Of the verbs: a line that ends in a shape returns a tensor of it."""
-    page = PAGES["concepts/model_guide_objective.md"]
-    names, checked = run(page), 0
-    for code in blocks_of(page):
-        for line in code.splitlines():
-            call, _, said = line.partition("  # ")
-            if shape := re.search(r"\((\d+(?:, \d+)+)\)", said):
-                found = eval(call, names)
-                assert tuple(found.shape) == tuple(map(int, shape[1].split(", "))), line
-                checked += 1
-    assert checked >= 6
