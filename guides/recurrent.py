@@ -32,6 +32,7 @@ from torch.distributions import kl_divergence
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks.attention_window import Aim
 from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.sharing import share
 from capsule_zoo.models.blocks.vector_capsules import CLASS
 from capsule_zoo.models.recurrent_capsules import (
     CoupledLSTM,
@@ -96,7 +97,7 @@ class RecurrentEncoder(Guide):
                 codes.append(pyro.sample(name, law))
                 drawings.append(model.step(drawing, model.plan(codes[-1])))
         drawn = Drawn(drawings[-1], images, length)
-        model.handover.leave(drawn, [*codes, *model.parameters()])
+        share(drawn, [*codes, *model.parameters()])
         return drawings[1:]
 
     def read(self, images: Tensor, drawing: Drawing) -> Tensor:

@@ -16,6 +16,8 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
+from capsule_zoo.models.blocks.sharing import sharing
+
 IMAGES_PLATE = "images"
 
 
@@ -37,8 +39,9 @@ def log_weights(
         ValueError: a site lies outside the plate "images", and there are several.
     """
     arguments = call_arguments(images, labels)
-    guide_trace = poutine.trace(guide).get_trace(*arguments)
-    plain = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
+    with sharing():
+        guide_trace = poutine.trace(guide).get_trace(*arguments)
+        plain = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
     scored = plain
     if enumerated_sites(plain) - guide_trace.nodes.keys():
         first = -1 - max(plate_nesting(plain), plate_nesting(guide_trace))

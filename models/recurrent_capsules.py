@@ -24,7 +24,7 @@ is still missing from the canvas, image - sigmoid(c_{t-1}) (`capsules="every"`, 
 the latter case the class is read at the first step, before anything is drawn.
 
 The guide runs the model's steps on its draws, and its capsules. Replayed on them, the model takes
-the drawing and the capsules' lengths from there (`capsule_zoo.models.blocks.handover`).
+the drawing and the capsules' lengths from there (`capsule_zoo.models.blocks.sharing`).
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
@@ -51,8 +51,8 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.attention_window import Aim, Window
 from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
-from capsule_zoo.models.blocks.handover import Handover
 from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.sharing import shared
 from capsule_zoo.models.blocks.vector_capsules import (
     CLASS,
     VectorCapsules,
@@ -121,7 +121,7 @@ def flat(vectors: Tensor) -> Tensor:
 
 
 class Drawn(NamedTuple):
-    """What the guide hands to the model.
+    """What the guide shares with the model.
 
     Attributes:
         drawing: of its codes, after all steps.
@@ -191,19 +191,18 @@ class RecurrentCapsules(Model):
         self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
         self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
         self.window_size = window if attention else None
-        self.handover = Handover()
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
         colours, height, width = image_shape
         inputs = latent
         if capsules != "none":
             check_at_least(LEAST, **{f"image_shape[{i}]": image_shape[i] for i in (1, 2)})
-            shared = types, classes, routing
+            capsules_of = types, classes, routing
             seen = colours if capsules == "once" else 2 * colours
             self.eye = VectorCapsules(
-                image_network(seen, channels), channels[1], (height - 8, width - 8), *shared
+                image_network(seen, channels), channels[1], (height - 8, width - 8), *capsules_of
             )
             self.hand = VectorCapsules(
-                code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *shared
+                code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *capsules_of
             )
             inputs = classes * CLASS
         self.cell = CoupledLSTM(inputs, units)
@@ -227,7 +226,7 @@ class RecurrentCapsules(Model):
         with pyro.plate("images", batch, dim=-1):
             law = dist.Normal(origin, 1.0).to_event(1)
             codes = [pyro.sample(site.name, law) for site in self.sites]
-            drawn = self.handover.take([*codes, *self.parameters()])
+            drawn = shared([*codes, *self.parameters()])
             drawing = self.draw(codes) if drawn is None else drawn.drawing
             images = pyro.sample("image", self.image_law(drawing), obs=images)
             if labels is not None:

@@ -33,6 +33,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites, plate_nesting
+from capsule_zoo.models.blocks.sharing import sharing
 
 
 class Objective(ELBO):
@@ -134,7 +135,8 @@ def loss_per_image(
     check_objective(objective)
     # With nothing to differentiate, TraceEnum_ELBO offers `loss` only.
     evaluate = objective.differentiable_loss if torch.is_grad_enabled() else objective.loss
-    loss = evaluate(model, guide, *call_arguments(images, labels))
+    with sharing():
+        loss = evaluate(model, guide, *call_arguments(images, labels))
     if not isinstance(loss, Tensor):
         loss = images.new_tensor(loss)
     return loss if isinstance(objective, Objective) else loss / len(images)

@@ -13,7 +13,7 @@ from torch import Tensor
 from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.inference import fit, log_weights, loss_per_image
-from capsule_zoo.models import RecurrentCapsules
+from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
 from capsule_zoo.models.blocks.vector_capsules import margin_loss
 from capsule_zoo.models.recurrent_capsules import PRESETS, CoupledLSTM
 
@@ -62,7 +62,7 @@ def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, monkeypatc
     images = noise(model)
     loss, gradients, draws = loss_and_gradients(model, guide, images, labels)
     assert draws == 0
-    monkeypatch.setattr(model.handover, "take", lambda rests_on: None)
+    monkeypatch.setattr(recurrent_capsules, "shared", lambda rests_on: None)
     alone, expected, draws = loss_and_gradients(model, guide, images, labels)
     assert draws == 1
     torch.testing.assert_close(loss, alone)

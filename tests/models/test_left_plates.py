@@ -27,6 +27,7 @@ from pyro.poutine.util import prune_subsample_sites
 from capsule_zoo.guides import EMRouting, Guide, RoutedParents
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Model, SwitchableGaussians
+from capsule_zoo.models.blocks.sharing import sharing
 from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
@@ -199,15 +200,18 @@ def test_importance_weights_are_those_of_the_particles(name, sizes, guide):
 
 
 @pytest.mark.parametrize("name", ["draw", "recurrent-capsules"])
-def test_particles_take_the_drawing_that_the_guide_made(name, monkeypatch):
+def test_particles_share_the_drawing_that_the_guide_made(name, monkeypatch):
     entry = make(name, {}, "recurrent")
     objective = Trace_ELBO(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
     calls = []
     draw = type(entry.model).draw
     monkeypatch.setattr(type(entry.model), "draw", lambda *a: calls.append(a) or draw(*a))
     arguments = arguments_for(entry, name != "draw")
-    objective.loss(entry.model, entry.guide, *arguments)
+    with sharing():
+        objective.loss(entry.model, entry.guide, *arguments)
     assert not calls
+    objective.loss(entry.model, entry.guide, *arguments)  # outside it the model draws for itself
+    assert calls
 
 
 @pytest.mark.parametrize("change", ["moved", "expanded", "in place"])

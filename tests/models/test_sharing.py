@@ -1,0 +1,104 @@
+"""A value is shared inside the context only, and only for the tensors that it rests on."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from capsule_zoo.models.blocks.sharing import share, shared, sharing
+
+
+@pytest.fixture
+def tensors():
+    return [nn.Parameter(torch.ones(2)), torch.zeros(3)]
+
+
+def test_a_value_is_returned_once(tensors):
+    with sharing():
+        share("drawing", tensors)
+        assert shared(tensors) == "drawing"
+        assert shared(tensors) is None
+
+
+def test_the_last_value_counts(tensors):
+    with sharing():
+        share("drawing", tensors)
+        share("another", tensors)
+        assert shared(tensors) == "another"
+        assert shared(tensors) is None
+
+
+def test_without_the_context_nothing_is_shared(tensors):
+    share("drawing", tensors)
+    assert shared(tensors) is None
+    with sharing():
+        assert shared(tensors) is None
+
+
+def test_nothing_outlives_the_context(tensors):
+    with sharing():
+        share("drawing", tensors)
+    assert shared(tensors) is None
+    with sharing():
+        assert shared(tensors) is None
+    with pytest.raises(RuntimeError), sharing():
+        share("drawing", tensors)
+        raise RuntimeError
+    assert shared(tensors) is None
+
+
+def test_a_context_within_another_is_its_own(tensors):
+    with sharing():
+        share("outer", tensors)
+        with sharing():
+            assert shared(tensors) is None
+            share("inner", tensors)
+        assert shared(tensors) == "outer"
+
+
+def test_another_thread_shares_nothing(tensors):
+    found = []
+    with sharing():
+        share("drawing", tensors)
+        thread = threading.Thread(target=lambda: found.append(shared(tensors)))
+        thread.start()
+        thread.join()
+        assert found == [None]
+        assert shared(tensors) == "drawing"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        lambda one, two: [one, two.clone()],
+        lambda one, two: [one],
+        lambda one, two: [one, two, torch.zeros(1)],
+        lambda one, two: [one.expand(1, -1), two],
+        lambda one, two: [one, two.expand_as(two)],
+    ],
+)
+def test_equal_tensors_are_other_tensors(tensors, others):
+    with sharing():
+        share("drawing", tensors)
+        assert shared(others(*tensors)) is None
+
+
+def test_a_value_without_a_graph_is_not_shared_with_gradients(tensors):
+    with sharing():
+        with torch.no_grad():
+            share("drawing", tensors)
+        assert shared(tensors) is None
+        with torch.no_grad():
+            share("drawing", tensors)
+            assert shared(tensors) == "drawing"
+
+
+def test_a_value_of_low_precision_is_not_shared_with_full_precision(tensors):
+    with sharing():
+        with torch.autocast("cpu", torch.bfloat16):
+            share("drawing", tensors)
+        assert shared(tensors) is None
+        with torch.autocast("cpu", torch.bfloat16):
+            share("drawing", tensors)
+            assert shared(tensors) == "drawing"
