@@ -54,10 +54,13 @@ def probes(entry: Entry, data: Dataset) -> dict[str, Accuracy]:
 
 
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
-    """The same model with the trained guide's points turned into densities, the model frozen."""
+    """The same model with the trained guide's points turned into densities, the model frozen.
+
+    The entry's warm-up is as needed here as at first: fresh deviations are small, and one of Adam's
+    full first updates moves every pose by many of them.
+    """
     guide = entry.guide.with_poses(pose)
-    settings = {"lr": 1e-3, "warmup": 0, "freeze": "model", **limits}
-    train(entry, data, options, guide=guide, **settings)
+    train(entry, data, options, guide=guide, **{"lr": 1e-3, "freeze": "model", **limits})
     return replace(entry, guide=guide, default_guide=pose)
 
 

@@ -12,6 +12,7 @@ from miniature import few_digits, in_turn
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole, part_whole_starts, reproduce
 from capsule_zoo.experiments.part_whole_starts import Start, blank_loss
+from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
 from capsule_zoo.inference import fit
 from capsule_zoo.models import Capsules, PartWholeCapsules
@@ -72,6 +73,17 @@ def test_a_blank_canvas_costs_what_the_model_says():
     law = model.image_law(Capsules(torch.zeros(4, 3), pose))
     expected = -law.log_prob(images[:, None]).mean().item()
     assert blank_loss(model, images) == pytest.approx(expected, rel=1e-5)
+
+
+def test_tightening_warms_up_as_the_first_training_does(monkeypatch):
+    """At full rates its first updates undid what was learned, differently by seed and rounding."""
+    runs = []
+    monkeypatch.setattr(part_whole, "train", lambda *a, **k: runs.append(train(*a, **k)))
+    entry = create("part-whole", objects=2, parts=2)
+    limits = dict(steps=3, schedule="constant", batch_size=8)
+    part_whole.tighten(entry, few_digits(16, 8), Options(progress=False), **limits)
+    whole = 1e-3 / entry.training["warmup"]
+    assert runs[0].history["lr"].tolist() == pytest.approx([whole, 2 * whole, 3 * whole])
 
 
 @pytest.fixture
