@@ -4,12 +4,12 @@
 >>> found = fill_in(model, guide, images, mask, steps=100)
 >>> found.images, found.log_hidden                        # filled in; nats of each hidden half
 
-The latents z are inferred from the observed pixels alone: K draws from the guide, weighted by how
-well they explain the observed pixels,
+The latents z are inferred from the observed pixels alone, and the hidden pixels are foretold by a
+mixture over K draws from the guide,
 
-    z_k ~ q(z | observed),    w_k proportional to p(observed, z_k) / q(z_k | observed)
+    z_k ~ q(z | observed),    p(hidden) = sum_k w_k p(hidden | z_k)
 
-and the hidden pixels are foretold by the mixture sum_k w_k p(hidden | z_k).
+whose weights are all 1 / K, or importance weights, proportional to p(observed, z_k) / q(z_k).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class FilledIn:
             answer, where the mean of several is blurred.
         log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels that were given
             (those that are NaN are left out). Draws and weights have not seen these pixels, so that
-            the mixture is a density over them, and its logarithm a proper score: no one can raise
-            its expectation but by foretelling better. It is the score of this mixture, and only an
-            estimate of log p(hidden | observed): the two agree as K grows where the guide has a
-            density. With few effective draws it is too low on average, and never a bound on
-            log p(image).
-        ess: (N,), the effective number of draws, 1 / sum_k w_k^2.
+            the mixture is a density over them, and its logarithm a proper score: it is raised on
+            average by foretelling better, and by nothing else. It is the score of this mixture of
+            K laws. As K grows it rises on average; with equal weights it tends to the score of the
+            guide's own predictive law, and with importance weights to log p(hidden | observed) of
+            the model, where the guide has a density. It is not a bound on log p(image).
+        ess: (N,), the effective number of draws, 1 / sum_k w_k^2; K with equal weights.
     """
 
     images: Tensor
@@ -69,6 +69,7 @@ def fill_in(
     observed: Tensor | None = None,
     *,
     num_particles: int = 100,
+    weighted: bool = False,
     steps: int = 0,
     fill: Tensor | float = 0.0,
     seed: int = 0,
@@ -85,6 +86,9 @@ def fill_in(
         observed: bool, True where a pixel is observed: (H, W), (C, H, W), (N, 1, H, W) or
             (N, C, H, W); by default all pixels that are not NaN.
         num_particles: draws for each image, K.
+        weighted: whether draws have importance weights. These mend a guide whose draws are near the
+            posterior; where the effective number of draws is near 1, one draw carries the mixture,
+            and equal weights foretell better.
         steps: of test-time inference on the observed pixels, with parameters of their own for every
             image, started at the guide's answer: by `refine` for part-whole capsules, and by normal
             laws (`FreeFormNormal`) for other models whose latents are real. 0 takes the guide's
@@ -117,7 +121,7 @@ def fill_in(
             seen = hide(batch, mask)
             answer = _answer(model, guide, seen, steps) if steps else guide
             passes = _in_passes(num_particles, max(1, batch_size // len(batch)))
-            parts.append(_foretold(model, answer, batch, mask, passes))
+            parts.append(_foretold(model, answer, batch, mask, passes, weighted))
     return FilledIn(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(FilledIn)))
 
 
@@ -147,13 +151,18 @@ def _answer(model: Model, guide: Guide, images: Tensor, steps: int) -> Guide:
 
 @torch.no_grad()
 def _foretold(
-    model: Model, guide: Guide, images: Tensor, observed: Tensor, passes: list[int]
+    model: Model,
+    guide: Guide,
+    images: Tensor,
+    observed: Tensor,
+    passes: list[int],
+    weighted: bool,
 ) -> FilledIn:
     """The mixture's answer for one batch, from passes of so many particles each."""
     model, guide = model.with_discrete_presences(), guide.with_discrete_presences()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
-    log_share = log_weight.log_softmax(0)  # (K, B)
+    log_share = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
     share = log_share.exp()
     chosen = torch.multinomial(share.T, 1).squeeze(1)
     mean = torch.einsum("kb,kbchw->bchw", share, means)

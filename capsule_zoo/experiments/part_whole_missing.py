@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 MINUTES = 40  # of the capsules, where no trained ones are given
 IMAGES = 200
 PARTICLES = 100
-STEPS = 200  # of test-time inference
-RIVAL_STEPS = 4000  # optimizer steps of the autoencoder
+STEPS = 100  # of test-time inference
+RIVAL_STEPS = 1500  # optimizer steps of the autoencoder
 SHOWN = 0.4  # brightness of hidden pixels in the figure
 
 
 @experiment("part-whole/missing", data="mnist")
 def missing(options: Options) -> Result:
-    """Hidden halves of digits, filled in; nats and squared error of the hidden pixels (8 minutes).
+    """Hidden halves of digits, filled in; nats and squared error of the hidden pixels (10 minutes).
 
     Of every held-out digit one half is hidden: left, right, top and bottom in turn. `fill_in`
     infers the latents from the other half, once by the guide alone ("amortised"; it sees black at
-    hidden pixels) and once followed by test-time inference on the observed pixels. All rows
-    foretell a pixel by normal laws of the capsules' own deviation, so that their nats compare: the
-    capsules, a VAE with as many latents as the objects have, a mixture around every training image
-    that is weighted by the observed half, and the mean training image.
+    hidden pixels) and once followed by test-time inference on the observed pixels; draws count
+    alike. All rows foretell a pixel by normal laws of the capsules' own deviation, so that their
+    nats compare: the capsules, a VAE with as many latents as the objects have, a mixture around
+    every training image that is weighted by the observed half, and the mean training image.
     """
     data = load_dataset("mnist", root=options.data_root)
     ours = trained("part-whole", data, options, MINUTES)

@@ -118,7 +118,9 @@ def test_hidden_pixels_are_foretold_by_their_conditional(problem, which):
     """From any guide, for the draws are weighted: p(hidden | observed) = p(all) / p(observed)."""
     model, images, observed = problem
     guide = Exact(model, images, observed) if which is Exact else Wide(model)
-    found = fill_in(model, guide, images, observed, num_particles=8000, batch_size=3000)
+    found = fill_in(
+        model, guide, images, observed, num_particles=8000, batch_size=3000, weighted=True
+    )
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
         everything = model.log_marginal(image, torch.ones_like(mask))
         expected = everything - model.log_marginal(image, mask)
@@ -133,14 +135,28 @@ def test_hidden_pixels_are_foretold_by_their_conditional(problem, which):
         torch.testing.assert_close(found.ess, torch.full_like(found.ess, 8000))
 
 
+def test_draws_of_equal_weight_score_the_guide(problem):
+    """Draws from the prior foretell as the prior does, whatever was observed."""
+    model, images, observed = problem
+    found = fill_in(model, Wide(model), images, observed, num_particles=8000, batch_size=3000)
+    assert torch.equal(found.ess.round(), torch.full_like(found.ess, 8000))
+    prior = model.bias.view(SHAPE).expand_as(images)
+    torch.testing.assert_close(found.images[~observed], prior[~observed], atol=0.1, rtol=0)
+    for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
+        expected = model.log_marginal(image, ~mask).item()
+        assert found.log_hidden[i].item() == pytest.approx(expected, abs=0.3)
+
+
 def test_what_stands_at_hidden_pixels_changes_only_their_score(problem):
     model, images, observed = problem
     changed = torch.where(observed, images, images + 1)
-    found, other = (fill_in(model, Wide(model), x, observed) for x in (images, changed))
+    found, other = (
+        fill_in(model, Wide(model), x, observed, weighted=True) for x in (images, changed)
+    )
     assert torch.equal(found.images[~observed], other.images[~observed])
     assert torch.equal(found.ess, other.ess)
     assert (found.log_hidden != other.log_hidden).all()
-    unknown = fill_in(model, Wide(model), hide(images, observed))
+    unknown = fill_in(model, Wide(model), hide(images, observed), weighted=True)
     assert torch.equal(unknown.images, found.images)
     assert (unknown.log_hidden.abs() < 1e-9).all()  # nothing was given to score
     with pytest.raises(ValueError, match="NaN at observed pixels"):
@@ -150,8 +166,10 @@ def test_what_stands_at_hidden_pixels_changes_only_their_score(problem):
 def test_test_time_inference_finds_the_posterior_mean(problem):
     """Normal laws fitted to the observed pixels: their means are the posterior's."""
     model, images, observed = problem
-    start = fill_in(model, Wide(model), images, observed, num_particles=50)
-    found = fill_in(model, Wide(model), images, observed, num_particles=50, steps=300)
+    start = fill_in(model, Wide(model), images, observed, num_particles=50, weighted=True)
+    found = fill_in(
+        model, Wide(model), images, observed, num_particles=50, weighted=True, steps=300
+    )
     assert (found.ess > start.ess).all()
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
         mean = (model.weight @ model.posterior(image, mask).mean + model.bias).view(SHAPE)
@@ -167,8 +185,12 @@ def test_batches_and_seeds(problem):
     other = fill_in(model, Exact(model, images, observed), images, observed, seed=5)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(found.drawn, again.drawn) and not torch.equal(found.drawn, other.drawn)
-    whole = fill_in(model, Wide(model), images, observed, num_particles=3000, batch_size=9000)
-    split = fill_in(model, Wide(model), images, observed, num_particles=3001, batch_size=2)
+    whole = fill_in(
+        model, Wide(model), images, observed, num_particles=3000, batch_size=9000, weighted=True
+    )
+    split = fill_in(
+        model, Wide(model), images, observed, num_particles=3001, batch_size=2, weighted=True
+    )
     torch.testing.assert_close(whole.images, split.images, atol=0.1, rtol=0)
 
 
