@@ -173,6 +173,7 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
     """The old run is whole at every step; its leftovers go when the new run has a checkpoint."""
     assert run("evaluate", "run", "--images", "2") == 0
     (place / "run" / "notes.txt").write_text("mine")
+    (place / "run" / "draws.png").write_bytes(b"samples of the old run")
     before, seen, step = digest(place / "run"), [], Trainer._step
 
     def watched(self: Trainer, *arguments: object) -> None:
@@ -184,6 +185,7 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
     assert seen == [before] * 3
     assert load("run").model.latent == 4 and read_recipe("run")["seed"] == 5
     assert (place / "run" / "notes.txt").read_text() == "mine"
+    assert not (place / "run" / "draws.png").exists()
     assert "evaluate" not in json.loads((place / "run" / "metrics.json").read_text())
 
 
