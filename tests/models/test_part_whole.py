@@ -213,7 +213,7 @@ def test_size_of_the_model():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(objects=0), r"layers\[0\] must be at least 1"),
+        (dict(objects=0), "objects must be at least 1"),
         (dict(layers=(4,)), "layers needs two levels"),
         (dict(template_size=0), "template_size must be at least 1"),
         (dict(sigma_min=0.0), "sigma_min must be positive"),
