@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro.nn import PyroSample
 
 from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine, RoutingPartWhole
-from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
+from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
 from capsule_zoo.models.blocks import parent_selection
 from capsule_zoo.models.blocks import switched_units as capsule_layer
 from capsule_zoo.models.blocks.layers import BalancedLogits
@@ -212,6 +212,17 @@ def test_routing_refuses_parameters_that_it_would_draw_again():
     make_bayesian(model, selections__0__transform=3)
     with pytest.raises(ValueError, match="PyroSample"):
         RoutingPartWhole(model, channels=4).double()(IMAGES)
+
+
+def test_a_gibbs_chain_runs_for_every_outer_index():
+    model = CapsuleRBM(16, 3, 2, sweeps=3)
+    started = []
+    model.gibbs = lambda images, steps: started.append(images) or images
+    with pyro.plate("outer", 3, dim=-4):
+        drawn = model(batch_size=2)
+    assert drawn.shape == (3, 1, 2, 1, 4, 4)
+    (images,) = started
+    assert images.shape == (6, 1, 4, 4)
 
 
 def test_balanced_logits_have_statistics_for_every_outer_index():
