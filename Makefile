@@ -38,7 +38,7 @@ docs: $(VENV)/.installed-docs  ## the documentation site, from docstrings and re
 
 clean:  ## remove .venv and everything that was built
 	@echo "== removing .venv, build output and caches"
-	rm -rf $(VENV) build docs/notebooks docs/others dist *.egg-info .coverage htmlcov
+	rm -rf $(VENV) build docs/notebooks docs/others docs/diagrams dist *.egg-info .coverage htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

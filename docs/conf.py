@@ -46,6 +46,7 @@ def setup(app):
     import pages
 
     pages.write_others(HERE / pages.OTHERS)
+    pages.write_diagrams(HERE / pages.DIAGRAMS)
     app.connect("source-read", pages.fill_source)
     app.connect("autodoc-process-docstring", docstrings.translate, priority=400)  # napoleon: 500
     app.connect("autodoc-before-process-signature", docstrings.resolve_hints)

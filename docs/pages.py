@@ -9,6 +9,8 @@ no list is typed by hand:
     <!-- commands -->                    the command line's help
     <!-- others -->                      where `write_others` put what no page asks for
 
+An entry shows its plate diagram too, where `write_diagrams` could draw one.
+
 Tables of chosen metrics are asked for as in the README: see `capsule_zoo.readme`.
 """
 
@@ -21,17 +23,22 @@ import re
 import shutil
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from pyro.infer.inspect import render_model
+
 from capsule_zoo import readme, registry
 from capsule_zoo.experiments import find_experiment, list_experiments
+from capsule_zoo.inference.isolation import seeded
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.report.stories import read_story
 
 DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
 OTHERS = "others"
+DIAGRAMS = "diagrams"
 COMMAND_LINE = ("cli", "run_commands", "terminal", "__main__")  # told by `commands`
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
@@ -50,7 +57,7 @@ def fill(text: str, root: str = "../") -> str:
         root: the way from the page to the repository's root.
     """
     makers = {
-        "entry": entry,
+        "entry": lambda name: entry(name, root),
         "experiments": lambda family: experiments(family, root),
         "modules": modules,
         "commands": lambda _: commands(),
@@ -104,8 +111,33 @@ def _page(home: str, names: list[str]) -> str:
     return "\n".join([*parts, "## Reference\n", _rst(reference)] if reference else parts)
 
 
-def entry(name: str) -> str:
-    """A registered entry: how it is made, and what it consists of."""
+def write_diagrams(folder: Path) -> None:
+    """Draw every entry's plate diagram into a folder of its own, where graphviz is installed.
+
+    Both are needed: the Python package (`pip install capsule-zoo[viz]`) and the program `dot`.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    if find_spec("graphviz") is None or shutil.which("dot") is None:
+        return
+    folder.mkdir()
+    for name in registry.list_models():
+        (folder / f"{name}.svg").write_bytes(diagram(name))
+
+
+def diagram(name: str) -> bytes:
+    """Return the plate diagram of a registered entry, made small, as an SVG file."""
+    with seeded(0):
+        model = registry.create(name, **registry.small_sizes(name)).model
+        drawn = render_model(model, model_kwargs={"batch_size": 2})
+    return drawn.pipe(format="svg")
+
+
+def entry(name: str, root: str = "../") -> str:
+    """A registered entry: how it is made, and what it consists of.
+
+    Args:
+        root: the way from the page to the repository's root.
+    """
     made = registry.create(name, **registry.small_sizes(name))
     factory = registry.factory_of(name)
     return "\n".join(
@@ -113,11 +145,19 @@ def entry(name: str) -> str:
             f"### `{name}`",
             "",
             _rst(f".. autofunction:: {factory.__module__}.{factory.__name__}"),
+            _picture(name, root),
             _sites(made),
             _guides(made),
             _weights(name),
         ]
     )
+
+
+def _picture(name: str, root: str) -> str:
+    if not (DOCS / DIAGRAMS / f"{name}.svg").is_file():
+        return ""
+    words = "Plates and sites, at a small size; the image is drawn, not observed."
+    return f"![Plate diagram of {name}]({root}docs/{DIAGRAMS}/{name}.svg)\n\n{words}\n"
 
 
 def _sites(made: registry.Entry) -> str:

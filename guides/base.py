@@ -56,8 +56,8 @@ class Guide(NamedModule):
         if observed is None:
             raise ValueError(
                 f"{type(self).__name__} needs {self.observes}; for draws from the prior call the "
-                "model, for the posterior predictive use pyro.infer.Predictive("
-                f"pyro.poutine.uncondition(model), guide=guide, num_samples=10)({self.observes})"
+                "model, for the posterior predictive see "
+                "capsule_zoo.inference.posterior_predictive"
             )
         return super().__call__(*arguments, **keywords)
 

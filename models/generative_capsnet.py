@@ -324,7 +324,8 @@ class GenerativeCapsNet(RoutedByAddress):
         kind, pose = latents["object_kind"], latents["object_pose"]
         kind = kind.exp() if self.relaxed else kind
         votes = self.vote(self.heard(pose, request)).unflatten(-1, (self.kinds, -1))
-        parts = (kind[..., None, :] @ votes)[..., 0, :].unflatten(-1, (self.parts, self.length))
+        chosen = kind[..., None, :] @ votes  # (*batch, 1, parts x length)
+        parts = chosen.view(*chosen.shape[:-2], self.parts, self.length)
         return Parts(self.place(self.address(parts), request), self.activation(parts).sigmoid())
 
 

@@ -81,6 +81,7 @@ def exact_label(number: int, kind: type[ConvolutionalClassifier]) -> Outcome:
 def part_parents(number: int, enumerated: bool) -> Outcome:
     """Which object each part chose: the model's own posterior, and Pyro's enumeration."""
     sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_off=0.3, sigma_dummy=0.3)
+    sizes |= dict(sigma_min=0.05)
     options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
     model = randomised(PartWholeCapsules(2, 3, **sizes, **options), 0.3)
     model.pixel_range = (-math.inf, math.inf)  # noise leads beyond black and white
@@ -142,7 +143,7 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
 @check("sbc_part_whole_trained", of=[AmortizedPartWhole], approximate=True, share=0.04)
 def part_whole_after_training(number: int) -> Outcome:
     """Presences and poses of a small part-whole model after a short training of its guide."""
-    model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=8), 0.5)
+    model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=8, sigma_min=0.05), 0.5)
     model.pixel_range = (-math.inf, math.inf)
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = AmortizedPartWhole(model, "normal", **sizes).double()

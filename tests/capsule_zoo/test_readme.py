@@ -62,7 +62,7 @@ def test_its_python_paints_what_it_was_never_shown():
     bounds = compare(pairs, digits.test[:48], num_particles=10)["elbo"]
     black = Normal(torch.zeros(()), model.sigma_image)
     blank = black.log_prob(digits.test.images[:48]).sum((1, 2, 3)).mean()
-    assert blank < -1500 and bounds.min() > 0
+    assert blank < -1500 and bounds.min() > 100  # as the README says
 
 
 def test_a_block_is_filled_and_the_rest_kept(tmp_path):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib import pyplot as plt
 
 from capsule_zoo.experiments import list_experiments
 from capsule_zoo.records import write_record
-from capsule_zoo.registry import list_models
+from capsule_zoo.registry import create, list_models, small_sizes
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -72,6 +74,39 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
     assert "RoutingPartWhole" in text and "no trained weights" not in text
     monkeypatch.setattr(pages.registry, "WEIGHTS", tmp_path)
     assert "no trained weights" in pages.entry("part-whole")
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's program dot is not installed")
+@pytest.mark.parametrize("name", list_models())
+def test_the_plate_diagram_shows_every_site_and_plate(pages, name):
+    pytest.importorskip("graphviz", reason="the Python package graphviz is not installed")
+    state = torch.get_rng_state()
+    text = pages.diagram(name).decode()
+    assert torch.equal(torch.get_rng_state(), state) and text.rstrip().endswith("</svg>")
+    model = create(name, **small_sizes(name)).model
+    words = {*(site.name for site in model.sites), *model.plate_dims, "image"}
+    assert {word for word in words if f">{word}</text>" not in text} == set()
+
+
+def test_an_entry_shows_its_diagram_where_there_is_one(pages, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    assert "diagram" not in pages.entry("cnn")
+    (tmp_path / pages.DIAGRAMS).mkdir()
+    (tmp_path / pages.DIAGRAMS / "cnn.svg").touch()
+    assert "](../../docs/diagrams/cnn.svg)" in pages.entry("cnn", root="../../")
+
+
+@pytest.mark.parametrize("missing", ["the package", "the program"])
+def test_without_graphviz_there_are_no_diagrams_and_no_complaint(
+    pages, monkeypatch, tmp_path, missing, recwarn
+):
+    (tmp_path / "old.svg").touch()
+    if missing == "the package":
+        monkeypatch.setattr(pages, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(pages.shutil, "which", lambda name: None)
+    pages.write_diagrams(tmp_path)
+    assert not tmp_path.exists() and not recwarn.list
 
 
 def test_a_page_that_asks_for_what_there_is_not_is_refused(pages):

@@ -303,7 +303,8 @@ def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
         pyro.param("slope").fill_(slope)
         pyro.get_param_store()["scale"] = linear.scale.detach()
     mean = pyro.param("mean", torch.tensor(5.0))  # of another program
-    pyro.param(f"{model._pyro_name}.mean", torch.tensor(5.0))  # stale: the module has its own
+    stale = f"{linear._pyro_name}.scale"  # of a module with a value of its own
+    pyro.param(stale, torch.tensor(5.0).double(), dist.constraints.positive)
     expected = weights(evaluate(model, linear, images, num_particles=6))
     idata = evaluate(model, guide, images, num_particles=6)
     torch.testing.assert_close(weights(idata), expected, rtol=0, atol=1e-12)
@@ -315,8 +316,9 @@ def test_a_function_is_a_guide_with_the_parameters_that_it_has_learned():
     def program(images=None, labels=None):
         return model(images, labels)
 
-    plain = evaluate(program, guide, images, num_particles=6)
-    torch.testing.assert_close(weights(plain), expected, rtol=0, atol=1e-12)
+    for one in (guide, linear):
+        plain = evaluate(program, one, images, num_particles=6)
+        torch.testing.assert_close(weights(plain), expected, rtol=0, atol=1e-12)
 
 
 def test_attributes_say_what_was_bounded():

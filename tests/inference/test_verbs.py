@@ -106,7 +106,7 @@ def test_a_seed_decides_what_is_drawn_and_nothing_else_is_touched(name, guide):
 def test_what_is_predicted_is_on_average_what_is_reconstructed(name, guide):
     """E[image' | image] is the mean of E[image' | latents] over the guide's draws."""
     entry = make(name, guide)
-    images, number = images_for(entry, 1), 400
+    images, number = images_for(entry, 1), 250
     draws = posterior_predictive(entry.model, entry.guide, images, number, seed=1)
     mean = reconstruct(entry.model, entry.guide, images, num_samples=number, seed=2)
     error = draws.std(0) * (2 / number) ** 0.5 + 0.004
@@ -116,10 +116,10 @@ def test_what_is_predicted_is_on_average_what_is_reconstructed(name, guide):
 def test_pyros_own_words_predict_the_same():
     entry = make("vae")
     images, count = images_for(entry, 2), 1500
-    model, q = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
-    model.eval(), q.eval()
+    unobserved = poutine.uncondition(entry.model)
     pyro.set_rng_seed(3)
-    theirs = Predictive(poutine.uncondition(model), guide=q, num_samples=count)(images)["image"]
+    predictive = Predictive(unobserved, guide=entry.guide, num_samples=count, parallel=True)
+    theirs = predictive(images)["image"]
     theirs = theirs.view(count, *images.shape).detach()
     ours = posterior_predictive(entry.model, entry.guide, images, count, seed=4)
     error = (ours.var(0) / count + theirs.var(0) / count).sqrt() + 1e-4
@@ -151,7 +151,7 @@ def test_the_encoding_of_an_exact_guide_is_the_exact_posterior_mean():
         exact = exact_posterior(model, images)
     once = encode(model, guide, images)
     assert_close(once["capsule_switch"], exact["capsule_switch"], atol=1e-5, rtol=0)
-    averaged = encode(model, guide, images, num_samples=8000)
+    averaged = encode(model, guide, images, num_samples=8000, batch_size=6000)
     assert_close(averaged["capsule_hidden"], exact["capsule_hidden"], atol=0.02, rtol=0)
     assert (once["capsule_hidden"] - exact["capsule_hidden"]).abs().max() > 0.05
 
@@ -208,8 +208,8 @@ def test_pyros_autoguides_fit_where_nothing_is_relaxed():
     images = images_for(entry)
     guide = AutoNormal(entry.model)
     guide(images)
-    found = encode(entry.model, guide, images, num_samples=500)["image_code"]
-    assert_close(found, guide.locs.image_code.detach(), atol=0.05, rtol=0)
+    found = encode(entry.model, guide, images, num_samples=100)["image_code"]
+    assert_close(found, guide.locs.image_code.detach(), atol=0.06, rtol=0)
     entry = make("part-whole")
     images = images_for(entry)
     guide = AutoNormal(entry.model)
@@ -226,10 +226,8 @@ def test_models_that_tell_classes_classify():
     assert torch.equal(classify(entry.model, images, batch_size=4), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in CLASSIFIERS])
+@pytest.mark.parametrize("name", sorted(set(NAMES) - CLASSIFIERS - {"recurrent-capsules"}))
 def test_models_that_tell_no_classes_name_the_linear_probe(name):
-    if name == "recurrent-capsules":
-        pytest.skip("it tells classes")
     entry = make(name)
     with pytest.raises(ValueError, match="linear probe"):
         classify(entry.model, images_for(entry))

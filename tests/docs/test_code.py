@@ -1,0 +1,59 @@
+"""The documentation's Python runs as it stands, page by page, as a reader would type it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+MADE = ("notebooks", "others")  # by `make docs`
+NEED_MNIST = {"index.md"}
+
+
+def blocks_of(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+PAGES = {
+    str(page.relative_to(DOCS)): page
+    for page in sorted(DOCS.rglob("*.md"))
+    if page.relative_to(DOCS).parts[0] not in MADE and blocks_of(page)
+}
+
+
+def run(page: Path) -> dict[str, object]:
+    """What is defined once all blocks of a page have run, one after the other."""
+    names: dict[str, object] = {}
+    for number, code in enumerate(blocks_of(page), 1):
+        exec(compile(code, f"{page.name}, block {number}", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - NEED_MNIST))
+def test_the_code_of_a_page_runs(name):
+    run(PAGES[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(NEED_MNIST))
+def test_the_code_of_a_page_runs_on_mnist(name, mnist_root):
+    before = plt.get_fignums()
+    run(PAGES[name])
+    assert len(plt.get_fignums()) == len(before) + 1
+
+
+def test_shapes_in_comments_are_those_that_come_out():
+    """Of the verbs: a line that ends in a shape returns a tensor of it."""
+    page = PAGES["concepts/model_guide_objective.md"]
+    names, checked = run(page), 0
+    for code in blocks_of(page):
+        for line in code.splitlines():
+            call, _, said = line.partition("  # ")
+            if shape := re.search(r"\((\d+(?:, \d+)+)\)", said):
+                found = eval(call, names)
+                assert tuple(found.shape) == tuple(map(int, shape[1].split(", "))), line
+                checked += 1
+    assert checked >= 6
