@@ -38,6 +38,7 @@ class FreeFormNormal(Guide):
         ValueError: a latent site is discrete or bounded, or the model does not take the images.
     """
 
+    model_class = Model
     per_image = True  # its parameters belong to these images, in this order
 
     def __init__(self, model: Model, images: Tensor, init: Guide) -> None:
