@@ -21,9 +21,10 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.blocks.parent_selection import Capsules, Level
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.modes import in_eval_mode
-from capsule_zoo.models.part_whole import Capsules, Level, PartWholeCapsules
+from capsule_zoo.models.part_whole import PartWholeCapsules
 
 _INITIAL_SCALE = 0.02
 

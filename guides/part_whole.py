@@ -34,9 +34,10 @@ from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.layers import AttentionPooling, BalancedLogits, SetTransformer
 from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.selection import as_presence
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.part_whole import PartWholeCapsules
 
 # A raw read-out moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
 # by 36 degrees. At the full rates the first updates therefore throw the objects far from their

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from capsule_zoo.guides.part_whole import PartEncoder, Proposal
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.parent_selection import Capsules, ChildLaw
 from capsule_zoo.models.blocks.plates import bayesian_parameters
 from capsule_zoo.models.blocks.selection import as_presence, log_presence, parent_log_weights
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.part_whole import Capsules, ChildLaw, PartWholeCapsules
+from capsule_zoo.models.part_whole import PartWholeCapsules
 
 
 class RoutingPartWhole(PartEncoder):

@@ -23,7 +23,6 @@ from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ra
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
-from capsule_zoo.inference.evaluation.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import (
     frechet,
@@ -45,6 +44,7 @@ from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_
 from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
+from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.inference.posterior.transformations import (

@@ -8,6 +8,7 @@ from capsule_zoo.models.baselines.cnn import ConvolutionalClassifier
 from capsule_zoo.models.baselines.conditional_autoencoder import ConditionalAutoencoder
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
 from capsule_zoo.models.blocks import poses, templates
+from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
@@ -15,7 +16,7 @@ from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.on_request import OnRequest
-from capsule_zoo.models.part_whole import Capsules, PartWholeCapsules
+from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians, free_energy
 

@@ -81,7 +81,7 @@ class NamedModule(PyroModule):
         images = arguments[0] if arguments else options.get("images")
         if self.missing_fill is None or images is None:
             return super().__call__(*arguments, **options)
-        model: Model = getattr(self, "model", self)
+        model: Any = getattr(self, "model", self)
         model.check_images(images)
         whole = filled(images, self.missing_fill)
         if arguments:

@@ -82,6 +82,7 @@ def train(
       capsule-zoo train part-whole --transform rotate=20
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
+    from capsule_zoo.inference.training.workers import is_first_process
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.measurements import measuring_command
 
@@ -108,7 +109,7 @@ def train(
         device=device,
         progress=not quiet,
     )
-    if runs.is_first_process():
+    if is_first_process():
         print_metrics(run.metrics)
         if not quiet:
             command = f"capsule-zoo {measuring_command(made)} {shlex.quote(str(folder))}"

@@ -76,7 +76,7 @@ JITTER = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
 DIGITS_STEPS, TIGHTENING_STEPS = 900, 150
 
 
-def learn_digits(data: Dataset, options: Options, **limit: float) -> Entry:
+def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
     """The demo's pair, trained on jittered digits."""
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     size = f"{entry.model.num_parameters:,} model parameters"

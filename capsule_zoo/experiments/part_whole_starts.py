@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -34,7 +34,13 @@ from capsule_zoo.inference import fit
 from capsule_zoo.models import PartWholeCapsules
 
 SEEDS, STEPS, PARTICLES = 10, 200, 50
-SETS_OF_SIZES = {"few": dict(objects=16, parts=12), "entry": {}}  # those of README and demo, first
+SETS_OF_SIZES: dict[str, dict[str, Any]] = {  # the README and the demo have few objects and parts
+    "few": dict(objects=16, parts=12),
+    "entry": {},
+}
+    "few": dict(objects=16, parts=12),
+    "entry": {},
+}  # those of README and demo, first
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -36,7 +36,10 @@ LIMITS = ("epochs", "steps", "minutes")
 EPOCHS = 10  # where neither the user nor the entry gives a limit
 BATCH_SIZE = 128  # where neither of them gives one
 MAY_CHANGE = ("limits", "lr")  # in a run that goes on
-TRANSFORMS = {"rotate": transforms.Rotate, "shift": transforms.Shift}
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "rotate": transforms.Rotate,
+    "shift": transforms.Shift,
+}
 MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 

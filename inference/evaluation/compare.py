@@ -107,7 +107,8 @@ def compare(
     rows, reference, measured = {}, None, {}
     for name, pair in pairs.items():
         options = {"draws": 0, **options}
-        idata = evaluate(*pair, images, num_particles=num_particles, **shared, **options)
+        model, guide = pair
+        idata = evaluate(model, guide, images, num_particles=num_particles, **shared, **options)
         row = summarize(idata)
         elbo = per_image_elbo(idata)
         if row["is_bound"]:

@@ -44,7 +44,7 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
     if _MODERN:
         tree = xarray.DataTree.from_dict(datasets)
         tree.attrs = attributes
-        return tree  # type: ignore[return-value]
+        return tree
     import arviz
 
     return arviz.InferenceData(attrs=attributes, **datasets)

@@ -7,6 +7,7 @@ log p(image) of the model with presences of 0 or 1. Evaluations say which of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from pyro import poutine
@@ -22,10 +23,12 @@ from capsule_zoo.inference.check import (
 )
 from capsule_zoo.inference.log_weight import call_arguments
 
+P = TypeVar("P", bound=Callable)
 
-def discrete_form(program: Callable) -> Callable:
+
+def discrete_form(program: P) -> P:
     """Return `program.with_discrete_presences()` where it is offered, else the program itself."""
-    offered: Callable[[], Callable] | None = getattr(program, "with_discrete_presences", None)
+    offered: Callable[[], P] | None = getattr(program, "with_discrete_presences", None)
     return program if offered is None else offered()
 
 

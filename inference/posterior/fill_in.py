@@ -25,7 +25,7 @@ from capsule_zoo.data.missing import checked_mask, hide
 from capsule_zoo.guides import Guide
 from capsule_zoo.guides.free_form_normal import FreeFormNormal
 from capsule_zoo.inference.check import check_pair
-from capsule_zoo.inference.evaluation.evaluate import is_per_image
+from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
