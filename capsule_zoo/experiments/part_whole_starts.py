@@ -38,9 +38,6 @@ SETS_OF_SIZES: dict[str, dict[str, Any]] = {  # the README and the demo have few
     "few": dict(objects=16, parts=12),
     "entry": {},
 }
-    "few": dict(objects=16, parts=12),
-    "entry": {},
-}  # those of README and demo, first
 
 
 @dataclass(frozen=True)
