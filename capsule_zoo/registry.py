@@ -22,12 +22,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import check
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -182,20 +180,6 @@ def create(name: str, **sizes: object) -> Entry:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
     entry.name, entry.sizes = name, {**_default_sizes(factory), **sizes}
     return entry
-
-
-def fitting_guides(model: Callable) -> list[str]:
-    """The registered guides that are made for models of this class, as `"guide (entry)"`."""
-    found = []
-    with torch.random.fork_rng(devices=[]):
-        for name in list_models():
-            entry = create(name, **small_sizes(name))
-            if type(entry.model) is type(model):
-                found += [f"{guide} ({name})" for guide in entry.guides]
-    return found
-
-
-check.suggest_guides = fitting_guides  # inference knows nothing of the registry; this tells it
 
 
 def _default_sizes(factory: Callable[..., Entry]) -> dict:

@@ -18,10 +18,13 @@ from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor
+from torch import Tensor, nn
 
+from capsule_zoo import guides
+from capsule_zoo.guides import Guide
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
+from capsule_zoo.models.base import Model
 
 
 class IncompatibleGuide(ValueError):
@@ -38,17 +41,24 @@ class IncompatibleGuide(ValueError):
         head = f"{name_of(guide)} does not fit {name_of(model)}:"
         one = len(problems) == 1
         lines = [f"{head} {problems[0]}"] if one else [head, *(f"  - {p}" for p in problems)]
-        if suggest and (fitting := suggest_guides(model)):
-            lines.append(f"Registered guides that fit this model: {', '.join(fitting)}.")
+        if suggest and (fitting := guides_made_for(model)):
+            lines.append(f"Guides made for this model: {', '.join(fitting)}.")
         super().__init__("\n".join(lines))
 
 
-def _none_known(model: Callable) -> list[str]:
-    return []
+def guides_made_for(model: Callable) -> list[str]:
+    """Return the names of the zoo's guides whose `model_class` is a class of this model.
 
-
-# Names of registered guides that fit a model; the registry puts its own function here.
-suggest_guides: Callable[[Callable], list[str]] = _none_known
+    Guides to any model, such as `FreeFormNormal`, are not among them.
+    """
+    kinds = [kind for kind in vars(guides).values() if isinstance(kind, type)]
+    return sorted(
+        kind.__name__
+        for kind in kinds
+        if issubclass(kind, Guide)
+        and kind.model_class not in (nn.Module, Model)
+        and isinstance(model, kind.model_class)
+    )
 
 
 def check_pair(

@@ -11,9 +11,9 @@ import torch
 
 from capsule_zoo import registry
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
+from capsule_zoo.inference.check import guides_made_for
 from capsule_zoo.registry import (
     create,
-    fitting_guides,
     list_models,
     load,
     read_recipe,
@@ -142,6 +142,6 @@ def test_a_guide_that_does_not_fit_is_told_which_would():
     images = torch.rand(2, *entry.model.image_shape)
     with pytest.raises(IncompatibleGuide) as refused:
         check_pair(entry.model, lambda images: None, images)
-    assert "routing (part-whole)" in str(refused.value)
-    assert "capsule-rbm" not in str(refused.value)
-    assert fitting_guides(other.model) == ["exact (capsule-rbm)", "mean_field (capsule-rbm)"]
+    assert "AmortizedPartWhole, FreeForm, RoutingPartWhole" in str(refused.value)
+    assert "Switches" not in str(refused.value)
+    assert guides_made_for(other.model) == ["ExactSwitches", "MeanFieldSwitches"]

@@ -19,7 +19,8 @@ from toys import (
 )
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import IncompatibleGuide, check, check_pair
+from capsule_zoo.inference import IncompatibleGuide, check_pair
+from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
 
 
@@ -173,10 +174,11 @@ def test_points_between_0_and_1_are_no_coins():
     )
 
 
-def test_registered_guides_that_fit_are_named(monkeypatch):
-    monkeypatch.setattr(check, "suggest_guides", lambda model: ["amortized", "free-form"])
-    error = refused(TwoLevels(), NoGuide(Conjugate()), conjugate_images(2, torch.float32))
-    assert "amortized, free-form" in str(error)
+def test_guides_made_for_the_model_are_named():
+    model = VariationalAutoencoder((1, 5, 6), 2, channels=2)
+    error = refused(model, lambda images: None, torch.rand(2, 1, 5, 6))
+    assert "Guides made for this model: ClassPose, ConvolutionalEncoder." in str(error)
+    assert "made for" not in str(refused(TwoLevels(), NoGuide(Conjugate()), conjugate_images(2)))
 
 
 def test_frozen_parameters_stay_frozen():
