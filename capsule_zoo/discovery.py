@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from functools import partial
@@ -287,7 +287,7 @@ def _kind(site: Site, relaxed: tuple[str, ...]) -> str:
     return ", ".join([*words, *["summed out by the model"] * site.enumerated])
 
 
-def _columns(rows: dict[str, tuple[str, ...]], indent: str) -> list[str]:
+def _columns(rows: Mapping[str, tuple[str, ...]], indent: str) -> list[str]:
     """Return lines of names and words, in columns as wide as they need be."""
     table = [(name, *words) for name, words in rows.items()]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -179,7 +179,8 @@ def create(name: str, **sizes: object) -> Entry:
     found = _look_up(name)
     factory, takes = found.factory, found.takes
     check_sizes(name, sizes, known_sizes(factory, takes), is_open(factory, takes))
-    check_at_least(1, image_shape=sizes.get("image_shape", 1))
+    image_shape: Any = sizes.get("image_shape", 1)
+    check_at_least(1, image_shape=image_shape)
     try:
         entry = factory(**sizes)
     except TypeError as error:

@@ -210,8 +210,9 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
-        hints, told = _hints(base.__init__), argument_words(base.__doc__)
-        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # not self
+        constructor: Callable = vars(base)["__init__"]
+        hints, told = _hints(constructor), argument_words(base.__doc__)
+        parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
             if parameter.kind in _OWN:
                 yield parameter, hints.get(parameter.name, Any), told.get(parameter.name, "")
