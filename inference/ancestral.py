@@ -51,7 +51,7 @@ def infer(
     """
     discrete = discrete_form(guide)
     drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
-    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+    with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(discrete)):
         for batch in images.split(batch_size):
             trace = poutine.trace(discrete).get_trace(batch)
             for name, values in drawn.items():
