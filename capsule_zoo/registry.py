@@ -65,20 +65,17 @@ class Entry:
 
     Attributes:
         model: the joint distribution.
-        guide: its default guide.
-        guides: makers of every guide that fits, by name; each takes this entry.
+        guides: makers of every guide that fits, by name; each takes this entry. The first one makes
+            the default guide.
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
         name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
-        default_guide: the name among `guides` of the default guide.
-
-    Raises:
-        ValueError: `default_guide` is not among `guides`.
+        default_guide: the name of the entry's guide among `guides`.
+        guide: the entry's guide.
     """
 
     model: Model
-    guide: Guide
     guides: Mapping[str, Callable[[Entry], Guide]]
     objective: ELBO
     training: dict = field(default_factory=dict)
@@ -86,10 +83,13 @@ class Entry:
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""
+    guide: Guide = field(default=None)  # type: ignore[assignment]  # made below where it is not given
 
     def __post_init__(self) -> None:
-        if self.default_guide not in self.guides:
-            raise ValueError(unknown("default_guide", self.default_guide, list(self.guides)))
+        if not self.default_guide:
+            self.default_guide = next(iter(self.guides))
+        if self.guide is None:
+            self.guide = self.make_guide(self.default_guide)
 
     def make_guide(self, name: str) -> Guide:
         """A fresh guide to this entry's model, by name.
@@ -172,8 +172,8 @@ def create(name: str, **sizes: object) -> Entry:
     found = _look_up(name)
     factory, takes = found.factory, found.takes
     check_sizes(name, sizes, known_sizes(factory, takes), is_open(factory, takes))
-    shape: Any = sizes.get("image_shape", 1)
-    check_at_least(1, image_shape=shape)
+    image_shape: Any = sizes.get("image_shape", 1)
+    check_at_least(1, image_shape=image_shape)
     try:
         entry = factory(**sizes)
     except TypeError as error:

@@ -210,7 +210,7 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
-        constructor = vars(base)["__init__"]
+        constructor: Callable = vars(base)["__init__"]
         hints, told = _hints(constructor), argument_words(base.__doc__)
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:

@@ -32,7 +32,6 @@ def capsule_helmholtz(
     model = CapsuleHelmholtzMachine(image_shape, **sizes)
     return Entry(
         model=model,
-        guide=RecognitionMachine(model),
         guides={"recognition": lambda entry: RecognitionMachine(entry.model)},
         objective=ReweightedWakeSleep(num_particles, sleep),
         training=dict(lr=5e-3, schedule="linear", batch_size=100),
@@ -42,5 +41,4 @@ def capsule_helmholtz(
             "sums": sums,
             "gibbs": gibbs,
         },
-        default_guide="recognition",
     )

@@ -84,7 +84,6 @@ def _entry(model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: flo
     left_out = set() if model.switched else NEED_SWITCHES
     return Entry(
         model=model,
-        guide=ExactSwitches(model),
         guides={name: make for name, make in GUIDES.items() if name not in left_out},
         objective=ContrastiveDivergence(
             k,
@@ -95,5 +94,4 @@ def _entry(model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: flo
         ),
         training=dict(optimizer=DESCENT, lr=0.03, schedule="linear", batch_size=100),
         figures={name: draw for name, draw in PICTURES.items() if name not in left_out},
-        default_guide="exact",
     )

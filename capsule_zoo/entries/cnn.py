@@ -24,9 +24,7 @@ def cnn(image_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10, **si
     model = ConvolutionalClassifier(image_shape, classes, **sizes)
     return Entry(
         model=model,
-        guide=ExactLabel(model),
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
         training=dict(lr=1e-3, schedule="linear", batch_size=64, labels=True),
-        default_guide="exact",
     )

@@ -54,7 +54,6 @@ def _entry(
 
     return Entry(
         model=model,
-        guide=ConditionalEncoder(model, **options),
         guides={
             "variational": partial(guide, deterministic=False),
             "deterministic": partial(guide, deterministic=True),
@@ -62,7 +61,6 @@ def _entry(
         objective=Trace_ELBO(),
         training=dict(lr=1e-3, schedule="linear", batch_size=64),
         figures=PICTURES,
-        default_guide="variational",
     )
 
 

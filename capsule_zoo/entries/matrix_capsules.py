@@ -47,10 +47,8 @@ def matrix_capsules(
     )
     return Entry(
         model=model,
-        guide=ExactLabel(model),
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
         figures={"votes": votes},
         training=dict(lr=3e-3, schedule="linear", batch_size=32, labels=True),
-        default_guide="exact",
     )

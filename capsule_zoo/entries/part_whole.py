@@ -92,5 +92,4 @@ def part_whole(
         objective=Trace_ELBO(),
         training=dict(AmortizedPartWhole.fit_settings),
         figures=PICTURES,
-        default_guide="delta",
     )

@@ -57,10 +57,8 @@ def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry
 def _entry(model: RecurrentCapsules) -> Entry:
     return Entry(
         model=model,
-        guide=RecurrentEncoder(model),
         guides={"recurrent": lambda entry: RecurrentEncoder(entry.model)},
         objective=TraceMeanField_ELBO(),
         training=dict(lr=1e-3, schedule="linear", batch_size=64, clip=100.0),
         figures=PICTURES,
-        default_guide="recurrent",
     )

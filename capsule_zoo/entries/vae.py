@@ -36,10 +36,8 @@ def vae(
     model = VariationalAutoencoder(image_shape, latent, **sizes)
     return Entry(
         model=model,
-        guide=ConvolutionalEncoder(model, hidden),
         guides={"convolutional": lambda entry: ConvolutionalEncoder(entry.model, hidden)},
         objective=TraceMeanField_ELBO(),
         training=dict(lr=1e-3, schedule="linear", batch_size=128),
         figures=PICTURES,
-        default_guide="convolutional",
     )

@@ -27,6 +27,7 @@ from pyro.distributions import (
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.inference.evaluation.prepare import modules_of
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_images_of
@@ -48,11 +49,11 @@ def infer(
     Raises:
         ValueError: no sites are given, and the guide does not say which it covers.
     """
-    guide = discrete_form(guide)
+    discrete = discrete_form(guide)
     drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
-    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+    with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(discrete)):
         for batch in images.split(batch_size):
-            trace = poutine.trace(guide).get_trace(batch)
+            trace = poutine.trace(discrete).get_trace(batch)
             for name, values in drawn.items():
                 values.append(trace.nodes[name]["value"])
     return {name: torch.cat(values) for name, values in drawn.items()}
@@ -65,7 +66,7 @@ def _covered(guide: nn.Module) -> Sequence[str]:
 
 
 def law_means(
-    guide: nn.Module, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
+    guide: Callable, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
     """The mean of the guide's law at some sites, given one draw of the sites before, (N, ...) each.
 
@@ -77,7 +78,7 @@ def law_means(
     """
     check_images_of(guide, images)
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
-    with torch.no_grad(), seeded(seed), in_eval_mode(guide):
+    with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(guide)):
         for batch in images.split(batch_size):
             nodes = poutine.trace(guide).get_trace(batch).nodes
             missing = [name for name in sites if name not in nodes]
