@@ -180,7 +180,7 @@ class CapsuleLayer(PyroModule):
         apart = spread * torch.randn(places, children, parents, POSE, POSE)
         self.fair_share = windows.fair_share() * children / parents
         self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
-        self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # below 0, or all parents would be on at first
+        self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # not 0: all would be on
         self.beta_u = nn.Parameter(torch.zeros(parents))
 
     @property
