@@ -37,7 +37,7 @@ class ExactSwitches(Guide):
 
     Raises:
         ValueError: `model` is not a capsule RBM.
-        """
+    """
 
     model_class = CapsuleRBM
 
