@@ -113,7 +113,7 @@ class BatchSource(ABC):
     @property
     @abstractmethod
     def num_images(self) -> int:
-        """Return the number of images per epoch."""
+        """The number of images per epoch."""
 
     @abstractmethod
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ variance of a pixel, up to a constant. It is not a bound.
 References:
     Potapov 2018 and his co-authors' experiments, see `capsule_zoo.models.generative_capsnet`: two
     convolutions of 64 and 128 maps, 1,024 units. Their kernels are 4x4, with leaky rectifiers;
-    here the network is that of the VAE.
+    here the network is the encoder of the VAE.
 """
 
 from __future__ import annotations

@@ -302,7 +302,8 @@ class RoutedParents(Guide):
     """The guide to `SwitchableGaussians` by a routing, with points for means.
 
     Switches have a mean field. Their site holds their mean a with the log density -H(a), so that
-    Pyro's ELBO is minus the free energy. The presences of the children are given.
+    Pyro's ELBO is minus the free energy. Children are on with the given presences, by an enumerable
+    Bernoulli site.
 
     Args:
         model: the layer.

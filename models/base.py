@@ -23,7 +23,7 @@ _instances = itertools.count()
 
 @dataclass(frozen=True)
 class Site:
-    """One latent random variable of a model.
+    """A latent random variable of a model.
 
     Attributes:
         name: the `pyro.sample` name, `<level>_<quantity>`.

@@ -307,7 +307,7 @@ class RecurrentCapsules(Model):
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
-        """Start the canvas at the mean of images (B, C, H, W)."""
+        """Set the first canvas to the mean of images (B, C, H, W)."""
         self.check_images(images)
         self.blank.copy_(images.mean(0).logit(eps=0.01))
 

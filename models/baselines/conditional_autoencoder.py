@@ -1,4 +1,4 @@
-"""Images on request: a code says what is in an image, a request how it is wanted.
+"""Images on request: a code holds the content of an image, a request its transformation.
 
 Story. The same digit can be requested at any angle or place. A code holds its identity. The request
 is known beforehand and is not a random variable: it is two numbers, such as the cosine and sine of

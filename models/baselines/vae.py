@@ -7,8 +7,8 @@ holds all of these, and a convolutional network decodes it.
     image ~ Normal(decoder(z), sigma_image)         # (B, C, H, W), or Bernoulli(decoder(z))
 
 The decoder is a linear layer to a map of a quarter of the image's size, and two transposed
-convolutions that double it. The Gaussian pixels are those of part-whole capsules, the Bernoulli
-pixels those of the RBMs, so that nats compare.
+convolutions that double it. The Gaussian pixels are the same as in part-whole capsules, the
+Bernoulli pixels the same as in the RBMs, so that nats can be compared.
 
 References:
     Kingma & Welling 2014, "Auto-Encoding Variational Bayes" (arXiv 1312.6114). They leave the
