@@ -15,10 +15,10 @@ class Guide(NamedModule):
     """An approximate posterior over the latent sites of one model.
 
     A guide is called like its model, `guide(images, labels=None)`. It holds the model without
-    owning it: the model's parameters are not parameters of the guide. `model_class` is the class of
-        the models that the guide fits. `observes` is the name of its first argument, which is
-        required. `fit_settings` are the default `lr`, `schedule`, `warmup` and `clip` of
-        `inference.fit` for this guide.
+    owning it: the model's parameters are not parameters of the guide.
+    `model_class` is the class of the models that the guide fits. `observes` is the name of its
+    first argument, which is required. `fit_settings` are the default `lr`, `schedule`, `warmup` and
+    `clip` of `inference.fit` for this guide.
 
     Raises:
         ValueError: the model is of another class, or the guide is called without images.

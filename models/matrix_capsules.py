@@ -21,7 +21,7 @@ partition function. Draws are from the law itself. The margin m grows with the u
 
 Routing is inference in a mixture of switchable Gaussians (`capsule_zoo.models.SwitchableGaussians`)
 and is an argument of the model, because models do not import guides:
-    `MatrixCapsules(EMRouting(3))`.
+`MatrixCapsules(EMRouting(3))`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR): section 4 and figure 1

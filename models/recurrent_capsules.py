@@ -33,9 +33,10 @@ References:
     steps, the size of the code, the place of attention (its figure shows it) and the lengths that
     the margin loss is applied to. These are arguments here, except the last, which is explained
     above. Its squash keeps lengths under .5, so that the margin loss cannot reach its margin; here
-    the squash is from Sabour et al. (2017). Gregor, Danihelka, Graves, Rezende & Wierstra 2015,
-    "DRAW" (arXiv 1502.04623): section 2. Greff, Srivastava, Koutnik, Steunebrink & Schmidhuber
-    2017, "LSTM: A Search Space Odyssey" (arXiv 1503.04069) on coupled gates.
+    the squash is from Sabour et al. (2017).
+    Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): section 2.
+    Greff, Srivastava, Koutnik, Steunebrink & Schmidhuber 2017, "LSTM: A Search Space Odyssey"
+    (arXiv 1503.04069) on coupled gates.
 """
 
 from __future__ import annotations

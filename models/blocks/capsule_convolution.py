@@ -261,8 +261,8 @@ class ClassCapsules(CapsuleLayer):
     """The layer with one parent for each class, which sees all cells by one transformation.
 
     This would lose the position of a child, so the position is added to its votes: the centre of
-        its cell, from 0 to 1 down and across, is added to two elements of the vote ("coordinate
-        addition").
+    its cell, from 0 to 1 down and across, is added to two elements of the vote ("coordinate
+    addition").
 
     Classes start nearly alike, so that they share the children and become different as they learn.
     From transformations as different as in the layers below, each class keeps the children that it
