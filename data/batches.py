@@ -1,4 +1,4 @@
-"""Batches in an order that depends on nothing but (seed, epoch), so that a run can be resumed."""
+"""Batches in an order that depends only on (seed, epoch), so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ Transform = Callable[..., Tensor]
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
-    """A CPU generator that is a function of all the numbers; (1, 2) and (1, 2, 0) differ."""
+    """Return a CPU generator that is a function of all numbers; (1, 2) and (1, 2, 0) differ."""
     return torch.Generator().manual_seed(_seed_of(*numbers))
 
 
 def _seed_of(*numbers: int) -> int:
-    """Return one seed of 64 bits that is a function of all the numbers."""
+    """Return one seed of 64 bits that is a function of all numbers."""
     if any(number < 0 for number in numbers):
         raise ValueError(f"a seed must not be negative, and one of {numbers} is")
-    entropy = (len(numbers), *numbers)  # numpy itself takes (1, 2) and (1, 2, 0) for the same seed
+    entropy = (len(numbers), *numbers)  # to numpy (1, 2) and (1, 2, 0) are the same seed
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
 class RandomStream:
-    """Global random state (torch, numpy, `random`) of its own, for code that takes no generator.
+    """A separate global random state (torch, numpy, `random`), for code without a generator.
 
     >>> stream = RandomStream(seed, epoch)
     >>> with stream.active():
     ...     first = torch.rand(1)  # a function of seed and epoch
     >>> with stream.active():
-    ...     second = torch.rand(1)  # goes on where the stream stood
+    ...     second = torch.rand(1)  # continues the stream
 
-    Outside of `active` the global state is what it was before.
+    Outside `active` the global state is unchanged.
 
     Args:
-        numbers: not negative; streams of different numbers differ.
+        numbers: not negative. Different numbers give different streams.
     """
 
     def __init__(self, *numbers: int) -> None:
@@ -86,15 +86,15 @@ def _set_global_state(state: dict[str, Any]) -> None:
 
 
 class BatchSource(ABC):
-    """Batches of images and labels, epoch by epoch, in an order that can be resumed.
+    """The base of batches of images and labels, epoch by epoch, in an order that can be resumed.
 
     Args:
         batch_size: images per batch; the last batch of an epoch may hold fewer.
         seed: not negative.
         transform: called on the images of every batch, as `transform(images, generator=generator)`
             if it takes a generator, and as `transform(images)` otherwise. A transform without a
-            generator may draw from the global streams of torch, numpy and `random`, which are
-            seeded for it and put back afterwards.
+            generator may draw from the global streams of torch, numpy and `random`. They are
+            seeded before the call and restored afterwards.
 
     Raises:
         ValueError: a batch size below 1, a negative seed.
@@ -113,23 +113,22 @@ class BatchSource(ABC):
     @property
     @abstractmethod
     def num_images(self) -> int:
-        """Images per epoch."""
+        """The number of images per epoch."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches per epoch."""
 
     @abstractmethod
     def example(self) -> tuple[Tensor, Tensor]:
-        """Images and labels, untransformed: all of them if one batch holds them, else the first
-        two."""
+        """Return untransformed images and labels: all if one batch holds them, else two."""
 
     @abstractmethod
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images, labels) of the epoch's batches, from batch number `start` on."""
 
     def _transformed(self, images: Tensor, epoch: int, batch: int) -> Tensor:
-        """The images under the transform, a function of (seed, epoch, batch)."""
+        """Apply the transform to images, with random numbers from (seed, epoch, batch)."""
         if self.transform is None:
             return images
         if self._takes_generator:
@@ -139,20 +138,20 @@ class BatchSource(ABC):
 
 
 def takes_generator(transform: Transform) -> bool:
-    """Whether a transform can be called with the keyword `generator`."""
+    """Return True if a transform can be called with the keyword `generator`."""
     program = transform.forward if isinstance(transform, nn.Module) else transform
     try:
         parameters = inspect.signature(program).parameters.values()
-    except ValueError:  # some functions written in C do not say what they take
+    except ValueError:  # some functions written in C have no signature
         return False
     return any(p.name == "generator" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 class ShuffledBatches(BatchSource):
-    """Batches of numbered images, in an order that is a function of (seed, epoch) alone.
+    """The batches of numbered images in an order that is a function of (seed, epoch) alone.
 
     Args:
-        size: how many images there are.
+        size: number of images.
         batch_size, seed, transform: see `BatchSource`.
         shuffle: False keeps the images in the order of their numbers.
 
@@ -182,7 +181,7 @@ class ShuffledBatches(BatchSource):
         return -(-self.size // self.batch_size)
 
     def order(self, epoch: int) -> Tensor:
-        """The permutation of the numbers that epoch `epoch` walks through, on the CPU."""
+        """Return the permutation of the numbers for epoch `epoch`, on the CPU."""
         if not self.shuffle:
             return torch.arange(self.size)
         generator = seeded_generator(self.seed, epoch)
@@ -205,12 +204,12 @@ class ShuffledBatches(BatchSource):
 
 
 class Batches(ShuffledBatches):
-    """Shuffled batches of a split, epoch by epoch.
+    """The shuffled batches of a split, epoch by epoch.
 
-    The order of epoch e is a function of (seed, e) and the randomness of a transform one of
-    (seed, e, batch). A run that stopped after batch b of epoch e goes on with
-    `batches.epoch(e, start=b)` and sees what it would have seen. Images stay on their device, and
-    the random numbers are the same on all of them.
+    The order of epoch e is a function of (seed, e). The randomness of a transform is a function of
+    (seed, e, batch). A run that stopped after batch b of epoch e continues with
+    `batches.epoch(e, start=b)` and sees the same batches as without the stop. Images stay on their
+    device, and the random numbers are the same on all devices.
 
     Args:
         split: images and labels.

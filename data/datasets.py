@@ -1,4 +1,4 @@
-"""Every data set of the zoo, by name."""
+"""All data sets of the zoo, by name."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def load_dataset(
     validation: int | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """The data set called `name`, in memory.
+    """Load the data set called `name` into memory.
 
     The validation images are the last `validation` of a permutation of the training images that
     `seed` determines. Test images never depend on `seed`, so that runs can be compared across it.
 
     Args:
-        name: one of `dataset_names()`; `folder:PATH` reads images from one folder per class, or
-            from a flat folder, where they are all of one class.
+        name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
+            from a flat folder whose images are all of one class.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
         size: pixels, one number or (height, width), or either in words, such as "28" or "28x20";
             the data set's own by default (digits: 28).
-        validation: how many training images to hold out; by default 200 for digits, 5,000 for
-            torchvision's data sets and what is made from them, a tenth for a folder; 0 for none.
+        validation: number of training images to hold out. By default 200 for digits, 5,000 for
+            torchvision's data sets and those made from them, a tenth for a folder; 0 for none.
         seed: chooses the validation images.
 
     Raises:
@@ -77,16 +77,16 @@ def load_dataset(
 
 
 def dataset_names() -> list[str]:
-    """The names that `load_dataset` knows; PATH stands for a folder of the user's."""
+    """Return the names that `load_dataset` accepts; PATH is a folder of the user."""
     return [*sorted(_READERS), "folder:PATH"]
 
 
 def affnist(root: Path | None, size: Size | None = None) -> Source:
-    """MNIST on 40x40 pixels: training images shifted, test images moved by affine maps.
+    """Read MNIST on 40x40 pixels: shifted training images, test images under affine maps.
 
     Training images are shifted by up to 6 whole pixels. Test images are rotated by up to 20
-    degrees, sheared by up to .2, scaled by .8 to 1.2 per axis and put anywhere where no ink is
-    lost, as in affNIST (Tieleman 2013); all uniform, drawn once with a fixed seed.
+    degrees, sheared by up to .2, scaled by .8 to 1.2 per axis and placed anywhere where no ink is
+    lost, as in affNIST (Tieleman 2013). All numbers are uniform, drawn once with a fixed seed.
     """
     mnist = torchvision_images("MNIST", root)
     train = _by_chunks(_shifted, mnist.train[0], seeded_generator(1))
@@ -95,7 +95,7 @@ def affnist(root: Path | None, size: Size | None = None) -> Source:
 
 
 def rotated_mnist(root: Path | None, size: Size | None = None) -> Source:
-    """MNIST whose test images are rotated by up to 180 degrees, uniformly, with a fixed seed."""
+    """Read MNIST with test images rotated by up to 180 degrees, uniformly, with a fixed seed."""
     mnist = torchvision_images("MNIST", root)
     test = Rotate(180)(mnist.test[0], generator=seeded_generator(3))
     return _with_images(mnist, mnist.train[0], test, size)
@@ -135,7 +135,7 @@ def _scattered(images: Tensor, generator: torch.Generator) -> Tensor:
 def _by_chunks(
     move: Callable[[Tensor, torch.Generator], Tensor], images: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Bounds memory: a warp of all images at once would need a grid of gigabytes."""
+    """Move images in chunks, because a warp of all at once needs a grid of gigabytes."""
     return torch.cat([move(chunk, generator) for chunk in images.split(2000)])
 
 

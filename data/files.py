@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and where those that are downloaded or made lie."""
+"""Files that are written whole or not at all, and the folder of downloaded and made files."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.request import urlopen
 
 
 class MissingData(ValueError):
-    """The files of a data set are not where they were looked for, or cannot be read."""
+    """The error for files of a data set that are absent or cannot be read."""
 
 
 def user_cache() -> Path:
-    """The folder for files that are downloaded or made once."""
+    """Return the folder for files that are downloaded or made once."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "capsule-zoo"
 
 
 @contextmanager
 def written_whole(file: Path) -> Iterator[IO[bytes]]:
-    """A stream that becomes `file` when its block ends well; until then `file` is as it was.
+    """Yield a stream that replaces `file` when its block ends without an error.
 
     Raises:
-        OSError: it could not be written; nothing is left of it.
+        OSError: the file could not be written; `file` is then unchanged.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -44,7 +44,7 @@ def write_whole(path: str | os.PathLike, content: bytes) -> None:
     """Write a file so that `path` holds either all of `content` or what it held before.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the file could not be written.
     """
     with written_whole(Path(path)) as stream:
         stream.write(content)
@@ -54,7 +54,7 @@ def fetch(url: str, file: Path) -> None:
     """Download a file, whole or not at all.
 
     Raises:
-        OSError: it cannot be reached or written, or what came is not as long as was announced.
+        OSError: the file cannot be reached or written, or it is not as long as announced.
     """
     with written_whole(file) as stream, urlopen(url, timeout=60) as reply:
         shutil.copyfileobj(reply, stream)

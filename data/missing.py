@@ -22,7 +22,7 @@ def hide(images: Tensor, observed: Tensor) -> Tensor:
 
 
 def checked_mask(images: Tensor, observed: Tensor) -> Tensor:
-    """The mask at the shape of the images, on their device; see `hide`."""
+    """Return the mask in the shape and on the device of the images; see `hide`."""
     if not isinstance(observed, Tensor) or observed.dtype != torch.bool:
         given = observed.dtype if isinstance(observed, Tensor) else type(observed).__name__
         raise ValueError(f"observed must be a torch.Tensor of bool, not {given}; True is observed")
@@ -42,7 +42,7 @@ def occluded(size: tuple[int, int], side: str) -> Tensor:
 
     Args:
         size: (height, width).
-        side: what is hidden, "left", "right", "top" or "bottom".
+        side: the half that is hidden, "left", "right", "top" or "bottom".
 
     Raises:
         ValueError: there is no such side.

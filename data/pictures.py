@@ -1,4 +1,4 @@
-"""Picture files as pixels: every kind that is read, and what is made of it.
+"""Picture files as pixels, with the kinds of files that are read and the resulting pixels.
 
 | file | pixels |
 |---|---|
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLOURS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
-_BYTE = 65535 / 255  # of a 16-bit pixel, what one step of an 8-bit pixel is
+_BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
 
 
 def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
-    """Return a picture on black where it is transparent, the way up that the camera was held.
+    """Return a picture in the camera's orientation, on black where it is transparent.
 
     Args:
         file: a path or a stream.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Returns:
         An image of mode "L" (grey bytes), "RGB" (bytes), or "F" where the file holds grey pixels of
@@ -54,7 +54,7 @@ def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
             return _from_sixteen_bits(image)
         if _is_known(image.mode):
             return _from_bytes(image)
-    except UnidentifiedImageError as error:  # its own words show the stream's address
+    except UnidentifiedImageError as error:  # its own message shows the stream's address
         raise MissingData(
             f"{name} is not a readable image (its content is of no known kind); mend or remove it"
         ) from error
@@ -67,10 +67,10 @@ def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
 
 
 def read_pixels(file: Path, size: tuple[int, int] | None) -> np.ndarray:
-    """Pixels (H, W) of a grey picture or (H, W, 3) of any other, from 0 to 255.
+    """Read pixels (H, W) of a grey picture or (H, W, 3) of any other, from 0 to 255.
 
     Args:
-        size: (height, width) to bring it to; its own by default.
+        size: (height, width) of the result; the picture's own by default.
     """
     from PIL import Image
 
@@ -86,7 +86,7 @@ def _is_known(mode: str) -> bool:
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Grey pixels of 16 bits as floats from 0 to 255; the value that means transparent is black."""
+    """Convert grey pixels of 16 bits to floats from 0 to 255, with transparent ones black."""
     from PIL import Image
 
     pixels = np.asarray(image).astype(np.float32)
@@ -96,7 +96,7 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
 
 
 def _from_bytes(image: Image.Image) -> Image.Image:
-    """A picture of 8 bits or fewer in mode "L" or "RGB", on black where it is transparent."""
+    """Convert a picture of 8 bits or fewer to mode "L" or "RGB", on black where transparent."""
     from PIL import Image
 
     grey = image.mode in ("1", "L", "LA", "La")

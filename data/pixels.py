@@ -1,4 +1,4 @@
-"""Transforms of pixel values: binary images drawn anew, and standard scores."""
+"""Transforms of pixel values: random binary images and standard scores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Binarize:
-    """Each pixel drawn from Bernoulli(pixel), anew whenever the image is seen.
+    """The transform that draws each pixel from Bernoulli(pixel) each time an image is seen.
 
-    `Dataset.binarized` draws once and for all instead.
+    `Dataset.binarized` draws only once instead.
     """
 
     def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
@@ -23,7 +23,9 @@ class Binarize:
 
 @dataclass(frozen=True)
 class Standardize:
-    """Pixels less a mean, over a scale: as units of real values want them.
+    """The transform that subtracts a mean from pixels and divides by a scale.
+
+    It is suited to units of real values.
 
     Attributes:
         mean, scale: numbers, the same for all pixels, so that an image stays an image.
@@ -38,12 +40,12 @@ class Standardize:
 
     @classmethod
     def of(cls, images: Tensor) -> Self:
-        """To mean 0 and variance 1 over all pixels of these images."""
+        """Return the transform to mean 0 and variance 1 over all pixels of these images."""
         return cls(images.mean().item(), images.std(correction=0).item())
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return (images - self.mean) / self.scale
 
     def inverse(self, images: Tensor) -> Tensor:
-        """The pixels of which `images` are the standard scores."""
+        """Return the pixels whose standard scores are `images`."""
         return images * self.scale + self.mean

@@ -1,8 +1,8 @@
-"""Families of transformations that a model can be asked for, each with parameters of its own.
+"""Families of transformations that can be requested of a model, each with its own parameters.
 
-A request says how an image is wanted: turned by so many degrees, moved by so many pixels. Its
-parameters (B, n) are in these units; the model is told them as numbers (B, 2) that a network can
-take, and the identity among them is `identity`. The inverse of a request has the negative
+A request describes the transformation of an image, such as a turn in degrees or a shift in pixels.
+Its parameters (B, n) are in these units. The model gets them as numbers (B, 2) that suit a network,
+and the numbers of the identity are `identity`. The inverse of a request has the negative
 parameters.
 """
 
@@ -22,8 +22,8 @@ class Requests(ABC):
     """A family of transformations.
 
     Attributes:
-        identity: the numbers of the request to leave an image as it is.
-        parameters: how many parameters a request has.
+        identity: the numbers of the request that leaves an image unchanged.
+        parameters: number of parameters of a request.
     """
 
     identity: ClassVar[tuple[float, float]]
@@ -31,26 +31,26 @@ class Requests(ABC):
 
     @abstractmethod
     def numbers(self, parameters: Tensor) -> Tensor:
-        """What the model is told, (B, 2), of parameters (B, n)."""
+        """Compute the numbers (B, 2) that the model is given from parameters (B, n)."""
 
     @abstractmethod
     def motions(self, parameters: Tensor) -> Tensor:
-        """The requests as affine matrices (B, 2, 3); see `capsule_zoo.data.transforms`."""
+        """Return the requests as affine matrices (B, 2, 3); see `capsule_zoo.data.transforms`."""
 
     def draw(self, low: Tensor, high: Tensor) -> Tensor:
-        """Requests (B, n), every parameter uniform from `low` to `high`, (B,) each."""
+        """Draw requests (B, n), every parameter uniform from `low` to `high`, (B,) each."""
         low, high = low[:, None], high[:, None]
         uniform = torch.rand(len(low), self.parameters, dtype=low.dtype, device=low.device)
         return low + (high - low) * uniform
 
     def move(self, images: Tensor, parameters: Tensor) -> Tensor:
-        """Images (B, C, H, W) in [0, 1] as requested: bilinear, zero outside."""
+        """Transform images (B, C, H, W) in [0, 1] as requested: bilinear, zero outside."""
         return warp(images, self.motions(parameters)).clamp(0, 1)
 
 
 @dataclass(frozen=True)
 class Rotations(Requests):
-    """Turns about the centre; the parameter is the angle in degrees, counter-clockwise as seen."""
+    """The rotations about the centre, by an angle in degrees, counter-clockwise as seen."""
 
     identity = (1.0, 0.0)
     parameters = 1
@@ -65,10 +65,10 @@ class Rotations(Requests):
 
 @dataclass(frozen=True)
 class Shifts(Requests):
-    """Shifts; the parameters are pixels to the right and down.
+    """The shifts, whose parameters are pixels to the right and down.
 
     Attributes:
-        reach: pixels that the model is told as 1.
+        reach: the number of pixels that the model gets as 1.
     """
 
     reach: float = 20.0
@@ -83,5 +83,5 @@ class Shifts(Requests):
         return motion(torch.zeros_like(x), shift=(x, y))
 
     def draw(self, low: Tensor, high: Tensor) -> Tensor:
-        """Whole pixels, uniform in [low, high)."""
+        """Draw whole pixels, uniform in [low, high)."""
         return super().draw(low, high).floor()

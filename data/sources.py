@@ -1,4 +1,4 @@
-"""Readers of images: scikit-learn's digits, torchvision's data sets, a folder of the user's own."""
+"""Readers of images: scikit-learn's digits, torchvision's data sets, a folder of the user."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from capsule_zoo.data.files import MissingData, user_cache
 from capsule_zoo.data.pictures import read_pixels
 
 Size = tuple[int, int]
-_UNLABELLED = "image"  # the class of pictures that lie in no folder of a class
+_UNLABELLED = "image"  # the class of pictures without a class folder
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a reader returns: images float32 (N, C, H, W) in [0, 1] and labels int64 (N,)."""
+    """The result of a reader: images float32 (N, C, H, W) in [0, 1] and labels int64 (N,)."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     class_names: tuple[str, ...]
-    validation: int  # how many training images are held out unless the user says otherwise
+    validation: int  # number of training images held out by default
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:
-    """Images (N, C, H, W) at `size` = (height, width), bilinear, smoothed where they shrink."""
+    """Resize images (N, C, H, W) to (height, width), bilinear, smoothed where they shrink."""
     if size is None or tuple(images.shape[-2:]) == size:
         return images
     return F.interpolate(images, size, mode="bilinear", antialias=True).clamp(0, 1)
 
 
 def digits(size: Size | None = None) -> Source:
-    """scikit-learn's 1,797 handwritten digits of 8x8 pixels, 28x28 unless `size` says otherwise.
+    """Read scikit-learn's 1,797 handwritten digits of 8x8 pixels, at 28x28 by default.
 
-    The digits fill their frame, so a border of one pixel is put around them, and what is then
-    10x10 is enlarged by bicubic interpolation, which keeps strokes sharper than bilinear does.
+    The digits fill their frame, so a border of one pixel is added. The resulting 10x10 pixels are
+    enlarged by bicubic interpolation, which keeps strokes sharper than bilinear interpolation.
     """
     from sklearn.datasets import load_digits
 
@@ -54,10 +54,10 @@ def digits(size: Size | None = None) -> Source:
 
 
 def torchvision_images(name: str, root: Path | None, size: Size | None = None) -> Source:
-    """MNIST, FashionMNIST or CIFAR10 (torchvision's class names) with its own test split.
+    """Read MNIST, FashionMNIST or CIFAR10 (torchvision's class names) with its own test split.
 
     Raises:
-        MissingData: the files are not under `root`; or, without one, cannot be downloaded.
+        MissingData: the files are not under `root` or, without a root, cannot be downloaded.
     """
     import torchvision
 
@@ -90,11 +90,11 @@ def folder(path: Path, size: Size | None = None) -> Source:
     """Read the user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
 
     Pictures without classes may lie in a flat folder, `path/<image>` or
-    `path/{train,test}/<image>`: they are all of one class, "image", with label 0. Images come in a
-    random order, which is always the same, so that the first ones are of all classes. Without a
-    test folder a fifth of them, always the same ones and at least one, is held out for testing.
-    Files whose suffix is not that of an image are left alone. All images become grey if all of them
-    are, else RGB; what each kind of file becomes is said in `capsule_zoo.data.pictures`.
+    `path/{train,test}/<image>`. They are all of one class, "image", with label 0. Images have a
+    random order that is always the same, so that the first images are of all classes. Without a
+    test folder a fifth of the images, always the same and at least one, is held out for testing.
+    Files without the suffix of an image are ignored. If all images are grey they stay grey, else
+    all become RGB; `capsule_zoo.data.pictures` lists the result for each kind of file.
 
     Raises:
         MissingData: no such folder, a folder or a class without images, an unreadable image.
@@ -128,7 +128,7 @@ def folder(path: Path, size: Size | None = None) -> Source:
 
 
 def _mixed(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The same images in an order that is random, and the same on every call."""
+    """Return the images in an order that is random and the same on every call."""
     order = torch.randperm(len(images), generator=seeded_generator(0))
     return images[order], labels[order]
 
@@ -136,14 +136,14 @@ def _mixed(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _split_at_random(
     images: Tensor, labels: Tensor, count: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """All but `count` images, and `count` images that are the same on every call."""
+    """Split off `count` images that are the same on every call; they come second."""
     order = torch.randperm(len(images), generator=seeded_generator(0))
     rest, chosen = order[:-count].sort().values, order[-count:].sort().values
     return (images[rest], labels[rest]), (images[chosen], labels[chosen])
 
 
 def data_folder(root: str | Path | None) -> Path | None:
-    """The folder of data sets: `root`, else that of CAPSULE_ZOO_DATA, else None.
+    """Return the folder of data sets: `root`, else CAPSULE_ZOO_DATA, else None.
 
     Raises:
         MissingData: there is no such folder.
@@ -159,14 +159,14 @@ def data_folder(root: str | Path | None) -> Path | None:
 
 
 def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:
-    """Bytes (N, H, W) or (N, H, W, C) as float32 (N, C, H, W) in [0, 1]."""
+    """Convert bytes (N, H, W) or (N, H, W, C) to float32 (N, C, H, W) in [0, 1]."""
     images = torch.as_tensor(pixels)
     images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
     return images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
 
 
 def _files_by_class(path: Path) -> dict[str, list[Path]]:
-    """Image files of each class folder in `path`, both in alphabetical order.
+    """List the image files of each class folder in `path`, both in alphabetical order.
 
     Without class folders the image files in `path` itself are one class.
     """
@@ -192,7 +192,7 @@ def _files_by_class(path: Path) -> dict[str, list[Path]]:
 
 
 def _read_images(files: list[Path], size: Size | None) -> Tensor:
-    """The files as float32 (N, C, H, W) in [0, 1]."""
+    """Read the files as float32 (N, C, H, W) in [0, 1]."""
     pixels = [read_pixels(file, size) for file in files]
     first = pixels[0].shape[:2]
     for file, image in zip(files, pixels, strict=True):

@@ -1,4 +1,4 @@
-"""A data set is three splits, and a split is two tensors that lie in memory."""
+"""Data sets of three splits, where a split is two tensors in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from capsule_zoo.data.pixels import Binarize
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split(TorchDataset):
-    """Images and their labels.
+    """A set of images and their labels.
 
     Indexing with a slice, a tensor of indices or a boolean mask gives a smaller split. Indexing
     with a number gives one image (C, H, W) and its label, so that a split is a torch `Dataset`:
@@ -26,7 +26,7 @@ class Split(TorchDataset):
     Attributes:
         images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed.
         labels: int64 class indices, shape (N,).
-        name: where the images come from, such as `"mnist/test"`.
+        name: the origin of the images, such as `"mnist/test"`.
     """
 
     images: Tensor
@@ -74,12 +74,12 @@ class Split(TorchDataset):
         return Split(self.images[index], self.labels[index], f"{self.name}[{chosen}]")
 
     def binarized(self, seed: int = 0) -> Split:
-        """Each pixel drawn once from Bernoulli(pixel): the same seed gives the same images."""
+        """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""
         binary = Binarize()(self.images, generator=seeded_generator(seed))
         return Split(binary, self.labels, f"{self.name} binarized({seed})")
 
     def to(self, device: torch.device | str) -> Split:
-        """The same split on another device."""
+        """Return the same split on another device."""
         return Split(self.images.to(device), self.labels.to(device), self.name)
 
     def __repr__(self) -> str:
@@ -112,12 +112,12 @@ def _number(index: object) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Three disjoint splits of one data set.
+    """A data set with three disjoint splits.
 
     Attributes:
         name: the name that `load_dataset` was given.
         train, validation, test: the splits; validation may be empty.
-        class_names: what each label means; the labels' own numbers when left out.
+        class_names: the name of each label; by default the label's number.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) in pixels."""
+        """The shape (channels, height, width) of an image, in pixels."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
@@ -150,7 +150,7 @@ class Dataset:
         return len(self.class_names)
 
     def binarized(self, seed: int = 0) -> Dataset:
-        """Every split binarized, each with noise of its own derived from `seed`."""
+        """Binarize every split, each with its own noise derived from `seed`."""
         train, validation, test = (
             replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
             for k, split in enumerate(self._splits)
@@ -158,13 +158,13 @@ class Dataset:
         return replace(self, train=train, validation=validation, test=test)
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> Dataset:
-        """Every split's images under a transform, such as `Standardize.of(data.train.images)`."""
+        """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
         train, validation, test = (
             replace(split, images=transform(split.images)) for split in self._splits
         )
         return replace(self, train=train, validation=validation, test=test)
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same data set on another device."""
+        """Return the same data set on another device."""
         train, validation, test = (split.to(device) for split in self._splits)
         return replace(self, train=train, validation=validation, test=test)

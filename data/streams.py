@@ -1,4 +1,4 @@
-"""Batches that are read while a run goes on, from a torch `Dataset` or a torch `DataLoader`.
+"""Batches that are read during a run, from a torch `Dataset` or a torch `DataLoader`.
 
 Both are read in an order that a resumed run can repeat. An item, or a batch of a loader, is either
 images alone or (images, labels).
@@ -25,15 +25,15 @@ from capsule_zoo.data.batches import (
 from capsule_zoo.data.splits import check_label_type
 
 CheckImages = Callable[[Tensor], None]
-_ITEMS = 1  # sets the stream of reading items apart from the stream of the transform
+_ITEMS = 1  # separates the stream of reading items from the stream of the transform
 
 
 class ItemBatches(ShuffledBatches):
-    """Shuffled batches of a map-style torch `Dataset`, whose items are read when they are needed.
+    """The shuffled batches of a map-style torch `Dataset`, whose items are read when needed.
 
     The order is the order of `Batches`, and what an item draws from the global streams of torch,
-    numpy and `random` is a function of (seed, epoch, batch). So a resumed run sees what it would
-    have seen.
+    numpy and `random` is a function of (seed, epoch, batch). A resumed run
+    therefore sees the same items as a run without a stop.
 
     Args:
         dataset: yields an image (C, H, W), or (image, label), for a number.
@@ -70,8 +70,8 @@ class LoaderBatches(BatchSource):
     Everything that the loader and its data draw from the global streams of torch, numpy and
     `random` is a function of (seed, epoch), and so is a generator that the loader was given. A
     resumed run reads its epoch from the beginning and skips the batches that it has seen. It
-    then sees what it would have seen, unless the data draw from elsewhere, or workers are
-    persistent and draw (they keep their random state from epoch to epoch).
+    then sees the same batches as a run without a stop, unless the data draw from other streams,
+    or workers are persistent and draw (they keep their random state from epoch to epoch).
 
     Args:
         loader: its length must be known, as it is for every map-style data set.
@@ -161,7 +161,7 @@ def read_items(
 ) -> tuple[Tensor, Tensor]:
     """Read the items with these numbers, as images (n, C, H, W) and labels (n,)."""
     items = [dataset[number] for number in chosen.tolist()]
-    if not labels:  # what comes with an image may be anything
+    if not labels:  # the other entries may be anything
         items = [item[0] if isinstance(item, tuple | list) else item for item in items]
     try:
         batch = default_collate(items)
@@ -204,7 +204,7 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> tuple[Ten
 
 
 def items_in(dataset: TorchDataset) -> int:
-    """Return how many items a map-style data set holds; ValueError if none, or of another style."""
+    """Return the number of items of a map-style data set; ValueError if none or not map-style."""
     size = getattr(dataset, "__len__", None)
     if size is None or isinstance(dataset, IterableDataset):
         raise ValueError(

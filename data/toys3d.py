@@ -1,9 +1,9 @@
-"""Toys3D: toys of simple solids under changing view and light, rendered here, with all factors.
+"""Toys3D: toys of simple solids under changing view and light, rendered with all factors.
 
-A stand-in for smallNORB that needs no download: the same 5 categories, 10 instances of each (5 to
-train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, grey, 96x96. A toy is a dozen
-ellipsoids, boxes and tapered cylinders whose sizes and places vary from instance to instance. Each
-view is cast by parallel rays against the solids, exactly, and shaded by one lamp and the sky.
+Toys3D replaces smallNORB without a download. It has the same 5 categories, 10 instances of each (5
+to train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, grey, 96x96. A toy is a
+dozen ellipsoids, boxes and tapered cylinders whose sizes and places vary from instance to instance.
+Each view is cast by parallel rays against the solids, exactly, and shaded by one lamp and the sky.
 
 >>> toys = Toys3D()                       # minutes the first time, then from the user's cache
 >>> toys.train.select(azimuth=range(6)).split(size=48)
@@ -26,7 +26,7 @@ from capsule_zoo.data.files import user_cache, written_whole
 from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
 
 INSTANCES = 10
-_VERSION = 1  # of the pictures, part of the cache's name
+_VERSION = 1  # version of the pictures, part of the cache's name
 _FAR = 1e6
 _BACKGROUND = 0.78
 
@@ -51,7 +51,7 @@ class Solid(NamedTuple):
 
 
 class _Draw:
-    """Numbers of one instance: uniform, from a generator of its own."""
+    """The uniform random numbers of one instance, from its own generator."""
 
     def __init__(self, seed: int) -> None:
         self.generator = seeded_generator(seed)
@@ -61,7 +61,7 @@ class _Draw:
 
 
 def _animal(draw: _Draw) -> list[Solid]:
-    """Four legs, a long body, a head in front, ears and a tail."""
+    """Return four legs, a long body, a head in front, ears and a tail."""
     length, girth, leg = draw(0.42, 0.6), draw(0.17, 0.27), draw(0.2, 0.42)
     thick, neck, head = draw(0.05, 0.09), draw(0.05, 0.4), draw(0.14, 0.2)
     shade, dark = draw(0.5, 0.95), draw(0.2, 0.5)
@@ -82,7 +82,7 @@ def _animal(draw: _Draw) -> list[Solid]:
 
 
 def _human(draw: _Draw) -> list[Solid]:
-    """An upright figure: trunk, head, hat, two arms and two legs."""
+    """Return an upright figure: trunk, head, hat, two arms and two legs."""
     trunk, leg, wide = draw(0.26, 0.38), draw(0.22, 0.34), draw(0.15, 0.24)
     swing, arms = draw(0.0, 0.5), draw(0.2, 0.32)
     shade, dark, skin = draw(0.4, 0.9), draw(0.15, 0.5), draw(0.7, 1.0)
@@ -100,7 +100,7 @@ def _human(draw: _Draw) -> list[Solid]:
 
 
 def _airplane(draw: _Draw) -> list[Solid]:
-    """A fuselage, two wings, a tail with a fin, engines."""
+    """Return a fuselage, two wings, a tail with a fin, and engines."""
     length, girth, span = draw(0.6, 0.8), draw(0.09, 0.15), draw(0.5, 0.8)
     chord, tail = draw(0.1, 0.2), draw(0.2, 0.32)
     shade, dark = draw(0.6, 1.0), draw(0.3, 0.7)
@@ -119,13 +119,13 @@ def _airplane(draw: _Draw) -> list[Solid]:
 
 
 def _wheels(places: list[float], side: float, low: float, radius: float) -> list[Solid]:
-    """Round along x and z, thin along y."""
+    """Return wheels that are round along x and z and thin along y."""
     at = [(x, s * side, low) for x in places for s in (-1, 1)]
     return [Solid("ellipsoid", place, (radius, 0.07, radius), 0, 0.12) for place in at]
 
 
 def _truck(draw: _Draw) -> list[Solid]:
-    """A cab in front of a long load, tall or flat or a tank, on six wheels."""
+    """Return a cab in front of a long load, tall or flat or a tank, on six wheels."""
     load, tall, wide = draw(0.4, 0.55), draw(0.1, 0.3), draw(0.2, 0.27)
     shade, dark, radius = draw(0.5, 1.0), draw(0.3, 0.9), draw(0.11, 0.15)
     cab = draw(0.15, 0.24)
@@ -145,7 +145,7 @@ def _truck(draw: _Draw) -> list[Solid]:
 
 
 def _car(draw: _Draw) -> list[Solid]:
-    """A low body with a cabin on top, four wheels."""
+    """Return a low body with a cabin on top and four wheels."""
     length, wide, low = draw(0.55, 0.7), draw(0.24, 0.31), draw(0.09, 0.13)
     cabin, roof, back = draw(0.24, 0.4), draw(0.1, 0.18), draw(-0.25, 0.02)
     shade, radius = draw(0.35, 1.0), draw(0.11, 0.15)
@@ -168,7 +168,7 @@ _MAKERS: dict[str, Callable[[_Draw], list[Solid]]] = dict(
 
 
 def make_toy(category: str, instance: int, seed: int = 0) -> list[Solid]:
-    """The solids of one toy, always the same ones for the same numbers.
+    """Return the solids of one toy, always the same for the same numbers.
 
     Raises:
         ValueError: there is no such category.
@@ -180,7 +180,7 @@ def make_toy(category: str, instance: int, seed: int = 0) -> list[Solid]:
 
 
 def camera(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit vectors right, up and towards the camera, (views, 3) each; angles in radians."""
+    """Return unit vectors right, up and towards the camera, (views, 3) each, from radians."""
     zero = torch.zeros_like(azimuth)
     right = torch.stack([-azimuth.sin(), azimuth.cos(), zero], -1)
     level, steep = elevation.cos(), elevation.sin()
@@ -189,7 +189,9 @@ def camera(azimuth: Tensor, elevation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What rays hit first: distance (..., _FAR where nothing), unit normal (..., 3) and albedo.
+    """Find the first hit of rays: distance (...), unit normal (..., 3) and albedo (...).
+
+    The distance is _FAR where a ray hits nothing.
 
     Args:
         origin, ray: start and unit direction of each, (..., 3).
@@ -211,7 +213,7 @@ def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tens
 
 
 def _hit_ball(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
-    """The unit ball."""
+    """Intersect rays with the unit ball."""
     a, b = ray.square().sum(-1), (start * ray).sum(-1)
     discriminant = b.square() - a * (start.square().sum(-1) - 1)
     distance = (-b - discriminant.clamp_min(0).sqrt()) / a
@@ -220,7 +222,7 @@ def _hit_ball(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]
 
 
 def _hit_box(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
-    """The cube [-1, 1]^3."""
+    """Intersect rays with the cube [-1, 1]^3."""
     ray = torch.where(ray.abs() < 1e-9, 1e-9, ray)
     entry, axis = ((-ray.sign() - start) / ray).max(-1)
     leave = ((ray.sign() - start) / ray).amin(-1)
@@ -230,7 +232,7 @@ def _hit_box(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
 
 
 def _hit_cylinder(start: Tensor, ray: Tensor, taper: float) -> tuple[Tensor, Tensor]:
-    """Radius 1 - taper (1 + z) / 2 for z in [-1, 1], with both ends."""
+    """Intersect rays with radius 1 - taper (1 + z) / 2 for z in [-1, 1], with both ends."""
     middle, narrow = 1 - taper / 2, taper / 2
     radius, change = middle - narrow * start[..., 2], -narrow * ray[..., 2]
     a = ray[..., :2].square().sum(-1) - change.square()
@@ -261,7 +263,7 @@ _HITS = {"ellipsoid": _hit_ball, "box": _hit_box, "cylinder": _hit_cylinder}
 
 
 def _lamps() -> tuple[Tensor, Tensor, Tensor]:
-    """Direction from the toy in the camera's frame (right, up, towards), strength and sky, (6,)."""
+    """Return directions from the toy (right, up, towards the camera), strength and sky, (6,)."""
     directions = [
         (-1, 1, 1),
         (1, 1, 1),
@@ -281,10 +283,10 @@ def _lamps() -> tuple[Tensor, Tensor, Tensor]:
 def render(
     solids: list[Solid], azimuth: Tensor, elevation: Tensor, size: int = 96, samples: int = 2
 ) -> Tensor:
-    """Views of a toy under each of the six lightings, (views, 6, size, size), in [0, 1].
+    """Render a toy under each of the six lightings, (views, 6, size, size), in [0, 1].
 
     Args:
-        azimuth, elevation: of the camera, in radians, (views,).
+        azimuth, elevation: angles of the camera, in radians, (views,).
         size: height and width, in pixels.
         samples: rays for each pixel along either axis.
     """
@@ -305,13 +307,13 @@ def render(
 
 
 class Toys3D:
-    """The data set.
+    """The data set Toys3D, rendered once and kept in a cache.
 
     Args:
         size: height and width, in pixels.
-        seed: of the toys.
+        seed: seed of the toys.
         cache: folder for the rendered images; the user's cache by default.
-        azimuths, elevations, instances: how many of each, for a smaller set.
+        azimuths, elevations, instances: number of each, for a smaller set.
 
     Attributes:
         train, test: `Views`, of instances 0 to 4 and 5 to 9 of each category.
@@ -368,5 +370,5 @@ class Toys3D:
 
 
 def _elevations(number: int) -> list[float]:
-    """30 to 70 degrees above the ground, in radians."""
+    """Return elevations from 30 to 70 degrees above the ground, in radians."""
     return torch.linspace(math.radians(30), math.radians(70), number).tolist()

@@ -1,7 +1,7 @@
-"""Affine warps of images with known parameters, and their random versions for augmentation.
+"""Affine warps of images with known parameters, and random warps for augmentation.
 
 Coordinates are pixels from the centre of the image, x to the right and y down. A motion is an
-affine matrix (B, 2, 3) = [L | t] that moves the content: what was at p appears at L p + t. Warps
+affine matrix (B, 2, 3) = [L | t] that moves the content: the pixel at p appears at L p + t. Warps
 are bilinear, with zeros outside.
 
 The random versions are values: `Rotate(20)(images, generator=g)` draws one motion for each image
@@ -24,7 +24,7 @@ def motion(
     scale: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
     shift: tuple[Tensor | float, Tensor | float] = (0.0, 0.0),
 ) -> Tensor:
-    """Affine matrices (B, 2, 3): scale, then shear, then rotate, then shift.
+    """Return affine matrices (B, 2, 3) that scale, then shear, then rotate, then shift.
 
     Args:
         degrees: rotation, counter-clockwise as seen; a number or one per image, like all others.
@@ -45,10 +45,11 @@ def motion(
 
 
 def warp(images: Tensor, motions: Tensor, size: tuple[int, int] | None = None) -> Tensor:
-    """Images (B, C, H, W) moved by `motions` (B, 2, 3) or (1, 2, 3).
+    """Move images (B, C, H, W) by `motions` (B, 2, 3) or (1, 2, 3).
 
     Args:
-        size: (height, width) of the result, whose centre is that of the images; theirs by default.
+        size: (height, width) of the result, with the same centre as the images; by default the
+            images' size.
 
     Raises:
         ValueError: motions of another shape.
@@ -69,7 +70,7 @@ def warp(images: Tensor, motions: Tensor, size: tuple[int, int] | None = None) -
 
 
 def pixel_centres(height: int, width: int) -> Tensor:
-    """(x, y) of every pixel, measured from the centre of the image, row by row."""
+    """Return (x, y) of every pixel from the centre of the image, row by row."""
     y, x = torch.meshgrid(
         torch.arange(height) - (height - 1) / 2,
         torch.arange(width) - (width - 1) / 2,
@@ -79,7 +80,7 @@ def pixel_centres(height: int, width: int) -> Tensor:
 
 
 def shift_pixels(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Images moved by whole pixels, `x` to the right and `y` down (B,); no pixel is changed."""
+    """Move images by whole pixels, `x` to the right and `y` down (B,), without interpolation."""
     count, channels, height, width = images.shape
     device = images.device
     columns = torch.arange(width, device=device) - x.to(device)[:, None]  # (images, width)
@@ -92,7 +93,7 @@ def shift_pixels(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
-    """Where the ink of each image lies after `motions`: (B, 4) = (left, right, top, bottom).
+    """Compute the bounds of each image's ink after `motions`, (B, 4) = (left, right, top, bottom).
 
     The bounds, in pixels, hold every point at which the warped image can differ from zero: the
     ink's pixels are moved one by one, and the moved bilinear kernel is added around them.
@@ -110,13 +111,13 @@ def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
 def uniform(
     low: Tensor | float, high: Tensor | float, count: int, generator: torch.Generator
 ) -> Tensor:
-    """`count` draws between `low` and `high`, on the CPU."""
+    """Draw `count` numbers between `low` and `high`, on the CPU."""
     return low + (high - low) * torch.rand(count, generator=generator)
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Shift by whole pixels, uniform in [-pixels, pixels] along each axis."""
+    """The random shift by whole pixels, uniform in [-pixels, pixels] along each axis."""
 
     pixels: int
 
@@ -132,7 +133,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Rotate:
-    """Rotate about the centre by an angle uniform in [-degrees, degrees]."""
+    """The random rotation about the centre by an angle uniform in [-degrees, degrees]."""
 
     degrees: float
 
@@ -145,11 +146,11 @@ class Rotate:
 
 @dataclass(frozen=True)
 class Affine:
-    """Scale, shear, rotate and shift, each parameter uniform and independent.
+    """The random scale, shear, rotation and shift, each uniform and independent.
 
     Attributes:
         degrees: the angle lies in [-degrees, degrees].
-        shear: so does the shear in [-shear, shear].
+        shear: the shear lies in [-shear, shear].
         scale: smallest and largest factor, drawn for x and for y.
         shift: pixels; the shift along each axis lies in [-shift, shift].
     """
@@ -166,7 +167,7 @@ class Affine:
             raise ValueError(f"scale must be (low, high) with 0 < low <= high, not {self.scale}")
 
     def motions(self, count: int, generator: torch.Generator) -> Tensor:
-        """`count` random matrices (count, 2, 3)."""
+        """Draw `count` random matrices (count, 2, 3)."""
         return motion(
             uniform(-self.degrees, self.degrees, count, generator),
             uniform(-self.shear, self.shear, count, generator),

@@ -1,4 +1,4 @@
-"""Objects seen from many viewpoints, with every factor of every image: smallNORB.
+"""The data set smallNORB: objects from many viewpoints, with every factor of every image.
 
 smallNORB has 5 categories of toys, 10 instances of each (5 to train on, the others to test), 18
 azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 grey images in either split. `Toys3D`
@@ -34,14 +34,14 @@ FACTORS = ("instance", "elevation", "azimuth", "lighting")
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """Images and the factors that made them.
+    """A set of images and the factors that made them.
 
     Attributes:
         images: bytes, (N, C, H, W).
         labels: category, (N,).
         instance, elevation, azimuth, lighting: int64, (N,); azimuths are steps of 20 degrees,
             elevations steps of 5 degrees from 30 on.
-        name: where they come from.
+        name: the origin of the images.
     """
 
     images: Tensor
@@ -56,7 +56,7 @@ class Views:
         return len(self.images)
 
     def select(self, **factors: Iterable[int]) -> Views:
-        """The views whose factors are among those that are given, such as `azimuth=[0, 1, 2]`.
+        """Select the views whose factors are in the given lists, such as `azimuth=[0, 1, 2]`.
 
         Raises:
             ValueError: there is no such factor, or no such view.
@@ -73,7 +73,7 @@ class Views:
         return replace(self, **{name: tensor[chosen] for name, tensor in tensors.items()})
 
     def split(self, size: int | Size | None = None) -> Split:
-        """The images as training takes them: float32 in [0, 1], at `size` pixels if one is given.
+        """Return the images for training: float32 in [0, 1], at `size` pixels if given.
 
         A split of 24,300 images takes 900 MB at 96x96 and 220 MB at 48x48.
         """
@@ -83,18 +83,18 @@ class Views:
 
 
 class SmallNORB:
-    """smallNORB, from its original files.
+    """The data set smallNORB, read from its original files.
 
     Args:
-        root: the folder that holds them, packed (`.mat.gz`) or not (`.mat`), or that has a folder
-            `smallnorb` which does; without one they are downloaded to the user's cache (250 MB).
+        root: the folder that holds the files, packed (`.mat.gz`) or not (`.mat`), directly or in a
+            folder `smallnorb`. Without a root they are downloaded to the user's cache (250 MB).
         cameras: 1 for the left image only, 2 for both, as channels.
 
     Attributes:
         train, test: `Views`; no instance is in both.
 
     Raises:
-        MissingData: a file is absent, damaged or not of the format; says which, and its address.
+        MissingData: a file is absent, damaged or not of the format; the message names its address.
     """
 
     home: ClassVar = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
@@ -151,9 +151,9 @@ _TYPES: dict[int, np.dtype[Any]] = {
 
 
 def read_matrix(raw: bytes) -> Tensor:
-    """A tensor in the binary-matrix format of smallNORB.
+    """Read a tensor in the binary-matrix format of smallNORB.
 
-    Four bytes say the type, four the rank, then come the sizes (three at least, whatever the rank)
+    Four bytes give the type and four the rank. Then follow the sizes (at least three, at any rank)
     and the numbers, all little-endian.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Approximate posteriors: every routing, encoder and settling procedure, as a Pyro guide."""
+"""Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.class_pose import ClassPose

@@ -1,4 +1,4 @@
-"""What every guide of the zoo shares: it is made from a model and says which sites it covers."""
+"""The base of every guide of the zoo, which is made from a model and names its sites."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from capsule_zoo.models.base import Model, NamedModule
 class Guide(NamedModule):
     """An approximate posterior over the latent sites of one model.
 
-    A guide is called as its model is, `guide(images, labels=None)`. It holds the model without
-    owning it: the model's parameters are not the guide's. Its `model_class` is that of the models
-    that it fits, `observes` is the name of its first argument, which it cannot do without, and
-    `fit_settings` are the `lr`, `schedule`, `warmup` and `clip` of `inference.fit` that suit it,
-    where the caller gives none.
+    A guide is called like its model, `guide(images, labels=None)`. It holds the model without
+    owning it: the model's parameters are not parameters of the guide.
+    `model_class` is the class of the models that the guide fits. `observes` is the name of its
+    first argument, which is required. `fit_settings` are the default `lr`, `schedule`, `warmup` and
+    `clip` of `inference.fit` for this guide.
 
     Raises:
         ValueError: the model is of another class, or the guide is called without images.
@@ -35,7 +35,7 @@ class Guide(NamedModule):
                 f"not {type(model).__name__}"
             )
         super().__init__()
-        self._model = (model,)  # in a tuple, as Pyro's AutoGuides do, so that it is no sub-module
+        self._model = (model,)  # in a tuple, like Pyro's AutoGuides, so that it is not a sub-module
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         observed = arguments[0] if arguments else keywords.get(self.observes)
@@ -53,16 +53,16 @@ class Guide(NamedModule):
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """Names of the sites that the guide draws: all that the model leaves to guides."""
+        """The names of the sites that the guide draws: all that the model leaves to guides."""
         return tuple(site.name for site in self.model.latent_sites)
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> Self:
-        """Return the same guide, with the same parameters, to `model.with_missing_pixels()`.
+        """Return the same guide, with the same parameters, for `model.with_missing_pixels()`.
 
-        A guide that reads the image sees `fill` where a pixel is missing. It then answers as if it
-        had been shown the filled image: an answer that is better or worse but always a law over the
-        latents, so that bounds stay bounds. Laws with parameters for every image, fitted to the
-        observed pixels, see nothing of the fill; see `fill_in`.
+        A guide that reads the image sees `fill` where a pixel is missing. Its result is then the
+        law of the filled image. This law may be better or worse, but it is always a law of the
+        latents, so that bounds stay bounds. Guides with their own parameters for every image,
+        fitted to the observed pixels, do not use the fill; see `fill_in`.
 
         Args:
             fill: a number or (C, H, W), such as the mean of the training images.
@@ -72,6 +72,6 @@ class Guide(NamedModule):
         )
 
     def with_discrete_presences(self) -> Self:
-        """The same parameters in a guide to the model's `with_discrete_presences()`."""
+        """Return a guide with the same parameters for the model's `with_discrete_presences()`."""
         model = self.model.with_discrete_presences()
         return self if model is self.model else self.sharing_parameters(_model=(model,))

@@ -1,4 +1,4 @@
-"""A capsule network as the guide to a decoder: the code of an image is its class's pose."""
+"""A capsule network as the guide to a decoder: the code of an image is the pose of its class."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 
 
 class ClassPose(Guide):
-    """q(code | image, label) = the pose of the label's capsule, and zeros for all others.
+    """The guide whose code is the pose of the label's capsule, with zeros for all other classes.
 
-    The code has 16 numbers for each class. Where no label is given, it is the likeliest. The
-    network is taken as it is: it is no part of the guide, and does not learn from the decoder.
+    The code has 16 numbers for each class. If no label is given, it is the most likely label. The
+    network is not a part of the guide and does not learn from the decoder.
 
     Poses of a class lie close together, a tenth of their size apart in a network that was trained
     to classify. After `standardise` the code is 1 plus the distance from the mean of the class, in
-    its deviations: the decoder need not learn that scale, and a mean pose still tells its class.
+    its deviations. The decoder then need not learn that scale, and a mean pose still shows its
+    class.
 
     Args:
         model: the decoder.
         classifier: the capsule network.
 
     Raises:
-        ValueError: the decoder is no variational autoencoder, or its code is of another size.
+        ValueError: the decoder is not a variational autoencoder, or its code has another size.
 
     Reference: Sabour, Frosst & Hinton 2017 (arXiv 1710.09829), section 4.1, where such a decoder is
     trained along with the network.
@@ -46,7 +47,7 @@ class ClassPose(Guide):
                 f"the model's latent must be {size}, {POSE * POSE} numbers for each of "
                 f"{classifier.num_classes} classes, not {model.latent}"
             )
-        self._classifier = (classifier,)  # in a tuple, so that it is no sub-module
+        self._classifier = (classifier,)  # in a tuple, so that it is not a sub-module
         self.register_buffer("origin", torch.zeros(classifier.num_classes, POSE * POSE))
         self.register_buffer("unit", torch.ones(classifier.num_classes, POSE * POSE))
 
@@ -66,7 +67,7 @@ class ClassPose(Guide):
 
     @torch.no_grad()
     def poses(self, images: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The pose (B, 16) of the label's capsule, and the label, the likeliest if not given."""
+        """Return the pose (B, 16) of the label's capsule, and the label, by default predicted."""
         with poutine.block():
             classes = self.classifier.capsules(images)[-1]
         labels = classes.logits[:, 0].argmax(1) if labels is None else labels
@@ -74,9 +75,9 @@ class ClassPose(Guide):
         return classes.pose[:, 0].flatten(2)[each, labels], labels
 
     def standardise(self, images: Tensor, labels: Tensor) -> None:
-        """Measure the poses of each class by its mean and deviation among images (B, C, H, W).
+        """Compute the mean and deviation of each class's poses over images (B, C, H, W).
 
-        Classes with fewer than two images, labels (B,), stay as they are.
+        Labels are (B,). Classes with fewer than two images stay as they are.
         """
         batches = zip(images.split(100), labels.split(100), strict=True)
         poses = torch.cat([self.poses(*batch)[0] for batch in batches])

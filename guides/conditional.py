@@ -1,21 +1,21 @@
-"""The guide to models that paint on request: a convolutional network reads the code off the image.
+"""The guide to models that paint on request: a convolutional network computes the code.
 
     q(z_s | image) = Normal(mean_s, deviation_s)          # every continuous site s
     q(k | image) = OneHotCategorical(logits)              # relaxed in training
     (logits, mean_s, log deviation_s) = CNN(image)
 
-It is shown the image in its plain place and position, never the transformed one that the model is
-asked for: what an image is does not depend on how it is wanted. Where a request moves things over a
-large canvas it reads only a window in the middle.
+The network sees the untransformed image, never the transformed image that the model is requested to
+draw, because the code does not depend on the request. Where a request moves things over a large
+canvas it reads only a window in the middle.
 
-`deterministic=True` is the article's autoencoder: each site is a point, and nothing is paid for it,
-the density of the point being the prior's own. Its loss is the squared error over twice the
-variance of a pixel, up to a constant, and no bound.
+`deterministic=True` is the article's autoencoder. Each site is a point, whose density is taken
+equal to the prior's, so that the point costs nothing. The loss is the squared error over twice the
+variance of a pixel, up to a constant. It is not a bound.
 
 References:
     Potapov 2018 and his co-authors' experiments, see `capsule_zoo.models.generative_capsnet`: two
     convolutions of 64 and 128 maps, 1,024 units. Their kernels are 4x4, with leaky rectifiers;
-    here the network is that of the VAE.
+    here the network is the encoder of the VAE.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ KIND = "object_kind"
 
 
 class ConditionalEncoder(Guide):
-    """q(latents | image) of a model that paints on request; see the top of this file.
+    """The guide q(latents | image) to a model that paints on request.
+
+    It is described at the top of this file.
 
     Args:
         model: a `GenerativeCapsNet`, a `ContinuousCapsNet` or a `ConditionalAutoencoder`.
-        deterministic: points without a price in place of laws.
-        window: (height, width) of what is read, in the middle of the image; all by default.
+        deterministic: whether each site is a point that costs nothing, instead of a law.
+        window: (height, width) of the window in the middle of the image that is read; by default
+            the whole image.
         channels: maps at half the window's size; twice as many at a quarter.
         hidden: units of the layer between the maps and the laws.
 
@@ -74,7 +77,7 @@ class ConditionalEncoder(Guide):
         self.read = PyroModule[nn.Linear](hidden, sum(self.columns.values()))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Draws every latent and returns the values by site, (B, ...) each."""
+        """Draw every latent and return the values by site, (B, ...) each."""
         self.model.check_images(images)
         numbers, prior = self._numbers(images), self.model.prior()
         with pyro.plate("images", len(images), dim=-1):
@@ -84,16 +87,16 @@ class ConditionalEncoder(Guide):
             }
 
     def expectations(self, images: Tensor) -> dict[str, Tensor]:
-        """The middle of q by site, (B, ...) each.
+        """Compute the centre of q by site, (B, ...) each.
 
-        That is the mean of a continuous site, and of a kind the logarithms of its probabilities or,
-        in a guide to the discrete model, its likeliest value.
+        For a continuous site it is the mean. For a kind it is the logarithms of the probabilities
+        or, in a guide to the discrete model, the most likely value.
         """
         prior = self.model.prior()
         return {n: self._point(n, read, prior[n]) for n, read in self._numbers(images).items()}
 
     def _numbers(self, images: Tensor) -> dict[str, Tensor]:
-        """What the network says of every site, (B, columns) each."""
+        """Compute the network's outputs for every site, (B, columns) each."""
         top, left = ((n - m) // 2 for n, m in zip(images.shape[-2:], self.window, strict=True))
         seen = images[..., top : top + self.window[0], left : left + self.window[1]]
         read = self.read(self.encoder(seen)).split(list(self.columns.values()), dim=-1)

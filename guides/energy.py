@@ -1,15 +1,15 @@
-"""Guides to the capsule RBM: its posterior, which is closed form, and the paper's mean field.
+"""Guides to the capsule RBM: the exact posterior in closed form, and the paper's mean field.
 
     ExactSwitches      z_k ~ Bernoulli(c_k + Omega_k.x + sum_j [B(b + m_k) - B(b)])
                        h_k ~ family(b + z_k m_k)                            # m_k = W_k'x
     MeanFieldSwitches  z_k ~ Bernoulli(pi_k),  h_k ~ family(b + pi_k m_k)   # z and h independent
                        logit pi_k = c_k + Omega_k.x + m_k.B'(b + pi_k m_k)  # iterated
 
-Neither has parameters of its own. Both know their variational free energy in closed form,
+Neither has its own parameters. Both have their variational free energy in closed form,
 
     E_q[E(x, h, z)] - entropy of q  >=  F(x),  with equality for ExactSwitches,
 
-which is what `ContrastiveDivergence` lowers on the data.
+and `ContrastiveDivergence` lowers this energy on the data.
 
 References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN): the mean field.
@@ -32,11 +32,11 @@ from capsule_zoo.models.checks import check_at_least
 class ExactSwitches(Guide):
     """The exact posterior of a `CapsuleRBM` or an `RBM`.
 
-    Under it the log weight, log density of the model less that of the guide, is one number for
-    every draw: -F(x) less the model's `log_base_partition`.
+    The log weight is the log density of the model less the log density of the guide. Under this
+    guide it is the same number for every draw: -F(x) less the model's `log_base_partition`.
 
     Raises:
-        ValueError: `model` is no capsule RBM.
+        ValueError: `model` is not a capsule RBM.
     """
 
     model_class = CapsuleRBM
@@ -47,26 +47,26 @@ class ExactSwitches(Guide):
             draw_capsules("capsule", self.model.posterior(images))
 
     def expectations(self, images: Tensor) -> CapsuleState:
-        """E[z | x] and E[z h | x] of images (B, C, H, W)."""
+        """Compute E[z | x] and E[z h | x] for images (B, C, H, W)."""
         return self.model.posterior(images).mean()
 
     def free_energy(self, images: Tensor) -> Tensor:
-        """Of images (B, C, H, W): F(x) itself, (B,), in nats."""
+        """Compute F(x) of images (B, C, H, W), (B,), in nats."""
         return self.model.free_energy(images)
 
 
 class MeanFieldSwitches(Guide):
-    """Switches and hidden units as if independent given the image: the paper's inference.
+    """The paper's mean field: switches and hidden units as if independent given the image.
 
-    Where couplings are strong the iteration has two fixed points; it starts at pi = 1/2, and
-    which of them it finds depends on that.
+    Where couplings are strong the iteration has two fixed points. It starts at pi = 1/2, and the
+    start decides which of the two it finds.
 
     Args:
         model: a `CapsuleRBM`.
-        iterations: of the fixed-point equation.
+        iterations: number of iterations of the fixed-point equation.
 
     Raises:
-        ValueError: `model` is no capsule RBM or has no switches, or `iterations` is below 1.
+        ValueError: `model` is not a capsule RBM or has no switches, or `iterations` is below 1.
     """
 
     model_class = CapsuleRBM
@@ -90,7 +90,7 @@ class MeanFieldSwitches(Guide):
 
     @torch.no_grad()
     def switch_probabilities(self, images: Tensor) -> Tensor:
-        """pi, (B, K), after the iterations; a constant, for at a fixed point its gradient is 0."""
+        """Compute pi, (B, K), as a constant, because its gradient is 0 at a fixed point."""
         field, switch = self.model.fields(images)
         prior = self.model.switch_bias + switch
         probability = torch.full_like(prior, 0.5)
@@ -100,14 +100,14 @@ class MeanFieldSwitches(Guide):
         return probability
 
     def expectations(self, images: Tensor) -> CapsuleState:
-        """pi and pi B'(b + pi m), which are E_q[z] and E_q[z h], of images (B, C, H, W)."""
+        """Compute E_q[z] = pi and E_q[z h] = pi B'(b + pi m) for images (B, C, H, W)."""
         probability = self.switch_probabilities(images)
         gate = probability[..., None]
         mean = self.model.hidden.mean(gate * self.model.fields(images).hidden)
         return CapsuleState(probability, gate * mean)
 
     def free_energy(self, images: Tensor) -> Tensor:
-        """E_q[E] less the entropy of q, (B,), in nats, for images (B, C, H, W).
+        """Compute E_q[E] less the entropy of q, (B,), in nats, for images (B, C, H, W).
 
         It is -a.x - log f(x) - sum B(b + pi m) - sum_k [pi_k (c_k + Omega_k.x) + H(pi_k)].
         """

@@ -1,11 +1,11 @@
-"""Free-form inference: variational parameters of its own for every image, and no network.
+"""Free-form inference: separate variational parameters for every image, and no network.
 
     t ~ relaxed or discrete Bernoulli(logits[image, capsule])
     A ~ Delta(pose[image, capsule])  or  Normal(pose[image, capsule], scale[image, capsule])
 
-Started at another guide's answer, it measures what amortisation costs and repairs what the encoder
-got wrong; started at the prior, it checks that nothing depends on an encoder. Train it with
-`inference.fit(..., freeze="model")` on the very images it was made for, in their order.
+If it starts at another guide's result, it measures the cost of amortisation and corrects the errors
+of the encoder. If it starts at the prior, it checks that a result does not depend on an encoder.
+Train it with `inference.fit(..., freeze="model")` on the images it was made for, in their order.
 
 References:
     Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
@@ -30,12 +30,12 @@ _INITIAL_SCALE = 0.02
 
 
 class FreeForm(Guide):
-    """Per-image variational parameters for all levels of a part-whole model.
+    """The guide with per-image variational parameters for all levels of a part-whole model.
 
     Args:
         model: the model.
         images: (B, C, H, W), the images whose posterior this is.
-        init: a guide to start from; None starts at a draw from the prior.
+        init: a guide to start from; None for a draw from the prior.
         pose: "delta" or "normal".
 
     Raises:
@@ -83,7 +83,7 @@ class FreeForm(Guide):
         return len(self.poses["part"])
 
     def select(self, index: Tensor) -> FreeForm:
-        """The guide to `images[index]`, with copies of these images' parameters."""
+        """Return the guide to `images[index]`, with copies of the parameters of these images."""
         chosen = self.sharing_parameters()
         chosen._modules = dict(self._modules)
         for name, tensors in self._modules.items():
@@ -94,7 +94,7 @@ class FreeForm(Guide):
         return chosen
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
-        """Draws every level and returns the objects' choices.
+        """Draw every level and return the presences and poses of the objects.
 
         `images` may be the guide's own images several times over, as evaluation passes them.
         """

@@ -1,10 +1,10 @@
-"""A normal law of its own for every image, over the latents of any model in which they are real.
+"""A separate normal law for every image, over the latents of any model with real latents.
 
     z ~ Normal(mean[image], scale[image])        # at every site, coordinate by coordinate
 
-What `FreeForm` is for part-whole capsules, this is for models such as the autoencoders: started at
-a draw of another guide and fitted to the images at hand, it needs no network that has seen such
-images before, as where pixels are missing.
+This guide is the counterpart of `FreeForm` for models such as the autoencoders. It starts at a draw
+of another guide and is fitted to the given images. It needs no network that was trained on such
+images, which is useful where pixels are missing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INITIAL_SCALE = 0.1
 
 
 class FreeFormNormal(Guide):
-    """Means and deviations for every image and every real coordinate of a model's latents.
+    """The guide with a mean and deviation for every image and coordinate of the latents.
 
     Args:
         model: the model.

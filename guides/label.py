@@ -1,4 +1,4 @@
-"""The guide to a classifier: where no label is given, the exact law of the label."""
+"""The guide to a classifier: the exact law of the label where no label is given."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from capsule_zoo.models.classifier import Classifier
 
 
 class ExactLabel(Guide):
-    """q(label | image) = p(label | image), which a classifier has in closed form.
+    """The guide q(label | image) = p(label | image), which a classifier has in closed form.
 
-    With labels given there is nothing left to draw, and with none the log weight of every draw is
-    the log partition function of the model's law: 0 where that is normalised.
+    With labels there is nothing left to draw. Without labels the log weight of every draw is the
+    log partition function of the model's law, which is 0 if the law is normalised.
 
     Args:
         model: the classifier.
 
     Raises:
-        ValueError: the model is no classifier.
+        ValueError: the model is not a classifier.
     """
 
     model_class = Classifier

@@ -4,13 +4,14 @@
     t_part, A_part     ~ q(. | attention_pooling(features))             # (B, P), (B, P, 6)
     t_object, A_object ~ q(. | set_transformer({A_i, t_i, identity i})) # (B, K), (B, K, 6)
 
-The objects see the image only through the parts that were drawn. Deeper models get one set
-transformer a level. Presences above the parts are balanced over the batch (`BalancedLogits`):
-without it each becomes always on or always off within a few hundred steps, and stays so.
+The objects see the image only through the parts that were drawn. Deeper models have one set
+transformer for each level. Presences above the parts are balanced over the batch
+(`BalancedLogits`). Otherwise each of them becomes always on or always off within a few hundred
+steps, and stays so.
 
-Poses are points (`pose="delta"`, the paper's choice: the loss is then a MAP objective and no
-bound), or `"normal"`, or `"low_rank"` (a low-rank plus diagonal covariance over a pose's six
-numbers).
+Poses are points (`pose="delta"`, the paper's choice), `"normal"`, or `"low_rank"` (a low-rank plus
+diagonal covariance over a pose's six numbers). With points the loss is a MAP objective, not a
+bound.
 
 References:
     Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553); encoder and sizes after
@@ -39,23 +40,23 @@ from capsule_zoo.models.blocks.selection import as_presence
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
-# A raw read-out moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
-# by 36 degrees. At the full rates the first updates therefore throw the objects far from their
-# prior, whose gradient then drives the parts off the image, from where nothing calls them back.
+# A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
+# by 36 degrees. At the full rates the first updates therefore move the objects far from their
+# prior. The gradient of the prior then drives the parts off the image, and they never return.
 FIT_SETTINGS = MappingProxyType(
     dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", warmup=50, clip=1e4)
 )
 POSES = ("delta", "normal", "low_rank")
-_OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are read
+_OUTPUTS = 7 + 16  # presence logit, raw pose, and features from which deviations are computed
 _FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
 _INITIAL_SCALE = 0.02  # deviation of a fresh normal pose: close to the point that it replaces
 
 
 class PoseHead(PyroModule):
-    """The law of one level's poses, centred where the encoder says.
+    """The law of one level's poses, centred at the encoder's output.
 
     Args:
-        features: size of the vector from which deviations are read, for each capsule.
+        features: size of the vector from which deviations are computed, for each capsule.
         capsules: capsules of the level.
         kind: "delta", "normal" or "low_rank".
         rank: columns of the low-rank factor.
@@ -68,7 +69,7 @@ class PoseHead(PyroModule):
         if numbers:
             self.weight = nn.Parameter(torch.zeros(capsules, features, numbers))
             self.bias = nn.Parameter(torch.zeros(capsules, numbers))
-            if kind == "low_rank":  # the factor may not start at zero, its gradient would vanish
+            if kind == "low_rank":  # at zero the factor would have no gradient
                 nn.init.normal_(self.bias[:, 6:], std=_INITIAL_SCALE / 2)
 
     def forward(self, loc: Tensor, features: Tensor) -> dist.TorchDistribution:
@@ -83,12 +84,12 @@ class PoseHead(PyroModule):
 
 
 class Proposal(NamedTuple):
-    """What the capsules of one level are drawn from.
+    """The numbers that define the law of the capsules of one level.
 
     Attributes:
-        logits: of the presences, (B, capsules).
+        logits: logits of the presences, (B, capsules).
         pose: centres of the poses, (B, capsules, 6).
-        features: from which deviations are read, (B, capsules, features).
+        features: numbers from which deviations are computed, (B, capsules, features).
     """
 
     logits: Tensor
@@ -100,10 +101,10 @@ _Posed = TypeVar("_Posed", Capsules, Proposal)
 
 
 class PartEncoder(Guide):
-    """Base of the guides that read parts from the image and everything above from the parts.
+    """The base of the guides that infer parts from the image and all other levels from the parts.
 
-    Subclasses write `parents`, the proposal for one level given the capsules drawn below it, and
-    say in `parent_features` from how many features its deviations are read.
+    Subclasses write `parents`, the proposal for one level given the capsules drawn below it. They
+    set `parent_features`, the number of features from which its deviations are computed.
 
     Args:
         model: the model to invert.
@@ -113,10 +114,11 @@ class PartEncoder(Guide):
         anisotropy: bound on a part's stretch, or None. Bounded parts become strokes; free ones
             become blobs that are stretched into strokes (`poses.from_parameters`).
         rank: columns of the low-rank factor where `pose="low_rank"`.
-        coordinates: tell the pooling where on the image each feature lies. Without, places are
-            known from the padding at the image's edge alone, which is too far on larger images.
-        turns: how many turns of the image are tried; see `capsule_zoo.guides.turns`.
-        centred: show the networks each image with its ink in the middle. The guide is then
+        coordinates: whether the pooling gets the position of each feature on the image. Otherwise
+            positions follow only from the padding at the image's edge, which is too far away on
+            larger images.
+        turns: number of turns of the image that are tried; see `capsule_zoo.guides.turns`.
+        centred: whether the networks see each image with its ink in the middle. The guide is then
             equivariant under shifts.
 
     Raises:
@@ -175,20 +177,20 @@ class PartEncoder(Guide):
         )
 
     def with_poses(self, pose: str) -> Self:
-        """A new guide to the same model with the same weights and another law of the poses.
+        """Return a guide to the same model with the same weights and another law of the poses.
 
-        Train with `"delta"` first: sampled poses from the start underfit. A fresh normal starts
-        at the delta's point with a deviation of .02.
+        Train with `"delta"` first, because poses that are sampled from the start underfit. A new
+        normal law starts at the delta's point with a deviation of .02.
         """
         return type(self)(self.model, pose, **self.options).copy_matching(self)
 
     def with_turns(self, turns: int) -> Self:
-        """The same parameters in a guide that tries so many turns of the image."""
+        """Return a guide with the same parameters that tries `turns` turns of the image."""
         _check_turns(self.model, turns)
         return self.sharing_parameters(options={**self.options, "turns": turns})
 
     def copy_matching(self, source: PartEncoder) -> Self:
-        """Take over every tensor that another guide has under the same name and shape."""
+        """Copy every tensor that another guide has under the same name and shape."""
         self.to(next(source.parameters()))
         mine = self.state_dict()
         same = {
@@ -198,17 +200,17 @@ class PartEncoder(Guide):
         return self
 
     def parents(self, index: int, children: Capsules) -> Proposal:
-        """The proposal for level `index` of the model, given the capsules drawn one level down."""
+        """Return the proposal for level `index`, given the capsules drawn one level down."""
         raise NotImplementedError(f"{type(self).__name__} must write parents")
 
     def forward(
         self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
     ) -> Capsules:
-        """Draws every level and returns the objects' choices.
+        """Draw every level and return the presences and poses of the objects.
 
         Args:
-            angle: turns, (B,), in radians, at which the networks see the images and the parts; by
-                default the best of the guide's `turns`.
+            angle: turn of each image, (B,), in radians, at which the networks see the image and the
+                parts; by default the best of the guide's `turns`.
         """
         self.model.check_images(images)
         if angle is None and self.options["turns"] > 1:
@@ -248,12 +250,12 @@ class PartEncoder(Guide):
 
 
 class AmortizedPartWhole(PartEncoder):
-    """q(parts | image) q(objects | parts), one network evaluation for each image.
+    """The guide q(parts | image) q(objects | parts), with one network evaluation for each image.
 
     Args:
         model, pose: as for every `PartEncoder`.
         width, heads, blocks, inducing: sizes of the set transformers.
-        encoder: further arguments of `PartEncoder`.
+        encoder: other arguments of `PartEncoder`.
     """
 
     parent_features = _OUTPUTS
@@ -278,7 +280,7 @@ class AmortizedPartWhole(PartEncoder):
             SetTransformer(7 + child.size, parent.size, _OUTPUTS, width, heads, blocks, inducing)
             for parent, child in zip(above, model.levels[1:], strict=True)
         )
-        for transformer in self.transformers:  # parents begin upright, in the middle, at full size
+        for transformer in self.transformers:  # parents start upright, in the middle, at full size
             transformer.read_weight.data[..., 1:7] *= 0.1
             transformer.read_bias.data[:, 1:3] += _FULL_SIZE
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(level.size) for level in above)
@@ -290,7 +292,7 @@ class AmortizedPartWhole(PartEncoder):
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
 
     def _as_set(self, capsules: Capsules) -> Tensor:
-        """Drawn capsules as a set: pose, presence and one-hot identity, (B, n, 7 + n)."""
+        """Return capsules as a set of pose, presence and one-hot identity, (B, n, 7 + n)."""
         there = as_presence(capsules.presence, self.model.relaxed)[..., None]
         *batch, n = capsules.presence.shape
         identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
@@ -298,12 +300,12 @@ class AmortizedPartWhole(PartEncoder):
 
 
 def _moved(capsules: _Posed, frame: Tensor) -> _Posed:
-    """The same with poses (B, capsules, 6) moved by a pose of each image's own, (B, 6)."""
+    """Return the same with poses (B, capsules, 6) moved by one pose for each image, (B, 6)."""
     return capsules._replace(pose=poses.compose(frame[:, None], capsules.pose))
 
 
 def _with_coordinates(features: Tensor) -> Tensor:
-    """Features (B, channels, H, W) and, as two more channels, the x and y at which each lies."""
+    """Return features (B, channels, H, W) with their x and y as two more channels."""
     identity = poses.identity_like(features).view(1, 2, 3)
     places = F.affine_grid(identity, [1, 1, *features.shape[2:]], align_corners=False)
     places = places.permute(0, 3, 1, 2).expand(len(features), -1, -1, -1)

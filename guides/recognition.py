@@ -4,8 +4,8 @@
     z_1k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj) - B(b_kj)])
     h_1k ~ family(b_k + z_1k m_k)                                   # and so on to the top
 
-b are the generative biases: the units of a capsule that is off follow their base law in the true
-posterior, for nothing feels them, and here.
+b are the generative biases. In the true posterior the units of a capsule that is off follow their
+base law, because they affect nothing. They do so here too.
 
 References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN).
@@ -33,7 +33,7 @@ from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupli
 
 
 class RecognitionLayer(PyroModule):
-    """One layer of the mirror image: the coupling to what is below, e and c."""
+    """A layer of the mirror image: the coupling to the layer below, and the biases e and c."""
 
     def __init__(self, inputs: int, gates: int, capsules: int, units: int) -> None:
         super().__init__()
@@ -42,17 +42,17 @@ class RecognitionLayer(PyroModule):
         self.switch_bias = nn.Parameter(torch.zeros(capsules))  # c
 
     def forward(self, inputs: Tensor, gates: Tensor, units: Units) -> CapsuleLaw:
-        """q(z, h | layer below), `units` being the generative layer's."""
+        """Return q(z, h | layer below); `units` are the units of the generative layer."""
         fields = self.coupling(inputs, gates)
         fields = Fields(fields.hidden + self.hidden_bias, fields.switch)
         return capsule_law(units, self.switch_bias, fields)
 
 
 class RecognitionMachine(Guide):
-    """The recognition guide of a `CapsuleHelmholtzMachine`; see the top of this file.
+    """The recognition guide of a `CapsuleHelmholtzMachine`, described at the top of this file.
 
     Raises:
-        ValueError: `model` is no capsule Helmholtz machine.
+        ValueError: `model` is not a capsule Helmholtz machine.
     """
 
     model_class = CapsuleHelmholtzMachine
@@ -78,19 +78,19 @@ class RecognitionMachine(Guide):
                 gates, inputs = state.switch, state.activity.flatten(-2)
 
     def posterior(self, images: Tensor) -> CapsuleLaw:
-        """q(z_1, h_1 | x) of the lowest layer."""
+        """Return q(z_1, h_1 | x) of the lowest layer."""
         pixels = images.flatten(1)
         return self.layers[0](pixels, pixels, self.model.layers[-1].hidden)
 
     def expectations(self, images: Tensor) -> CapsuleState:
-        """E_q[z_1 | x] and E_q[z_1 h_1 | x], of the lowest layer, for images (B, C, H, W)."""
+        """Compute E_q[z_1 | x] and E_q[z_1 h_1 | x] of the lowest layer for images (B, C, H, W)."""
         return self.posterior(images).mean()
 
     @torch.no_grad()
     def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:
         """Alternate recognition of all layers and generation from the top one, (B, C, H, W).
 
-        It is Gibbs sampling as far as recognition is the posterior.
+        It is Gibbs sampling to the extent that recognition equals the posterior.
         """
         for _ in range(steps):
             recognised = pyro.poutine.trace(self).get_trace(images)

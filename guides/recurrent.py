@@ -1,4 +1,4 @@
-"""The guide to recurrent capsules: it watches the drawing and says what the next step should add.
+"""The guide to recurrent capsules: it reads the drawing and draws the code of the next step.
 
     for t = 1 .. T:
         error = image - sigmoid(c_{t-1})                     # what is missing
@@ -9,8 +9,8 @@
         z_t ~ Normal(mean, deviation),    (mean, log deviation) = linear(e_t)
         drawing = model.step(drawing, z_t)
 
-The canvas is thus the model's own, and is left to it. `read` looks through a window of attention,
-placed by h_{t-1}, or at everything.
+The canvas is the model's own, and the guide shares it with the model. `read` looks through a window
+of attention that h_{t-1} places, or at the whole image.
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation"; to look once is ours.
@@ -44,10 +44,12 @@ from capsule_zoo.models.recurrent_capsules import (
 
 
 class RecurrentEncoder(Guide):
-    """q(z_1, ..., z_T | image) of `RecurrentCapsules`; see the top of this file.
+    """The guide q(z_1, ..., z_T | image) of `RecurrentCapsules`.
+
+    It is described at the top of this file.
 
     Raises:
-        ValueError: `model` is no recurrent capsule network.
+        ValueError: `model` is not a recurrent capsule network.
     """
 
     model_class = RecurrentCapsules
@@ -69,11 +71,12 @@ class RecurrentEncoder(Guide):
     def forward(
         self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
     ) -> list[Drawing]:
-        """Draws every code and returns the drawing after each step.
+        """Draw every code and return the drawing after each step.
 
         Args:
             labels: not used.
-            attend: factors of the class capsules that see the image, (B, classes): zeros mask.
+            attend: factors (B, classes) of the class capsules that see the image; zeros mask
+                capsules.
         """
         model = self.model
         model.check_images(images)
@@ -101,7 +104,7 @@ class RecurrentEncoder(Guide):
         return drawings[1:]
 
     def read(self, images: Tensor, drawing: Drawing) -> Tensor:
-        """Image and error, through the window if there is one, as numbers for the cell."""
+        """Return image and error, read through the window if any, as inputs of the cell."""
         pair = joined([images, images - drawing.mean], -3)
         if self.aim is not None:
             pair = self.aim(drawing.hidden).read(pair)
@@ -109,7 +112,7 @@ class RecurrentEncoder(Guide):
 
     @torch.no_grad()
     def divergences(self, images: Tensor) -> Tensor:
-        """KL(q(z_t | z_1 .. z_{t-1}, image) | p(z_t)) along one draw, in nats, (T, B)."""
+        """Compute KL(q(z_t | z_1 .. z_{t-1}, image) | p(z_t)) along one draw, in nats, (T, B)."""
         nodes = poutine.trace(self).get_trace(images).nodes
         laws = [nodes[name]["fn"] for name in self.covers]
         standard = dist.Normal(torch.zeros_like(laws[0].mean), 1.0).to_event(1)

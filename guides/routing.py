@@ -1,4 +1,4 @@
-"""Routing: which parents are there, and where, given the votes of their children.
+"""Routing: inference of the parents' presences and poses from the votes of their children.
 
 Three routings infer the same mixture (`capsule_zoo.models.switchable_gaussians`) in three ways:
 
@@ -6,17 +6,18 @@ Three routings infer the same mixture (`capsule_zoo.models.switchable_gaussians`
     VBRouting       R, then Dirichlet and Normal-Gamma posteriors: variational Bayes
     DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j
 
-Each is called as `routing(votes, law)` and is an argument of every capsule layer. `beliefs` gives
-what it believes after each iteration and `free_energies` what that is worth, in nats, with the
-Gaussians and switches that fit its shares best, so that routings can be compared on the same votes.
+Each is called as `routing(votes, law)` and is an argument of every capsule layer. `beliefs` yields
+the belief after each iteration. `free_energies` returns the free energy of each belief, in nats,
+with the Gaussians and switches that fit its shares best, so that routings can be compared on the
+same votes.
 
 >>> EMRouting(3).free_energies(Votes.dense(values), layer.law())             # (3, N)
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing", procedure 1.
     De Sousa Ribeiro, Leontidis & Kollias 2020, "Capsule Routing via Variational Bayes"
-    (arXiv 1905.11455). Priors are diagonal here, one Gamma for each number of the pose, for which
-    the updates are exact; a parent's switch is the one that EM uses, in expectation.
+    (arXiv 1905.11455). Priors are diagonal here, one Gamma for each number of the pose, so
+    that the updates are exact. A parent's switch is the switch of EM, in expectation.
     Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): its
     procedure 1.
 """
@@ -53,10 +54,10 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Routing:
-    """Base of the routings.
+    """The base of the routings.
 
     Attributes:
-        iterations: how often the parents are inferred.
+        iterations: number of times that the parents are inferred.
 
     Raises:
         ValueError: `iterations` below 1.
@@ -68,16 +69,16 @@ class Routing:
         check_at_least(1, iterations=self.iterations)
 
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
-        """What is believed in the end."""
+        """Return the belief after the last iteration."""
         *_, last = self.beliefs(votes, law)
         return last
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        """What is believed after each iteration; the first one starts at equal shares."""
+        """Yield the belief after each iteration, the first of which starts at equal shares."""
         raise NotImplementedError
 
     def free_energies(self, votes: Votes, law: ParentLaw) -> Tensor:
-        """Free energy after each iteration, in nats, (iterations, N).
+        """Compute the free energy after each iteration, in nats, (iterations, N).
 
         Means, variances and presences are those that minimise it at the routing's shares.
         """
@@ -87,12 +88,12 @@ class Routing:
 
 @dataclass(frozen=True)
 class AnnealedRouting(Routing):
-    """Base of the routings at a temperature, which falls from one iteration to the next.
+    """The base of the routings with a temperature that falls at each iteration.
 
     Attributes:
         iterations: as for every routing.
-        anneal: in iteration t = 0, 1, ... a parent's inverse temperature is that of its law times
-            1 - anneal^(t + 1); 0 holds it constant.
+        anneal: in iteration t = 0, 1, ... a parent's inverse temperature is the law's inverse
+            temperature times 1 - anneal^(t + 1); 0 keeps it constant.
 
     Raises:
         ValueError: `anneal` outside [0, 1).
@@ -111,7 +112,7 @@ class AnnealedRouting(Routing):
 
 
 def best_belief(votes: Votes, share: Tensor, law: ParentLaw) -> Belief:
-    """The M step: Gaussians and presences that minimise the free energy at given shares."""
+    """Compute the Gaussians and presences that minimise the free energy at given shares."""
     gathered = votes.gather(share)
     variance = gathered.variance + law.noise
     logits = parent_logits(gathered.number, variance, law)
@@ -120,13 +121,13 @@ def best_belief(votes: Votes, share: Tensor, law: ParentLaw) -> Belief:
 
 @dataclass(frozen=True)
 class EMRouting(AnnealedRouting):
-    """EM routing.
+    """The routing by expectation maximisation (EM).
 
     Attributes:
         iterations, anneal: as for every annealed routing.
-        e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u), which minimises
-            the free energy, so that it never rises (at `anneal=0`). At an inverse temperature near
-            1 the exact one is content with all parents off.
+        e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u). The exact step
+            minimises the free energy, which therefore never rises (at `anneal=0`). At an inverse
+            temperature near 1 the exact step may turn all parents off.
 
     Raises:
         ValueError: an unknown `e_step`.
@@ -147,7 +148,7 @@ class EMRouting(AnnealedRouting):
                 share = self.shares(votes, belief, law)
 
     def shares(self, votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
-        """The E step."""
+        """Compute the shares of the E step."""
         density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
         if self.e_step == "paper":
             return votes.compete(density + F.logsigmoid(belief.logits)[..., None])
@@ -156,10 +157,12 @@ class EMRouting(AnnealedRouting):
 
 
 class NormalGamma(NamedTuple):
-    """q(pi, mu, precision) = Dirichlet x prod Normal(mean, 1 / (kappa prec)) Gamma(shape, rate).
+    """The law Dirichlet x prod Normal(mean, 1 / (kappa prec)) Gamma(shape, rate) of parents.
+
+    It is q(pi, mu, precision).
 
     Attributes:
-        alpha: of the Dirichlet, (N, positions, parents, 1).
+        alpha: concentration of the Dirichlet, (N, positions, parents, 1).
         mean, rate: (N, positions, parents, D).
         kappa, shape: (N, positions, parents, 1).
     """
@@ -171,25 +174,25 @@ class NormalGamma(NamedTuple):
     rate: Tensor
 
     def log_precision(self) -> Tensor:
-        """E ln precision, (N, positions, parents, D)."""
+        """Compute E ln precision, (N, positions, parents, D)."""
         return self.shape.digamma() - self.rate.log()
 
     def log_weight(self) -> Tensor:
-        """E ln pi, (N, positions, parents, 1)."""
+        """Compute E ln pi, (N, positions, parents, 1)."""
         return self.alpha.digamma() - self.alpha.sum((1, 2), keepdim=True).digamma()
 
 
 @dataclass(frozen=True)
 class VBRouting(AnnealedRouting):
-    """Variational Bayes routing.
+    """The routing by variational Bayes.
 
     Attributes:
         iterations, anneal: as for every annealed routing.
         alpha: concentration of the parents' weights.
-        kappa: votes that the prior mean, zero, is worth. The reference has 1, which pulls poses
+        kappa: weight of the prior mean, zero, in votes. The reference has 1, which pulls poses
             towards zero, layer by layer, where a parent has one or two votes.
         nu: degrees of freedom of the prior precision.
-        psi: squared deviation that the prior expects, in all of them.
+        psi: squared deviation that the prior expects, summed over the degrees of freedom.
 
     Raises:
         ValueError: a number that is not positive.
@@ -218,7 +221,7 @@ class VBRouting(AnnealedRouting):
                 share = self.shares(votes, posterior, law)
 
     def posterior(self, gathered: Gathered, law: ParentLaw) -> NormalGamma:
-        """The best q(pi, mu, precision) at given shares."""
+        """Compute the best q(pi, mu, precision) at given shares."""
         number, mean, variance = gathered
         kappa = self.kappa + number
         scatter = number * (variance + law.noise) + self.kappa * number / kappa * mean.square()
@@ -231,7 +234,7 @@ class VBRouting(AnnealedRouting):
         )
 
     def shares(self, votes: Votes, posterior: NormalGamma, law: ParentLaw) -> Tensor:
-        """The best q(z) at a given q(pi, mu, precision)."""
+        """Compute the best q(z) at a given q(pi, mu, precision)."""
         precision = posterior.shape / posterior.rate
         constant = math.log(2 * math.pi) - posterior.log_precision() + law.noise * precision
         constant = constant.sum(3, keepdim=True) + votes.size / posterior.kappa
@@ -239,9 +242,9 @@ class VBRouting(AnnealedRouting):
         return votes.compete(density + posterior.log_weight())
 
     def bound(self, votes: Votes, share: Tensor, law: ParentLaw) -> Tensor:
-        """Lower bound on the log evidence of the votes under the priors, in nats, (N,).
+        """Compute a lower bound on the log evidence of the votes under the priors, in nats, (N,).
 
-        It never falls from one iteration to the next where every parent sees every child.
+        The bound never falls from one iteration to the next if every parent sees every child.
         """
         gathered = votes.gather(share)
         q = self.posterior(gathered, law)
@@ -258,7 +261,7 @@ class VBRouting(AnnealedRouting):
 
 
 def _expected_fit(gathered: Gathered, posterior: NormalGamma, law: ParentLaw) -> Tensor:
-    """sum_i w_i R_ij E ln N_ij, (N, positions, parents, 1)."""
+    """Compute sum_i w_i R_ij E ln N_ij, (N, positions, parents, 1)."""
     precision = posterior.shape / posterior.rate
     spread = gathered.variance + law.noise + (gathered.mean - posterior.mean).square()
     each = math.log(2 * math.pi) - posterior.log_precision() + precision * spread
@@ -267,15 +270,15 @@ def _expected_fit(gathered: Gathered, posterior: NormalGamma, law: ParentLaw) ->
 
 @dataclass(frozen=True)
 class DynamicRouting(Routing):
-    """Dynamic routing: a parent's presence is |v|, whatever its law says.
+    """The dynamic routing, where a parent's presence is |v| and its law is not used.
 
-    Its pose is the mean of its votes, which has the direction of v: a capsule here has both a pose
-    and a presence, and v as its pose would count the presence twice.
+    A parent's pose is the mean of its votes, which has the direction of v. A capsule here has both
+    a pose and a presence, and v as its pose would count the presence twice.
 
     Attributes:
         iterations: as for every routing; there is no temperature.
-        fair: measure the sum of the votes against a fair share n (`Votes.fair_share`), or it
-            saturates where there are many; False for n = 1, as Sabour et al. have it.
+        fair: whether the sum of the votes is divided by a fair share n (`Votes.fair_share`).
+            Otherwise it saturates where there are many votes. False is n = 1, as in Sabour et al.
     """
 
     fair: bool = True
@@ -296,10 +299,11 @@ class DynamicRouting(Routing):
 
 
 class RoutedParents(Guide):
-    """A routing as the guide to `SwitchableGaussians`: points for means, mean field for switches.
+    """The guide to `SwitchableGaussians` by a routing, with points for means.
 
-    The switches' site holds their mean a with the log density -H(a), so that Pyro's ELBO is minus
-    the free energy. Children are there with the presences that are given, enumerated.
+    Switches have a mean field. Their site holds their mean a with the log density -H(a), so that
+    Pyro's ELBO is minus the free energy. Children are on with the given presences, by an enumerable
+    Bernoulli site.
 
     Args:
         model: the layer.

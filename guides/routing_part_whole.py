@@ -1,14 +1,15 @@
-"""Routing as a guide: objects from parts by EM on the model's own transformations, no network.
+"""Routing as a guide: objects are inferred by EM on the model's transformations, not a network.
 
-Every part votes where each parent should be, and every parent gathers the votes of its parts. That
-is coordinate ascent on the model's own log joint, so the classic steps of routing come out exactly:
+Every part votes for the pose of each parent, and every parent gathers the votes of its parts. This
+is coordinate ascent on the model's own log joint. Its steps are exactly the classic steps of
+routing:
 
     E step       r_ij = p(s_i = j | t, A)
     M step       A_j  = argmin_A sum_i r_ij |A_i - A (I + M_ij)|^2 / sigma_ij^2 + |A - I|^2 / s^2
     activation   logit t_j = logit pi_j + log p(children | t_j = 1) - log p(children | t_j = 0)
 
-The M step weighs the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame; it is a
-ridge regression with a closed form. Of a prior with several rotations it knows the identity alone.
+The M step weights the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame. It is a
+ridge regression with a closed form. For a prior with several rotations it uses the identity only.
 Parts come from the same encoder as in `AmortizedPartWhole`.
 
 References:
@@ -34,12 +35,12 @@ from capsule_zoo.models.part_whole import PartWholeCapsules
 
 
 class RoutingPartWhole(PartEncoder):
-    """q(parts | image) from the encoder, q(objects | parts) from a few EM steps.
+    """The guide with q(parts | image) from the encoder and q(objects | parts) from EM steps.
 
     Args:
         model, pose: as for every `PartEncoder`.
-        iterations: EM steps for each level.
-        encoder: further arguments of `PartEncoder`.
+        iterations: number of EM steps for each level.
+        encoder: other arguments of `PartEncoder`.
 
     Raises:
         ValueError: `iterations` below 1.
@@ -55,7 +56,7 @@ class RoutingPartWhole(PartEncoder):
         self.options |= dict(iterations=iterations)
 
     def parents(self, index: int, children: Capsules) -> Proposal:
-        """EM from presences at their prior and identity poses.
+        """Infer parents by EM that starts at the prior presences and identity poses.
 
         Raises:
             ValueError: a parameter of the model is a `PyroSample`.
@@ -69,7 +70,7 @@ class RoutingPartWhole(PartEncoder):
         batch, number = children.presence.shape[:-1], model.levels[index].size
         if index == 0:
             prior, scale = model.presence_logits, [model.sigma_top] * 2 + [model.sigma_place]
-        else:  # a prior that knows of no parents above: even odds, and poses of any kind
+        else:  # no prior from parents above: even odds, and a flat law of poses
             prior, scale = model.presence_logits.new_zeros(1), [selection.sigma_off] * 3
         logits = prior.expand(*batch, number)
         pose = poses.identity_like(children.pose).expand(*batch, number, 6)
@@ -91,7 +92,7 @@ class RoutingPartWhole(PartEncoder):
         return Proposal(logits, pose, features)
 
     def _child_log_density(self, law: ChildLaw, children: Capsules) -> Tensor:
-        """log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
+        """Compute log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
         presence_law = self.model.presence_law(law.presence_logits)
         presence = presence_law.log_prob(children.presence[..., None])
         there = as_presence(children.presence, self.model.relaxed)
@@ -99,15 +100,17 @@ class RoutingPartWhole(PartEncoder):
 
 
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
-    """Every parent's best pose given its weighted children: the M step, (B, parents, 6).
+    """Compute every parent's best pose (B, parents, 6) given its weighted children.
 
-    Minimises sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c precision_c |(A_j - I)_c|^2 over A_j.
+    This is the M step: it minimises, over A_j,
+
+        sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c precision_c |(A_j - I)_c|^2.
 
     Args:
         child_pose: A_i, (B, children, 6).
         transform: M_ij, (children, parents, 6).
         weight: w_ij, (B, children, parents).
-        precision: of the prior about the identity, for each of a pose's three columns, (3,).
+        precision: precision of the prior about the identity for each column of a pose, (3,).
     """
     place = poses.to_matrix(poses.identity_like(transform) + transform)  # (children, parents, 3, 3)
     target = child_pose.unflatten(-1, (2, 3))  # (B, children, 2, 3)
@@ -118,19 +121,20 @@ def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: 
 
 
 def activation(logits: Tensor, log_affinity: Tensor, log_density: Tensor, epsilon: float) -> Tensor:
-    """How much likelier the children are with a parent than without it, in nats, (B, parents).
+    """Compute the log ratio of the children's likelihood with and without each parent.
 
-    The other parents are taken as present as `logits` say; the choice of a parent is summed out.
+    The result is (B, parents), in nats. The other parents have the presences that `logits` give.
+    The choice of a parent is summed out.
 
     Args:
-        logits: of the parents' presences, (B, parents).
+        logits: logits of the parents' presences, (B, parents).
         log_affinity: log rho, (children, parents).
         log_density: log p(child | its choice), (B, children, 1 + parents).
         epsilon: the dummy's weight.
     """
     weights = parent_log_weights(log_presence(logits, relaxed=True), log_affinity, epsilon)
     own = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    # (B, children, parent, 1 + parents): what chooses with that parent left out
+    # (B, children, parent, 1 + parents): weights of the choices without that parent
     others = weights[..., None, :].masked_fill(F.pad(own, (1, 0)), -torch.inf)
     possible = others.logsumexp(-1)
     explained = (others + log_density[..., None, :]).logsumexp(-1)

@@ -1,14 +1,15 @@
-"""Views of an image: with its ink in the middle, and turned to where the model explains it best.
+"""Views of an image: with centred ink, and at the turn that the model explains best.
 
-An encoder that has to parse every turn of a digit parses each of them less well. Here it is shown
-the image at several turns, and the model, whose objects may stand at any angle, says which parse
-explains the image as it is:
+An encoder that must parse every turn of a digit parses each of them less well. Here the encoder
+sees the image at several turns. The model, whose objects may have any angle, then scores which
+parse explains the original image best:
 
     z_k    ~ rotation(angle_k) q(. | image turned by angle_k)      # one draw for each turn
     angle* = argmax_k log p(image, z_k) - log q(z_k)
 
-A guide that then draws afresh at angle* is a posterior like any other, and its ELBO a bound.
-Where the model is invariant under the turns the guide is equivariant under them, untrained too.
+A guide that then draws again at angle* is an ordinary approximate posterior, and its ELBO is a
+bound. If the model is invariant under the turns, the guide is equivariant under them, even
+untrained.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ if TYPE_CHECKING:
 
 
 def turned(images: Tensor, angle: Tensor) -> Tensor:
-    """Square images (B, C, H, H) turned counter-clockwise as seen by `angle` (B,), in radians.
+    """Turn square images (B, C, H, H) counter-clockwise as seen by `angle` (B,), in radians.
 
-    What has the pose A in the turned image has `rotation(angle) A` in the image itself.
+    A thing with the pose A in the turned image has the pose `rotation(angle) A` in the original
+    image.
     """
     return _seen_from(images, poses.rotation(angle))
 
 
 def centred(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images (B, C, H, W) moved by whole pixels until the mean of their ink is in the middle.
+    """Move images (B, C, H, W) by whole pixels until the mean of their ink is in the middle.
 
     Returns:
-        The images, and the poses (B, 6) that move what they show back to where it was.
+        The images, and the poses (B, 6) that move their content back to its place.
     """
     pixel = 2 / images.new_tensor([images.shape[-1], images.shape[-2]])
     back = poses.identity_like(images).repeat(len(images), 1)
@@ -55,7 +57,7 @@ def centred(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
-    """Images (B, C, H, W) as they look from the frames (B, 6): bilinear, zero outside."""
+    """Return images (B, C, H, W) seen from the frames (B, 6): bilinear, zero outside."""
     grid = F.affine_grid(pose.view(-1, 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, align_corners=False).clamp(0, 1)
 
@@ -64,14 +66,15 @@ def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
 def best_turn(
     guide: PartEncoder, images: Tensor, turns: int, model: PartWholeCapsules | None = None
 ) -> Tensor:
-    """Which of `turns` turns of each image, spread evenly over the circle, is explained best.
+    """Find the turn of each image, among `turns` even steps of the circle, explained best.
 
     All turns are scored with the same noise.
 
     Args:
         images: (B, C, H, H).
-        model: who scores; the guide's own by default. One that was trained with upright objects
-            scores turned ones fairly as `model.sharing_parameters(rotations=turns)`.
+        model: the model that scores; the guide's own by default. A model that was trained with
+            upright objects scores turned objects fairly as
+            `model.sharing_parameters(rotations=turns)`.
 
     Returns:
         (B,), in radians; to be passed to the guide or to `turned`.
@@ -90,7 +93,7 @@ def best_turn(
 
 
 def _log_density(trace: Trace) -> Tensor:
-    """Log density of all sites of a trace, image by image, (B,)."""
+    """Compute the log density of all sites of a trace for each image, (B,)."""
     trace.compute_log_prob()
     sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
     terms = [s["log_prob"].flatten(1).sum(1) for s in sites if not site_is_subsample(s)]

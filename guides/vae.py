@@ -1,8 +1,8 @@
-"""The guide to a variational autoencoder: a convolutional network reads the code off the image.
+"""The guide to a variational autoencoder: a convolutional network computes the code's law.
 
     q(z | image) = Normal(mean, deviation),    (mean, log deviation) = CNN(image)
 
-Two convolutions of stride 2, the mirror image of the decoder, and one hidden layer.
+The network has two convolutions of stride 2, which mirror the decoder, and one hidden layer.
 
 References:
     Kingma & Welling 2014, "Auto-Encoding Variational Bayes" (arXiv 1312.6114).
@@ -22,14 +22,16 @@ from capsule_zoo.models.checks import check_at_least
 
 
 class ConvolutionalEncoder(Guide):
-    """q(code | image) of a `VariationalAutoencoder`; see the top of this file.
+    """The guide q(code | image) of a `VariationalAutoencoder`.
+
+    It is described at the top of this file.
 
     Args:
         model: the autoencoder.
         hidden: units of the layer between the maps and the code.
 
     Raises:
-        ValueError: `model` is no variational autoencoder, or `hidden` is below 1.
+        ValueError: `model` is not a variational autoencoder, or `hidden` is below 1.
     """
 
     model_class = VariationalAutoencoder
@@ -41,16 +43,16 @@ class ConvolutionalEncoder(Guide):
         self.code = PyroModule[nn.Linear](hidden, 2 * model.latent)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Draws the codes and returns them, (B, latent)."""
+        """Draw the codes and return them, (B, latent)."""
         self.model.check_images(images)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", self.code_law(images))
 
     def expectations(self, images: Tensor) -> Tensor:
-        """E_q[z | image], (B, latent)."""
+        """Compute E_q[z | image], (B, latent)."""
         return self.code_law(images).mean
 
     def code_law(self, images: Tensor) -> dist.TorchDistribution:
-        """q(z | image), batch shape (B,) and event shape (latent,)."""
+        """Return q(z | image), with batch shape (B,) and event shape (latent,)."""
         mean, log_deviation = self.code(self.encoder(images)).chunk(2, dim=-1)
         return dist.Normal(mean, log_deviation.exp()).to_event(1)

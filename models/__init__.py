@@ -1,4 +1,4 @@
-"""Generative models, one file for each paper: what exists in an image, and how it is painted.
+"""Generative models, one file for each paper: the contents of an image and how it is drawn.
 
 `blocks` holds what they are built of, `baselines` the models without capsules to compare with.
 """

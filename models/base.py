@@ -1,4 +1,4 @@
-"""What all models and guides of the zoo share: a unique name, declared sites, checked images.
+"""The bases of all models and guides: a unique name, declared sites and checked images.
 
 A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws
 from its prior when `images` is None. It declares its latent sites, so that guides, the pair check
@@ -23,7 +23,7 @@ _instances = itertools.count()
 
 @dataclass(frozen=True)
 class Site:
-    """One latent random variable of a model.
+    """A latent random variable of a model.
 
     Attributes:
         name: the `pyro.sample` name, `<level>_<quantity>`.
@@ -47,7 +47,7 @@ class NamedModule(PyroModule):
     parameters and the second would never train. Every instance, copies included, gets a new number.
 
     Attributes:
-        missing_fill: what stands for a missing pixel, NaN; None where no pixel may be missing.
+        missing_fill: the value that replaces a missing pixel, NaN; None if no pixel may be missing.
     """
 
     missing_fill: Tensor | float | None = None
@@ -70,14 +70,14 @@ class NamedModule(PyroModule):
         self._rename()
 
     def _rename(self) -> None:
-        """Give a copy its own name; Pyro lets only modules that have not run yet be renamed."""
+        """Give a copy its own name; Pyro can rename only a module that has not run yet."""
         for module in self.modules():
             if isinstance(module, PyroModule):
                 module._pyro_context.used = False
         self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Run the module; missing pixels are filled in first, and not scored."""
+        """Run the module; missing pixels are filled in first and are not scored."""
         images = arguments[0] if arguments else options.get("images")
         if self.missing_fill is None or images is None:
             return super().__call__(*arguments, **options)
@@ -92,7 +92,7 @@ class NamedModule(PyroModule):
             return super().__call__(*arguments, **options)
 
     def sharing_parameters(self, **attributes: object) -> Self:
-        """The same parameters (not copies) in a module that differs in some attributes."""
+        """Return a module with the same parameters (not copies) that differs in some attributes."""
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         twin.__dict__.update(attributes)
@@ -104,17 +104,17 @@ class NamedModule(PyroModule):
 
 
 class Model(NamedModule):
-    """Base of every model in the zoo.
+    """The base of every model in the zoo.
 
     Attributes:
         sites: every latent site.
         plate_dims: the dim of each plate; `"images"` is always there and always outermost.
         image_shape: (channels, height, width) of the images that the model draws.
         pixel_range: smallest and largest admissible pixel.
-        means_in_range: whether the mean of every pixel lies between them.
-        supervised: True where the model explains labels, so that there is no loss without them.
-        normalised: False where the trace is the joint density up to a constant only, as that of
-            an energy model: its log weights are then no bounds.
+        means_in_range: True where the mean of every pixel lies in `pixel_range`.
+        supervised: True where the model explains labels. Without labels it has no loss.
+        normalised: False where the trace is the joint density only up to a constant, as in an
+            energy model. The log weights of such a model are not bounds.
     """
 
     sites: tuple[Site, ...] = ()
@@ -132,21 +132,23 @@ class Model(NamedModule):
 
     @property
     def latent_sites(self) -> tuple[Site, ...]:
-        """The sites that a guide must cover: all but the enumerated ones."""
+        """The sites that a guide must cover: all except the enumerated ones."""
         return tuple(site for site in self.sites if not site.enumerated)
 
     def with_discrete_presences(self) -> Model:
-        """The model on which headline numbers are computed; the same model unless it is relaxed."""
+        """Return the model for headline numbers: this model itself unless it is relaxed."""
         return self
 
     def with_missing_pixels(self) -> Self:
-        """Return the same model, of images in which NaN is a missing pixel.
+        """Return the same model for images in which NaN marks a missing pixel.
 
-        It shares the parameters. Its image site scores the other pixels only; the value of the site
-        is 0 at a missing pixel, or the end of `pixel_range` that is nearest to 0.
+        The two models share their parameters. The image site of the new model scores only the
+        observed pixels. At a missing pixel the value of the site is 0, or the end of
+        `pixel_range` that is nearest to 0.
 
         Raises:
-            ValueError: the model has no density of single pixels, as energy models and classifiers.
+            ValueError: the model has no density of single pixels, like energy models and
+                classifiers.
         """
         refuse_dependent_pixels(self)
         least, most = self.pixel_range

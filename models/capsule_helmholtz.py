@@ -1,8 +1,9 @@
 """Capsule Helmholtz machine: layers of capsules, each drawn given the one above.
 
-Story. The top layer's capsules switch themselves on and fill their units. Every capsule below is
-told by those above whether to be on and what its units should be; the lowest layer paints the
-image. With u = z h what is felt of a layer, layer L on top and 1 nearest to the image:
+Story. The top layer's capsules switch themselves on and fill their units. Every lower
+capsule gets its probability of being on, and the law of its units, from the layer above. The
+lowest layer draws the image. The units of the next layer depend on u = z h only. Layer L is on top,
+layer 1 is next to the image:
 
     z_Lk ~ Bernoulli(c_Lk),  h_Lk ~ family(b_Lk)                                # (B, K), (B, K, J)
     m_k = sum_k' W_kk' u_{l+1,k'},  d = Omega_l z_{l+1}                         # l = L - 1 .. 1
@@ -11,9 +12,9 @@ image. With u = z h what is felt of a layer, layer L on top and 1 nearest to the
     x    ~ family(a + sum_k W_k u_1k + Omega z_1)                               # (B, C, H, W)
 
 The paper writes each p(h_l, z_l | h_{l+1}, z_{l+1}) as an energy, z_l'(m h_l) and so on, and calls
-its partition function intractable. But it couples a layer to the one above only, so it is the law
-of `capsule_layer`, closed form: the machine is a directed model, drawn exactly from the top, and
-its ELBO and IWAE are those of exact densities.
+its partition function intractable. But the energy couples a layer only to the layer above, so the
+law is that of `models.blocks.switched_units`, in closed form. The machine is therefore a directed
+model that is drawn exactly from the top, and its ELBO and IWAE are computed from exact densities.
 
 References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN). Misprints there: products for
@@ -46,12 +47,12 @@ from capsule_zoo.models.checks import check_at_least
 
 
 class Coupling(PyroModule):
-    """What one layer, or an image, adds to the biases of the next: m = W u and d = Omega v.
+    """The terms that a layer or an image adds to the biases of the next: m = W u, d = Omega v.
 
     Args:
-        inputs: numbers in u, which speaks to units.
-        gates: numbers in v, which speaks to switches.
-        capsules, units: K and J of the layer that is spoken to.
+        inputs: numbers in u, which acts on the units.
+        gates: numbers in v, which acts on the switches.
+        capsules, units: K and J of the layer that receives the terms.
     """
 
     def __init__(self, inputs: int, gates: int, capsules: int, units: int) -> None:
@@ -60,14 +61,14 @@ class Coupling(PyroModule):
         self.switch_weight = nn.Parameter(torch.zeros(gates, capsules))
 
     def forward(self, inputs: Tensor, gates: Tensor) -> Fields:
-        """The fields from u (B, inputs) and v (B, gates)."""
+        """Compute the fields from u (B, inputs) and v (B, gates)."""
         field = inputs @ self.weight.flatten(1)
         hidden = field.unflatten(-1, self.weight.shape[1:])
         return Fields(hidden, gates @ self.switch_weight)
 
 
 class GenerativeLayer(PyroModule):
-    """One layer: its biases, and the coupling to the layer above unless it is the top.
+    """A layer with its biases and, unless it is the top, the coupling to the layer above.
 
     Args:
         family: of the hidden units.
@@ -82,7 +83,7 @@ class GenerativeLayer(PyroModule):
         self.coupling = Coupling(above * units, above, capsules, units) if above else None
 
     def forward(self, above: CapsuleState | None, batch: int) -> CapsuleLaw:
-        """p(z, h | layer above)."""
+        """Return p(z, h | layer above)."""
         if self.coupling is None or above is None:
             fields = Fields.none(self.hidden, batch)
         else:
@@ -91,7 +92,7 @@ class GenerativeLayer(PyroModule):
 
 
 class CapsuleHelmholtzMachine(CapsuleMachine):
-    """The capsule Helmholtz machine; see the top of this file.
+    """The capsule Helmholtz machine, described at the top of this file.
 
     Args:
         visible: pixels, a square number, or (channels, height, width).
@@ -103,8 +104,8 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
     Raises:
         ValueError: no layer, a size below 1, an unknown family.
 
-    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W);
-    without images that is an ancestral draw. Layer l, counted from the image, has the sites
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    Without images the result is an ancestral draw. Layer l, counted from the image, has the sites
     `capsule<l>_switch` and `capsule<l>_hidden`.
     """
 
@@ -135,7 +136,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """From the top down: `capsule<L>` to `capsule1`."""
+        """The names of the layers from the top down: `capsule<L>` to `capsule1`."""
         return tuple(f"capsule{level}" for level in range(len(self.layers), 0, -1))
 
     @property
@@ -145,7 +146,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
 
     @property
     def top_sites(self) -> tuple[str, ...]:
-        """Names of the top layer's sites: given these, the rest can be dreamt."""
+        """The names of the top layer's sites; given these, everything else can be sampled."""
         return tuple(site.name for site in self.sites[:2])
 
     def forward(

@@ -1,8 +1,8 @@
 """Capsule RBM: a restricted Boltzmann machine whose hidden units come in switched groups.
 
-Story. Each capsule is a group of hidden units with a switch. A capsule that is on talks to the
-image as an RBM does; one that is off is silent. The energy of an image x with hidden units h_k and
-switches z_k is
+Story. Each capsule is a group of hidden units with a switch. A capsule that is on acts on the
+image as an RBM does. A capsule that is off has no effect. The energy of an image x with hidden
+units h_k and switches z_k is
 
     -E(x, h, z) = a.x + log f(x) + sum_k [b_k.h_k + log g(h_k)] + c.z       # independent units
                 + sum_k z_k x'W_k h_k + x'Omega z                           # what couples them
@@ -18,8 +18,8 @@ makes the product the unnormalised joint (A is the log-partition of the visible 
 
 This is exp(-E) over the partition functions of the independent units (`log_base_partition`).
 
-Given x the energy is a sum over capsules, so everything that the paper approximates is exact. With
-m_k = W_k'x, and B the log-partition of the hidden units,
+Given x the energy is a sum over capsules, so everything that the paper approximates is exact here.
+With m_k = W_k'x, and B the log-partition of the hidden units,
 
     z_k | x      ~ Bernoulli(c_k + Omega_k.x + sum_j [B(b_kj + m_kj) - B(b_kj)])
     h_k | z_k, x ~ family(b_k + z_k m_k)
@@ -59,11 +59,11 @@ from capsule_zoo.models.blocks.switched_units import (
 )
 from capsule_zoo.models.checks import check_at_least
 
-COUPLING_LIMIT = 0.95  # of 1, beyond which a Gaussian-Gaussian machine has no partition function
+COUPLING_LIMIT = 0.95  # at 1 and above a Gaussian-Gaussian machine has no partition function
 
 
 class CapsuleRBM(CapsuleMachine):
-    """The capsule RBM; see the top of this file.
+    """The capsule RBM, described at the top of this file.
 
     Args:
         visible: pixels, a square number, or (channels, height, width).
@@ -71,15 +71,16 @@ class CapsuleRBM(CapsuleMachine):
         units: hidden units of a capsule, J.
         visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
             be grey. Gaussian with Poisson units has no partition function and is refused.
-        sweeps: Gibbs sweeps behind a draw of the model without images.
+        sweeps: Gibbs sweeps that the model runs for a draw without images.
 
     Raises:
         ValueError: a size below 1, an unknown family, a pair of families without a partition
             function.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    With images its trace is the unnormalised joint. Without, there is no prior to draw from, and
-    it runs a Gibbs chain from the visible biases: its trace is the chain's last sweep.
+    With images its trace is the unnormalised joint. Without images there is no prior to draw
+    from, so the model runs a Gibbs chain from the visible biases. Its trace is then the last
+    sweep of the chain.
     """
 
     plate_dims = {"images": -2, "capsules": -1}
@@ -140,9 +141,9 @@ class CapsuleRBM(CapsuleMachine):
             return self._sample_image(field, images)
 
     def _chain(self, batch: int) -> CapsuleLaw:
-        """What the model's own Gibbs chain knows of the capsules before its last sweep.
+        """Return the law of the capsules before the last sweep of the model's own Gibbs chain.
 
-        Plates outside the model get chains of their own.
+        Plates outside the model get their own chains.
         """
         outer = outer_sizes()
         images = self.gibbs(self.base_images(outer.numel() * batch), self.sweeps - 1)
@@ -153,28 +154,28 @@ class CapsuleRBM(CapsuleMachine):
 
     @pyro_method
     def fields(self, images: Tensor) -> Fields:
-        """What images (B, C, H, W) add to the biases of the capsules."""
+        """Compute the terms that images (B, C, H, W) add to the biases of the capsules."""
         pixels = images.flatten(1)
         hidden = (pixels @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:])
         return Fields(hidden, pixels @ self.switch_weight if self.switched else hidden[..., 0])
 
     @pyro_method
     def posterior_of(self, fields: Fields) -> CapsuleLaw:
-        """p(z, h | x) from the fields of x."""
+        """Return p(z, h | x) from the fields of x."""
         return capsule_law(self.hidden, self.switch_bias if self.switched else None, fields)
 
     @pyro_method
     def posterior(self, images: Tensor) -> CapsuleLaw:
-        """p(z, h | x), exactly, for images (B, C, H, W)."""
+        """Return the exact p(z, h | x) of images (B, C, H, W)."""
         return self.posterior_of(self.fields(images))
 
     @pyro_method
     def free_energy(self, images: Tensor, law: CapsuleLaw | None = None) -> Tensor:
-        """F(x) = -log sum_{h, z} exp(-E), (B,), in nats: log p(x) = -F(x) - log Z.
+        """Compute F(x) = -log sum_{h, z} exp(-E), (B,), in nats: log p(x) = -F(x) - log Z.
 
         Args:
             images: (B, C, H, W).
-            law: `posterior(images)`, where it is at hand.
+            law: `posterior(images)`, if it is already computed.
         """
         law = self.posterior(images) if law is None else law
         own = self.visible.log_base(images).flatten(1).sum(1)
@@ -182,7 +183,7 @@ class CapsuleRBM(CapsuleMachine):
 
     @pyro_method
     def log_base_partition(self) -> Tensor:
-        """log of the independent units' partition functions, in nats.
+        """Compute the log of the independent units' partition functions, in nats.
 
         The log density of this model's trace is -E(x, h, z) minus this number.
         """
@@ -192,13 +193,13 @@ class CapsuleRBM(CapsuleMachine):
     @pyro_method
     @torch.no_grad()
     def base_images(self, batch: int) -> Tensor:
-        """Draws from the visible biases alone, (batch, C, H, W)."""
+        """Draw images (batch, C, H, W) from the visible biases alone."""
         return self.visible.sample(self.visible.bias.new_zeros(batch, *self.image_shape))
 
     @pyro_method
     @torch.no_grad()
     def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:
-        """`steps` sweeps of exact block Gibbs, x -> (z, h) -> x, started at images (B, C, H, W)."""
+        """Run `steps` sweeps of exact block Gibbs, x -> (z, h) -> x, from images (B, C, H, W)."""
         for _ in range(steps):
             images = self.draw_images(self.posterior(images).sample())
         return images
@@ -206,23 +207,23 @@ class CapsuleRBM(CapsuleMachine):
     @pyro_method
     @torch.no_grad()
     def draw_images(self, capsules: CapsuleState) -> Tensor:
-        """A draw from p(x | h, z), (B, C, H, W)."""
+        """Draw images (B, C, H, W) from p(x | h, z)."""
         return self.visible.sample(self.visible_field(capsules))
 
     @pyro_method
     def switch_probabilities(self, images: Tensor) -> Tensor:
-        """p(z_k = 1 | x), (B, K): the image's spectrum."""
+        """Return p(z_k = 1 | x), (B, K), the spectrum of the image."""
         return self.posterior(images).switch_probability
 
     @pyro_method
     def reconstruct(self, images: Tensor) -> Tensor:
-        """The mean image of the capsules' posterior means, (B, C, H, W)."""
+        """Return the mean image (B, C, H, W) of the capsules' posterior means."""
         return self.mean_image(self.posterior(images).mean())
 
     @pyro_method
     @torch.no_grad()
     def projective_field(self, capsule: int, steps: int = 50, chains: int = 64) -> Tensor:
-        """The mean image (C, H, W) of Gibbs chains in which one capsule is on and no other.
+        """Compute the mean image (C, H, W) of Gibbs chains in which only one capsule is on.
 
         Raises:
             ValueError: there is no such capsule.
@@ -240,28 +241,28 @@ class CapsuleRBM(CapsuleMachine):
 
     @torch.no_grad()
     def coupling_norm(self) -> float:
-        """How near the couplings are to having no partition function, which is at 1.
+        """Measure how close the couplings are to having no partition function, which happens at 1.
 
         Two Gaussian sides are normalisable if and only if the spectral norm of
-        precision_x^-1/2 [W_1 ... W_K] precision_h^-1/2 is below 1 (all switches on is the worst
-        case). One Bernoulli side always is: 0.
+        precision_x^-1/2 [W_1 ... W_K] precision_h^-1/2 is below 1 (the worst case is all switches
+        on). With one Bernoulli side the machine is always normalisable, and the result is 0.
         """
         if (scale := self._standard_scale()) is None:
             return 0.0
         coupling = _no_wider_than_high(scale * self.weight.flatten(1))
-        if (bound := coupling.norm().item()) < COUPLING_LIMIT:  # Frobenius: cheap, and no less
+        if (bound := coupling.norm().item()) < COUPLING_LIMIT:  # Frobenius: a cheap upper bound
             return bound
         squares = torch.linalg.eigvalsh(coupling.T @ coupling)  # far cheaper than singular values
         return squares[-1].sqrt().item()
 
     @torch.no_grad()
     def keep_normalisable(self) -> None:
-        """Take W back to where the partition function exists, if it has left it.
+        """Change W so that the partition function exists, if it does not.
 
-        Training calls this before every step. Two Gaussian sides: singular values of the matrix of
-        `coupling_norm` that are too large are cut down, and the other directions left alone. (The
-        whole of W scaled back, which is simpler, keeps all directions small for the sake of one.)
-        Two Poisson sides: no coupling may be positive.
+        Training calls this before every step. With two Gaussian sides, the singular values of the
+        matrix of `coupling_norm` that are too large are reduced, and the other directions stay as
+        they are. (To scale the whole of W is simpler, but keeps all directions small because of
+        one.) With two Poisson sides, no coupling may be positive.
         """
         if (scale := self._standard_scale()) is not None:
             coupling = scale * self.weight.flatten(1)
@@ -276,7 +277,7 @@ class CapsuleRBM(CapsuleMachine):
             self.weight.clamp_(max=0)
 
     def _standard_scale(self) -> Tensor | None:
-        """What W is multiplied with where all units are Gaussian of precision 1, (pixels, K J)."""
+        """Return the factors of W (pixels, K J) that give every Gaussian unit precision 1."""
         if not (isinstance(self.visible, GaussianUnits) and isinstance(self.hidden, GaussianUnits)):
             return None
         left = (-0.5 * self.visible.log_precision).exp().flatten()[:, None]
@@ -284,7 +285,7 @@ class CapsuleRBM(CapsuleMachine):
 
 
 class RBM(CapsuleRBM):
-    """The restricted Boltzmann machine: one capsule whose switch is always on.
+    """The restricted Boltzmann machine: a capsule RBM with one capsule that is always on.
 
     Args:
         visible: pixels, a square number, or (channels, height, width).
@@ -302,5 +303,5 @@ class RBM(CapsuleRBM):
 
 
 def _no_wider_than_high(matrix: Tensor) -> Tensor:
-    """The matrix or its transpose, a view."""
+    """Return the matrix or its transpose, as a view that is no wider than high."""
     return matrix.T if matrix.shape[0] < matrix.shape[1] else matrix

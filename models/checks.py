@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def check_images_of(program: object, images: Tensor) -> None:
-    """Raise ValueError unless `images` is a batch that a model, or a guide to one, takes.
+    """Raise ValueError unless `images` is a batch that a model, or its guide, accepts.
 
-    A `Model` says which pixels it takes; any other program takes those in [0, 1].
+    A `Model` declares the range of its pixels. Any other program accepts pixels in [0, 1].
     """
     model = getattr(program, "model", program)
     getattr(model, "check_images", check_images)(images)
@@ -40,7 +40,7 @@ def check_images(
         )
     if not images.is_floating_point():
         raise ValueError(f"images must be floating point, not {images.dtype}; divide bytes by 255")
-    low, high = torch.aminmax(images)  # NaN in either end means NaN somewhere
+    low, high = torch.aminmax(images)  # NaN in either bound means NaN somewhere in the images
     if not torch.isfinite(low + high):
         raise ValueError(
             "images holds NaN or infinite pixels; clean them before use, or, where NaN marks a "
@@ -55,7 +55,7 @@ def check_images(
 
 
 def check_at_least(minimum: float, **arguments: float | list[float] | tuple[float, ...]) -> None:
-    """Raise ValueError naming the first argument, or its entry, that is below `minimum`."""
+    """Raise ValueError that names the first argument, or entry of one, below `minimum`."""
     for name, value in arguments.items():
         if isinstance(value, list | tuple):
             check_at_least(minimum, **{f"{name}[{i}]": entry for i, entry in enumerate(value)})
@@ -64,14 +64,14 @@ def check_at_least(minimum: float, **arguments: float | list[float] | tuple[floa
 
 
 def check_positive(**arguments: float) -> None:
-    """Raise ValueError naming the first argument that is not a positive finite number."""
+    """Raise ValueError that names the first argument that is not a positive finite number."""
     for name, value in arguments.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"{name} must be positive and finite, not {value!r}")
 
 
 def check_one_of(name: str, value: object, allowed: tuple) -> None:
-    """Raise ValueError naming the argument unless its value is among those allowed."""
+    """Raise ValueError that names the argument unless its value is allowed."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 

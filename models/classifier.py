@@ -1,10 +1,10 @@
-"""Models of the label of an image, which of the image itself say nothing.
+"""Models of the label of an image that do not model the image itself.
 
     image ~ Uniform(0, 1)                  # (B, C, H, W)
     label ~ law(scores(image))             # (B,)
 
-A subclass computes the scores, one number for each class, and may choose the law. Such a model
-scores nothing unless it is given labels.
+A subclass computes the scores, one number for each class, and may choose the law. Without labels
+such a model has nothing to score.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from capsule_zoo.models.checks import check_at_least, check_labels
 
 
 def standardised(images: Tensor) -> Tensor:
-    """Every image (B, C, H, W) with mean 0 and deviation 1, whatever its light and contrast."""
+    """Return images (B, C, H, W) scaled to mean 0 and deviation 1 each."""
     return F.layer_norm(images, images.shape[1:])
 
 
 class Classifier(Model):
-    """Base of the models of labels.
+    """The base of the models of labels.
 
     Args:
         image_shape: (channels, height, width).
@@ -48,11 +48,11 @@ class Classifier(Model):
         self.image_shape, self.num_classes = image_shape, classes
 
     def scores(self, images: Tensor) -> Tensor:
-        """What speaks for each class, (B, classes), of images (B, C, H, W)."""
+        """Compute a score for each class, (B, classes), from images (B, C, H, W)."""
         raise NotImplementedError
 
     def label_law(self, scores: Tensor) -> dist.TorchDistribution:
-        """p(label | scores), from scores (*batch, classes); here they are logits."""
+        """Return p(label | scores), from scores (*batch, classes); here the scores are logits."""
         return dist.Categorical(logits=scores)
 
     def forward(
@@ -62,7 +62,7 @@ class Classifier(Model):
         self.check_labels(labels)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
-            # a Beta, for torch's Uniform has no density at its upper end, where white pixels are
+            # a Beta, because torch's Uniform has no density at its upper end, that is, at white
             one = next(self.parameters()).new_ones(self.image_shape)
             images = pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
             scores = over_leading(self.scores, images, event_dim=3)
@@ -71,10 +71,10 @@ class Classifier(Model):
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
-        """The likeliest labels of images (B, C, H, W), (B,)."""
+        """Return the most likely labels (B,) of images (B, C, H, W)."""
         self.check_images(images)
         return self.scores(images).argmax(-1)
 
     def check_labels(self, labels: Tensor | None) -> None:
-        """Raise ValueError unless labels are (B,) integers of a class."""
+        """Raise ValueError unless labels are (B,) integers, each the number of a class."""
         check_labels(labels, self.num_classes)

@@ -1,11 +1,11 @@
-"""Generative CapsNets: part capsules write themselves into a map at addresses of their own.
+"""Generative CapsNets: part capsules that are written into a map at computed addresses.
 
 Story. An object is of some kind and has a pose; it is requested under a transformation T, such as a
-rotation. Kind, pose and T say what each of its parts looks like and where on a grid of cells it
-belongs. A part does not know which cell that is beforehand, as a channel of a convolutional
-decoder does: it computes an address, and is routed to the cells around it. So what moves an image
-may move addresses alone, and a network that computes addresses can do so where no training image
-has been.
+rotation. Kind, pose and T determine the appearance of each part and its place on a grid of cells.
+A channel of a convolutional decoder has fixed cells. A part does not: it computes an address
+and is routed to the cells around that address. A change that moves an image can therefore move
+addresses only, and a network that computes addresses can place parts where no training image has
+had any.
 
     k ~ OneHotCategorical(1/K)                                  # kind of object, (B, K)
     pose ~ Normal(0, I)                                         # (B, D)
@@ -15,24 +15,26 @@ has been.
     F[i, j] = sum_c relu(1 - |i - q_c0|) relu(1 - |j - q_c1|) a_c,   q = (r + 1) (S - 1) / 2
     image ~ Normal(leaky_sigmoid(two transposed convolutions of F), sigma_image)
 
-An address of -1 is the first cell and of 1 the last; around q a part is shared out bilinearly, with
-weights that sum to one on the grid and leave no trace beyond it. `ContinuousCapsNet` has no kinds:
-a code z ~ Normal(0, I) and T go through one dense layer to all addresses and activations.
+An address of -1 is the first cell, an address of 1 the last. A part is distributed bilinearly over
+the cells around q. The weights sum to one on the grid, and outside the grid a part has no effect.
+`ContinuousCapsNet` has no kinds: a code z ~ Normal(0, I) and T go through one dense layer to all
+addresses and activations.
 
-So far code and request are mixed before anything is read from them (`motion="mixed"`), and a
-network must find out by itself that a request has nothing to do with what the parts are. With
-`motion="linear"` it cannot but know: the code alone says what the parts are and gives each a
-matrix, and requests move parts linearly:
+In the model above, code and request are mixed before the parts are computed (`motion="mixed"`). A
+network must then learn that a request does not change what the parts are. With `motion="linear"`
+this is built in. The code alone determines the parts and gives each of them a matrix, and requests
+move parts linearly:
 
     u_c = sum_k k_k (W_kc pose + b_kc)
     r_c ~ Normal(matrix_c(u_c) [T, 1], jitter)                  # without the 1 for rotations
 
-Turning is linear in the cosine and sine of the angle, and shifting in the shift, so that where the
-matrices are learned they hold for every request. Which matrices, it is not told.
+A rotation is linear in the cosine and sine of the angle, and a shift is linear in its pixels.
+Matrices that are learned for some requests are therefore right for every request. The matrices
+themselves are not given to the model.
 
 For training the kind is relaxed to a Concrete variable, whose site holds logarithms. With
-`jitter=0` addresses are what the networks say; otherwise the site `part_jitter` holds how far each
-part lies from there, so that its posterior does not depend on T.
+`jitter=0` the addresses are the outputs of the networks. Otherwise the site `part_jitter` holds the
+distance of each part from that address, so that the posterior of the site does not depend on T.
 
 References:
     Potapov 2018, "SingularityNET's AI Team Experiments with Generative Capsule Networks", and the
@@ -41,8 +43,8 @@ References:
     The article's networks are autoencoders: codes are points and the loss is a squared error, as
     with the guide `ConditionalEncoder(model, deterministic=True)`. Its first attempt, which failed,
     routed by a softmax over learned cell addresses (`address="learned"`); there each map of a cell
-    had an address of its own. Linear motion is not the article's, which mixes. Its transposed
-    convolutions are rectified where ours have ELUs, and ours end in a sigmoid that leaks
+    had its own address. The article has no linear motion: it mixes code and request. Its transposed
+    convolutions are rectified; those here have ELUs and end in a sigmoid that leaks
     (`capsule_zoo.models.baselines.conditional_autoencoder`).
 """
 
@@ -71,7 +73,7 @@ from capsule_zoo.models.on_request import (
 
 
 def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
-    """Capsules added to the four cells around their addresses, with bilinear weights.
+    """Add capsules to the four cells around their addresses, with bilinear weights.
 
     Args:
         address: (*batch, capsules, 2), row and column; -1 is the first cell, 1 the last.
@@ -88,34 +90,35 @@ def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _hats(address: Tensor, cells: int) -> Tensor:
-    """Linear weights (..., cells) of the cells along one axis."""
+    """Compute the linear weights (..., cells) of the cells along one axis."""
     place = (address + 1) * ((cells - 1) / 2)
     cell = torch.arange(cells, dtype=address.dtype, device=address.device)
     return F.relu(1 - (cell - place[..., None]).abs())
 
 
 class LogRelaxedOneHot(ExpRelaxedCategorical, TorchDistributionMixin):
-    """The logarithm of a Concrete (relaxed one-hot) variable, in which none of it underflows."""
+    """The law of the logarithm of a Concrete (relaxed one-hot) variable, which never underflows."""
 
 
 class Parts(NamedTuple):
-    """Part capsules: `address` (*batch, C, its numbers) and `activation` (*batch, C, maps)."""
+    """The part capsules: `address` (*batch, C, numbers) and `activation` (*batch, C, maps)."""
 
     address: Tensor
     activation: Tensor
 
 
 def scatter(bias: nn.Parameter) -> None:
-    """Have addresses start all over the grid, by the biases of what computes them.
+    """Set the biases of a network of addresses so that the addresses start all over the grid.
 
-    Where all parts start in one place they add up to a spot far too bright. The first updates then
-    drive them off the grid, where no gradient reaches them, and from some seeds none comes back.
+    If all parts start in one place, they add up to a spot that is far too bright. The first updates
+    then drive the parts off the grid, where they get no gradient. From some seeds no part comes
+    back.
     """
     nn.init.uniform_(bias, -1, 1)
 
 
 class CapsuleNetworks(PyroModule):
-    """One network of two layers for each capsule, all of them two batched products.
+    """A network of two layers for each capsule, computed as two batched products.
 
     Called on (*batch, capsules, inputs) it returns (*batch, capsules, outputs).
     """
@@ -131,19 +134,19 @@ class CapsuleNetworks(PyroModule):
         return over_leading(self._read, capsules, event_dim=2)
 
     def _read(self, capsules: Tensor) -> Tensor:
-        """Return (B, capsules, outputs) of (B, capsules, inputs)."""
+        """Return the outputs (B, capsules, outputs) for inputs (B, capsules, inputs)."""
         hidden = torch.baddbmm(self.bias_in, capsules.transpose(0, 1), self.weight_in).relu()
         return torch.baddbmm(self.bias_out, hidden, self.weight_out).transpose(0, 1)
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:
-    """A parameter that starts as those of a linear layer with so many inputs do."""
+    """Return a parameter initialised like that of a linear layer with this many inputs."""
     bound = inputs**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 class Canvas(PyroModule):
-    """Routing by address: capsules to maps, and maps to activities of pixels (B, C, H, W).
+    """The routing by address: capsules to maps, and maps to activities of pixels (B, C, H, W).
 
     Args:
         image_shape: (channels, height, width); the grid has a quarter of its rows and columns.
@@ -169,7 +172,7 @@ class Canvas(PyroModule):
         return self.upsample(self.route(parts))
 
     def route(self, parts: Parts) -> Tensor:
-        """Maps (*batch, maps, rows, columns)."""
+        """Return the maps (*batch, maps, rows, columns) to which the parts are routed."""
         address, activation = parts
         if not self.learned:
             return splat(address, activation, self.grid)
@@ -178,7 +181,7 @@ class Canvas(PyroModule):
 
 
 class RoutedByAddress(OnRequest):
-    """What both variants share: the canvas that parts are routed to, their motion and their jitter.
+    """The base of both variants: the canvas for the parts, their motion and their jitter.
 
     Args:
         image_shape: (channels, height, width).
@@ -186,14 +189,14 @@ class RoutedByAddress(OnRequest):
         maps: numbers in an activation.
         channels: maps at half the image's size.
         address: "fixed" or "learned", see `Canvas`.
-        motion: "mixed" (parts are computed from code and request) or "linear" (from the code, and
-            moved by the request), see the top of this file.
+        motion: "mixed" (parts are computed from code and request) or "linear" (parts are computed
+            from the code and moved by the request), see the top of this file.
         jitter: deviation of an address; 0 for none.
         identity, sigma_image: of `OnRequest`.
 
     Raises:
         ValueError: a size below 1, a negative jitter, a deviation that is not positive, or an
-            unknown way to address or to move.
+            unknown `address` or `motion`.
     """
 
     def __init__(
@@ -219,34 +222,34 @@ class RoutedByAddress(OnRequest):
 
     @property
     def numbers_heard(self) -> int:
-        """Numbers of a request that parts are computed from."""
+        """The number of a request's entries from which the parts are computed."""
         return 0 if self.linear else len(self.identity)
 
     @property
     def address_numbers(self) -> int:
-        """Numbers that a part's networks say of its address."""
+        """The number of outputs of a part's networks for its address."""
         moves = len(self.identity) + self.constant if self.linear else 1
         return self.canvas.address_length * moves
 
     def heard(self, code: Tensor, request: Tensor) -> Tensor:
-        """What parts are computed from: codes (B, n), and requests where the two are mixed."""
+        """Return the inputs of the parts' networks: codes (B, n), joined with requests if mixed."""
         return code if self.linear else joined([code, request], -1)
 
     def place(self, said: Tensor, request: Tensor) -> Tensor:
-        """Addresses (B, C, n), of what the networks say of them (B, C, `address_numbers`)."""
+        """Compute addresses (B, C, n) from the networks' outputs (B, C, `address_numbers`)."""
         if not self.linear:
             return said
-        if self.constant:  # zeros leave the image as it is, and move nothing away from the middle
+        if self.constant:  # a request of zeros is the identity and moves no part off the middle
             request = F.pad(request, (0, 1), value=1.0)
         matrices = said.unflatten(-1, (self.canvas.address_length, -1))
         return torch.einsum("...can,...n->...ca", matrices, request)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
-        """The law of one image's code, by site."""
+        """Return the law of one image's code, by site."""
         raise NotImplementedError
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
-        """The parts before jitter, of latents by site and requests (B, n)."""
+        """Return the parts before jitter, from latents by site and requests (B, n)."""
         raise NotImplementedError
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
@@ -263,7 +266,9 @@ class RoutedByAddress(OnRequest):
 
 
 class GenerativeCapsNet(RoutedByAddress):
-    """Kinds of objects place and activate part capsules; see the top of this file.
+    """The model in which kinds of objects place and activate part capsules.
+
+    It is described at the top of this file.
 
     Args:
         image_shape: (channels, height, width).
@@ -301,11 +306,11 @@ class GenerativeCapsNet(RoutedByAddress):
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
     def with_discrete_presences(self) -> GenerativeCapsNet:
-        """The same parameters with kinds that are one-hot, for reporting."""
+        """Return the model with the same parameters and one-hot kinds, for reporting."""
         return self.sharing_parameters(relaxed=False)
 
     def kind_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """The law of the kind, from logits (..., K); relaxed ones are drawn as logarithms."""
+        """Return the law of the kind from logits (..., K); a relaxed kind is a logarithm."""
         if self.relaxed:
             return LogRelaxedOneHot(logits.new_tensor(self.temperature), logits=logits)
         return dist.OneHotCategorical(logits=logits)
@@ -330,7 +335,9 @@ class GenerativeCapsNet(RoutedByAddress):
 
 
 class ContinuousCapsNet(RoutedByAddress):
-    """A code without kinds places and activates all parts; see the top of this file.
+    """The model in which a code without kinds places and activates all parts.
+
+    It is described at the top of this file.
 
     Args:
         image_shape: (channels, height, width).

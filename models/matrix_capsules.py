@@ -2,9 +2,10 @@
 
 Story. A convolution reads features off the image; primary capsules read poses and presences off
 the features; two layers of convolutional capsules and a layer of class capsules follow, each
-inferred from the votes of the one below. The class whose capsule is most surely there is the label.
+inferred from the votes of the one below. The label is the class whose capsule has the highest
+presence.
 
-    image    ~ Uniform(0, 1)                                       # (B, C, H, W): says nothing
+    image    ~ Uniform(0, 1)                                       # (B, C, H, W): not modelled
     features = relu(conv5x5(image))                                # (B, A, ., .)
     primary  = 1x1(features)                                       # grid of B types
     capsules = route(votes(primary)), 3x3 stride 2                 # grid of C types
@@ -14,18 +15,19 @@ inferred from the votes of the one below. The class whose capsule is most surely
 
     E(t, a) = sum_{c != t} max(0, m - (a_t - a_c))^2               # the spread loss
 
-The model explains labels, not images, and so scores nothing unless it is given some. The law of the
-spread loss is a Gibbs law: its log density is minus the loss, as the paper trains it, up to its
-partition function; draws are from the law itself. The margin m grows with the updates.
+The model explains labels, not images, so without labels it has nothing to score. The law of the
+spread loss is a Gibbs law. Its log density is minus the loss that the paper trains, up to the
+partition function. Draws are from the law itself. The margin m grows with the updates.
 
 Routing is inference in a mixture of switchable Gaussians (`capsule_zoo.models.SwitchableGaussians`)
-and is given to the model, for models know no guides: `MatrixCapsules(EMRouting(3))`.
+and is an argument of the model, because models do not import guides:
+`MatrixCapsules(EMRouting(3))`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR): section 4 and figure 1
-    for the network, section 4.1 for the spread loss. The shape of the margin's growth is that of
-    their released code, the paper gives none; it grows over 200 times as many updates there. For
-    the first transformations and the scale of costs see `capsule_convolution`.
+    for the network, section 4.1 for the spread loss. The margin
+    grows with the shape of their released code, over a 200th of the updates; the paper gives no
+    shape. For the first transformations and the scale of costs see `capsule_convolution`.
 """
 
 from __future__ import annotations
@@ -58,12 +60,13 @@ PRESETS = {
 
 
 class SpreadLabels(dist.Categorical):
-    """A label with energy E(t) = sum_{c != t} max(0, m - (a_t - a_c))^2, the spread loss.
+    """The law of a label with energy E(t) = sum_{c != t} max(0, m - (a_t - a_c))^2.
 
-    Its `log_prob` is -E(t), without the log partition function; draws have p(t) = exp(-E(t)) / Z.
+    The energy is the spread loss. `log_prob` is -E(t), without the log partition function. Draws
+    have p(t) = exp(-E(t)) / Z.
 
     Args:
-        presence: a, of the classes, (..., classes).
+        presence: the presences a of the classes, (..., classes).
         margin: m, in (0, 1).
     """
 
@@ -80,14 +83,14 @@ class SpreadLabels(dist.Categorical):
 
 
 def spread_energy(presence: Tensor, margin: float) -> Tensor:
-    """The spread loss of every label, (..., classes); presences (..., classes)."""
+    """Compute the spread loss of every label, (..., classes), from presences (..., classes)."""
     gap = presence[..., :, None] - presence[..., None, :]  # a_t - a_c
     loss = (margin - gap).clamp_min(0).square()
     return loss.sum(-1) - torch.diagonal(loss, dim1=-2, dim2=-1)
 
 
 class MatrixCapsules(Classifier):
-    """The network as a model of labels; see the top of this file.
+    """The network as a model of labels, described at the top of this file.
 
     Args:
         routing: infers every layer, such as `EMRouting(3)` of `capsule_zoo.guides`.
@@ -98,15 +101,15 @@ class MatrixCapsules(Classifier):
         likelihood: "spread" or "categorical".
         margin_steps: updates in which the margin of the spread loss grows by a sigmoid's unit:
             .2 + .79 sigmoid(updates / margin_steps - 4). The updates are counted in the state.
-        coordinates: see `ClassCapsules`.
+        coordinates: as for `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
-        recompute: cast votes anew in the backward pass, rather than keep them.
+        recompute: compute the votes again in the backward pass instead of keeping them.
 
     Raises:
         ValueError: a size below 1, an image that is too small, an unknown likelihood.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the images.
-    `capsules(images)` gives every layer, `predict(images)` the labels.
+    `capsules(images)` returns every layer, `predict(images)` the labels.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class MatrixCapsules(Classifier):
 
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
-        """Every layer of capsules, the classes last."""
+        """Compute every layer of capsules, the classes last."""
         grids = [self.primary(F.relu(self.stem(standardised(images))))]
         for layer in (*self.layers, self.classes):
             grids.append(layer(grids[-1]))
@@ -167,26 +170,26 @@ class MatrixCapsules(Classifier):
 
     @torch.no_grad()
     def class_votes(self, images: Tensor) -> Votes:
-        """The votes for the class capsules, to look at."""
+        """Return the votes for the class capsules, for inspection."""
         return self.classes.votes(self.capsules(images)[-2])
 
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
-        """Log-odds of the class capsules' presences, (B, classes)."""
+        """Compute the log-odds (B, classes) of the class capsules' presences."""
         return self.capsules(images)[-1].logits[:, 0]
 
     def label_law(self, scores: Tensor) -> dist.TorchDistribution:
-        """p(label | class capsules), from the log-odds of their presences (*batch, classes)."""
+        """Return p(label | class capsules) from log-odds of their presences (*batch, classes)."""
         if self.likelihood == "categorical":
             return super().label_law(scores)
         return SpreadLabels(scores.sigmoid(), self.margin)
 
     @property
     def margin(self) -> float:
-        """m of the spread loss after the updates so far."""
+        """The margin m of the spread loss after the updates so far."""
         return margin_after(self.updates.item(), self.margin_steps)
 
 
 def margin_after(updates: float, margin_steps: float) -> float:
-    """m = .2 + .79 sigmoid(min(10, updates / margin_steps - 4))."""
+    """Compute the margin m = .2 + .79 sigmoid(min(10, updates / margin_steps - 4))."""
     return 0.2 + 0.79 / (1 + math.exp(-min(10.0, updates / margin_steps - 4)))

@@ -1,13 +1,13 @@
 """Missing pixels: a likelihood that scores only the pixels that were observed.
 
-A pixel that is NaN is missing. `model.with_missing_pixels()` is the same model, with the same
-parameters, of images with such pixels: given its latents the pixels are independent, so that those
-which are missing are summed out by leaving their factors away,
+A pixel that is NaN is missing. `model.with_missing_pixels()` returns the same model, with the same
+parameters, for images with such pixels. Given the latents the pixels are independent, so the
+missing pixels are summed out when their factors are left out:
 
     log p(observed pixels | z) = sum over observed pixels p of log p(pixel_p | z).
 
-What stands at a missing pixel never reaches the score or its gradient. A guide reads the image: its
-networks see a missing pixel as `fill`, see `Guide.with_missing_pixels`.
+The value at a missing pixel never affects the score or its gradient. A guide reads the image, and
+its networks see `fill` at a missing pixel (`Guide.with_missing_pixels`).
 
 >>> hidden = hide(images, occluded((28, 28), "left"))           # NaN in the left half
 >>> evaluate(model.with_missing_pixels(), guide.with_missing_pixels(), hidden)
@@ -25,20 +25,20 @@ from torch import Tensor
 
 
 def filled(images: Tensor, fill: Tensor | float) -> Tensor:
-    """Images (B, C, H, W) with `fill`, a number or (C, H, W), where they are NaN."""
+    """Return images (B, C, H, W) with `fill`, a number or (C, H, W), in place of NaN."""
     return torch.where(images.isnan(), torch.as_tensor(fill).to(images), images)
 
 
 def log_prob_of_pixels(law: dist.TorchDistribution, images: Tensor, observed: Tensor) -> Tensor:
-    """Log density of the observed pixels alone, in nats, of the law's batch shape.
+    """Compute the log density of the observed pixels alone, in nats, of the law's batch shape.
 
     Args:
-        law: of whole images, event shape (C, H, W), the pixels independent.
+        law: the law of whole images, event shape (C, H, W), with independent pixels.
         images: (*batch, C, H, W), finite also where they are not observed.
         observed: the same shape, or one that broadcasts to it; True where a pixel counts.
 
     Raises:
-        ValueError: the law does not tell its pixels apart.
+        ValueError: the law has no density of single pixels.
     """
     if hasattr(law, "log_prob_where"):
         return law.log_prob_where(images, observed)
@@ -55,7 +55,7 @@ class ObservedPixels(dist.TorchDistribution):
     """The law of an image of which only the observed pixels are scored.
 
     Attributes:
-        law: of the whole image; draws and means are its own.
+        law: the law of the whole image, which gives the draws and means.
         observed: True where a pixel counts; it broadcasts to the images.
     """
 
@@ -74,29 +74,29 @@ class ObservedPixels(dist.TorchDistribution):
         return self.law.mean
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> ObservedPixels:
-        """The same law with more batch dims."""
+        """Return the same law with more batch dims."""
         return ObservedPixels(self.law.expand(batch_shape), self.observed)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of the observed pixels, in nats."""
+        """Compute the log density of the observed pixels, in nats."""
         return log_prob_of_pixels(self.law, value, self.observed)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
-        """Whole images."""
+        """Draw whole images."""
         return self.law.sample(sample_shape)
 
 
 class ScoreObserved(Messenger):
-    """Within it, the site "image" scores only the observed pixels.
+    """The effect handler under which the site "image" scores only the observed pixels.
 
     Args:
         observed: (B, C, H, W).
-        plate_dim: of the plate of the images, as in `Model.plate_dims`.
+        plate_dim: the dim of the plate of the images, as in `Model.plate_dims`.
     """
 
     def __init__(self, observed: Tensor, plate_dim: int) -> None:
         super().__init__()
-        inner = [1] * (-plate_dim - 1)  # of plates within that of the images
+        inner = [1] * (-plate_dim - 1)  # sizes for the plates inside the plate of the images
         self.observed = observed.reshape(len(observed), *inner, *observed.shape[1:])
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -105,7 +105,7 @@ class ScoreObserved(Messenger):
 
 
 def refuse_dependent_pixels(model: Any) -> None:
-    """Raise ValueError for a model whose density knows no single pixel."""
+    """Raise ValueError for a model that has no density of single pixels."""
     name = type(model).__name__
     if model.supervised:
         raise ValueError(

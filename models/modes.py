@@ -1,4 +1,4 @@
-"""What code changes for a while and puts back: evaluation mode, gradients, random streams."""
+"""Contexts that change a state and restore it: evaluation mode, gradients, random streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Modules in evaluation mode (running statistics), and back as they were at the end."""
+    """Put modules in evaluation mode (running statistics) and restore their modes at the end."""
     before = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()
@@ -24,7 +24,7 @@ def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Within it parameters take no gradient, which also spares their backward pass."""
+    """Turn off the gradients of parameters, which also saves their backward pass."""
     held = [p for module in modules for p in module.parameters() if p.requires_grad]
     for parameter in held:
         parameter.requires_grad_(False)
@@ -37,7 +37,7 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """A stream of draws of its own; torch's random state is put back at the end, on all devices."""
+    """Seed torch's random state for the context and restore it at the end, on all devices."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield

@@ -19,10 +19,10 @@ Latents = Mapping[str, Tensor]
 U = TypeVar("U", bound=Upsampler)
 
 
-# Where a canvas is large most pixels are black for every request, and the first updates turn all of
-# them so far down that a sigmoid leaves no gradient to paint with: at 68 x 68 the autoencoder, the
-# broadcast decoder and digit capsules stayed black. All of them learn where the sigmoid leaks and
-# starts dark; from an activity of zero they must still turn black first, and are slow.
+# On a large canvas most pixels are black for every request. The first updates lower all activities
+# so far that a sigmoid has no gradient left: at 68 x 68 the autoencoder, the broadcast decoder and
+# digit capsules stayed black. All of them learn with a sigmoid that leaks and starts dark. If they
+# start at an activity of zero they must first turn black, and learn slowly.
 LEAK = 0.1
 
 
@@ -30,24 +30,24 @@ DARK = -2.0
 
 
 def leaky_sigmoid(activity: Tensor) -> Tensor:
-    """Mean pixels from activities of any size; it goes on beyond 0 and 1 at a slope of `LEAK`."""
+    """Compute mean pixels from activities; beyond 0 and 1 the slope is `LEAK`."""
     return (1 - LEAK) * activity.sigmoid() + LEAK * activity
 
 
 def starting_dark(upsampler: U) -> U:
-    """The same upsampler, whose pixels all start at an activity of `DARK`."""
+    """Set the biases of an upsampler so that all pixels start at `DARK`, and return it."""
     nn.init.constant_(upsampler.paint.bias, DARK)
     return upsampler
 
 
 class OnRequest(Model):
-    """Base of the models that paint on request: subclasses write `prior` and `paint`.
+    """The base of the models that paint on request; subclasses write `prior` and `paint`.
 
     Args:
         image_shape: (channels, height, width).
-        identity: the numbers of the request to leave the image as it is, which is also what is
-            painted when nothing is requested; see `capsule_zoo.data.Requests`.
-        sigma_image: deviation of a pixel.
+        identity: the numbers of the request that leaves the image as it is. It is also the default
+            request; see `capsule_zoo.data.Requests`.
+        sigma_image: standard deviation of a pixel.
 
     Raises:
         ValueError: a size below 1, or a deviation that is not positive.
@@ -71,11 +71,11 @@ class OnRequest(Model):
         )
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
-        """The law of one image's latents, by site."""
+        """Return the law of one image's latents, by site."""
         raise NotImplementedError
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
-        """Return mean pixels (*batch, C, H, W) of latents by site and requests (B, n)."""
+        """Return mean pixels (*batch, C, H, W) for latents by site and requests (B, n)."""
         raise NotImplementedError
 
     def forward(
@@ -86,10 +86,10 @@ class OnRequest(Model):
         *,
         request: Tensor | None = None,
     ) -> Tensor:
-        """Draws the latents and returns the image, (B, C, H, W).
+        """Draw the latents and return the image, (B, C, H, W).
 
         Args:
-            images: as requested, or None to draw them.
+            images: the images as requested, or None to draw them.
             request: (B, n) or (1, n); the identity by default.
         """
         self.check_images(images)
@@ -99,11 +99,11 @@ class OnRequest(Model):
             return pyro.sample("image", law.to_event(3), obs=images)
 
     def num_images(self, latents: Latents) -> int:
-        """Return B, of latents by site; the first one has values (*batch, n)."""
+        """Return B from latents by site, the first of which has values (*batch, n)."""
         return next(iter(latents.values())).shape[-2]
 
     def mean_image(self, latents: Latents, request: Tensor | None = None) -> Tensor:
-        """E[image | latents, request], (*batch, C, H, W).
+        """Compute E[image | latents, request], (*batch, C, H, W).
 
         Args:
             latents: values (*batch, ...) by site; the last batch dim is that of the B images.
@@ -125,5 +125,5 @@ class OnRequest(Model):
 
 
 def centred_normal(like: Tensor, *shape: int, deviation: float = 1.0) -> dist.TorchDistribution:
-    """Normal(0, deviation) over events of this shape, in the precision of `like`, on its device."""
+    """Return Normal(0, deviation) over events of this shape, in the dtype of `like`."""
     return dist.Normal(like.new_zeros(shape), deviation).to_event(len(shape))

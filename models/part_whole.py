@@ -1,10 +1,11 @@
 """Part-whole capsules: objects choose and place their parts, parts paint the image.
 
-Story. A capsule is a presence (is it there?) and a pose (an affine frame). Every part looks for a
-parent among the objects that are there; a parent that is found says whether the part is likely to
-be there and where. Parts that are there carry a small learned template, warp it by their pose and
-lay it over the parts before them. A dummy parent, always on, explains clutter. Any number of
-levels may lie between objects and parts; each relates to the one above as parts do to objects.
+Story. A capsule is a presence (on or off) and a pose (an affine frame). Every part chooses a parent
+among the objects that are present. The parent determines how likely the part is to be present, and
+its pose. Each part that is present has a small learned template, which is warped by the part's pose
+and laid over the parts before it. A dummy parent, always on, explains clutter. There may be any
+number of levels between objects and parts. Each level relates to the level above as parts relate to
+objects.
 
     t_k ~ Bernoulli(pi_k)                                         # objects, (B, K)
     A_k ~ Normal(identity, sigma_top)                             # (B, K, 6)
@@ -13,10 +14,10 @@ levels may lie between objects and parts; each relates to the one above as parts
     A_i ~ Normal(A_{s_i} (I + M_{i, s_i}), t_i sigma_{i, s_i} + (1 - t_i) sigma_off)    # (B, P, 6)
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 
-With everything else given the choices s_i are independent, so they are summed out exactly:
-`selection="enumerate"` by Pyro's parallel enumeration, `selection="marginal"` (equal up to
-rounding) by writing p(t_i) and p(A_i | t_i) as the two mixtures over parents that
-they are. For training, presences are relaxed to Concrete variables; their sites then hold logits.
+Given everything else the choices s_i are independent, so they are summed out exactly. With
+`selection="enumerate"` Pyro's parallel enumeration does this. With `selection="marginal"` (equal up
+to rounding) p(t_i) and p(A_i | t_i) are written as mixtures over the parents. For training,
+presences are relaxed to Concrete variables, and their sites then hold logits.
 
 References:
     Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
@@ -61,11 +62,11 @@ from capsule_zoo.models.blocks.selection import (
 )
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
-_BACKGROUND_WEIGHT = 0.1  # of what lies behind the parts, beside alphas that reach 1
+_BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
 
 
 class PartWholeCapsules(Model):
-    """The generative model of part-whole capsules; see the top of this file.
+    """The generative model of part-whole capsules, described at the top of this file.
 
     Args:
         objects, parts: capsules of the usual two levels.
@@ -77,16 +78,17 @@ class PartWholeCapsules(Model):
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.
         sigma_image: deviation of a pixel, in units of its range.
-        sigma_top: deviation of an object's pose from the identity, by coordinate. Where it is
-            wide, objects copy the poses of their parts and their presences tell nothing.
-        sigma_place: the same for the pose's place alone, x and y; by default `sigma_top`.
-        rotations: turns, spread evenly over the circle and equally likely, about which an object's
-            pose is normal; 1 leaves the identity alone, many are nearly uniform over rotations.
+        sigma_top: deviation of an object's pose from the identity, by coordinate. Where it is wide,
+            objects copy the poses of their parts, and their presences carry no information.
+        sigma_place: the same for the position alone, x and y; by default `sigma_top`.
+        rotations: number of rotations, spread evenly over the circle and equally likely, that are
+            the means of an object's pose. With 1 the only mean is the identity. Many rotations are
+            nearly a uniform law.
         instances: parts that share a template: part i is drawn with template i // instances.
         sigma_min: least deviation of a child's pose from its parent's vote.
-        sigma_off, sigma_dummy: the same for children that are off, or that the dummy explains.
-        epsilon: weight of the dummy parent beside the parents' rho.
-        dummy_presence: probability that a child of the dummy is there.
+        sigma_off, sigma_dummy: the same for children that are off, or whose parent is the dummy.
+        epsilon: weight of the dummy parent, compared with the parents' rho.
+        dummy_presence: probability that a child of the dummy is present.
         background: "black", or "learned" for a trained image behind the parts.
         likelihood: "composite" (parts laid over each other, as in the paper) or "mixture" (each
             pixel from one part, as in stacked capsule autoencoders; `PixelMixture`).
@@ -95,9 +97,9 @@ class PartWholeCapsules(Model):
         ValueError: a size below 1, a deviation that is not positive, an unknown option.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    The image site lives in the images plate at dim -2, so its value is (B, 1, C, H, W). Plates
-    outside the model, at dim -3 and further left, put their dims in front of B. Presences cannot be
-    enumerated (`EnumeratedPresence`), and parameters may be a `PyroSample`; see `models.plates`.
+    The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W). Plates
+    outside the model, at dim -3 and further left, add their dims in front of B. Presences cannot be
+    enumerated (`EnumeratedPresence`). Parameters may be a `PyroSample`; see `models.blocks.plates`.
     """
 
     def __init__(
@@ -186,22 +188,22 @@ class PartWholeCapsules(Model):
         return tuple(found)
 
     def with_selection(self, selection: str) -> PartWholeCapsules:
-        """The same parameters with the parents' selection summed out in the other way."""
+        """Return the model with the same parameters and another way to sum out the selection."""
         check_one_of("selection", selection, ("marginal", "enumerate"))
         return self.sharing_parameters(selection=selection)
 
     def with_discrete_presences(self) -> PartWholeCapsules:
-        """The same parameters with Bernoulli presences and no enumerated site, for reporting."""
+        """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
         return self.sharing_parameters(presence="discrete", selection="marginal")
 
     def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """The law of a presence site, from the logit of its probability."""
+        """Return the law of a presence site from the logit of its probability."""
         if self.relaxed:
             return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
         return dist.Bernoulli(logits=logits)
 
     def object_pose_law(self) -> dist.TorchDistribution:
-        """The law of an object's pose."""
+        """Return the law of an object's pose."""
         row = [self.sigma_top, self.sigma_top, self.sigma_place]
         return pose_about_rotations(self.rotations, self.presence_logits.new_tensor(row + row))
 
@@ -228,12 +230,12 @@ class PartWholeCapsules(Model):
             return pyro.sample("image", self.image_law(capsules), obs=observed).squeeze(-4)
 
     def _draw_bayesian_parameters(self) -> None:
-        """Draw parameters that are a `PyroSample`: here, outside the plates, and once in a call."""
+        """Draw the parameters that are a `PyroSample`, outside the plates and once in a call."""
         for module, name in bayesian_parameters(self):
             getattr(module, name)
 
     def _enumerated(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
-        """Children as the story tells them; the parent's choice is an enumerated site."""
+        """Draw children whose choice of a parent is an enumerated site."""
         choice = dist.Categorical(logits=law.log_weights)
         parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
         logits = Vindex(law.presence_logits)[..., parent]
@@ -247,7 +249,7 @@ class PartWholeCapsules(Model):
         return presence, pose
 
     def _marginal(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
-        """Children with the parent's choice summed out: p(t), then p(A | t)."""
+        """Draw children with the choice of a parent summed out: from p(t), then from p(A | t)."""
         presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
         return presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
 
@@ -256,23 +258,23 @@ class PartWholeCapsules(Model):
         return ParentMixture(dist.Categorical(logits=law.log_weights), self.presence_law(logits))
 
     def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
-        """p(A | t): the choices weighted by how well they foretold the presence."""
+        """Return p(A | t), with each choice weighted by how well it predicts the presence."""
         foretold = self.presence_law(law.presence_logits).log_prob(presence[..., None])
         choice = dist.Categorical(logits=law.log_weights + foretold)
         return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
 
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
-        """p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.
+        """Compute p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.
 
         Args:
-            parents, children: two adjacent levels' choices.
+            parents, children: the choices of two adjacent levels.
             level: index of the children's level among `selections`; the parts' by default.
         """
         law = self.selections[level](parents, self.relaxed)
         return self._pose_mixture(law, children.presence).responsibilities(children.pose)
 
     def templates(self) -> tuple[Tensor, Tensor]:
-        """Every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
+        """Return every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
         return self._paint().split([self.image_shape[0], 1], dim=-3)
 
     def _paint(self) -> Tensor:
@@ -280,7 +282,7 @@ class PartWholeCapsules(Model):
         return paint[..., : self.levels[-1].size, :, :, :]
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Every part drawn alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...).
+        """Render every part alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...).
 
         Batch dims in front of B are flattened into it.
         """
@@ -291,10 +293,10 @@ class PartWholeCapsules(Model):
         return colour, alpha * there
 
     def canvas(self, like: Tensor) -> Tensor:
-        """What lies behind the parts, (C, 1, H, W), or (C, B, H, W) where it is not one for all.
+        """Return the background, (C, 1, H, W), or (C, B, H, W) where images differ in it.
 
         Args:
-            like: alpha of the parts, (parts, 1, B, H, W).
+            like: the alpha of the parts, (parts, 1, B, H, W).
         """
         if self.background == "learned":
             behind = flat_batch(per_image(self.background_logits, 3).sigmoid(), 3)
@@ -304,13 +306,13 @@ class PartWholeCapsules(Model):
         return like.new_zeros(self.image_shape)[:, None]
 
     def image_law(self, parts: Capsules) -> dist.TorchDistribution:
-        """The law of the image site, batch shape (B, 1) and event shape (C, H, W)."""
+        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W)."""
         if self.likelihood == "mixture":
             return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
         return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)
 
     def render(self, parts: Capsules) -> Tensor:
-        """The mean image (B, C, H, W) of the parts' choices."""
+        """Render the mean image (B, C, H, W) for the parts' presences and poses."""
         batch = parts.presence.shape[:-1]
         colour, alpha = self.layers(parts)
         if self.likelihood == "mixture":

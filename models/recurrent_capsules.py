@@ -1,9 +1,9 @@
 """Recurrent capsule network: a drawing made in a few strokes, each planned by capsules.
 
-Story. As DRAW does, the model adds to a canvas step by step. What it adds is read off class
-capsules: a network unfolds a Gaussian code into maps, primary capsules on the maps vote, and the
-routed capsules drive a recurrent state, from which the canvas is painted, whole or through a window
-of attention.
+Story. Like DRAW, the model adds to a canvas step by step. Each addition is computed from class
+capsules. A network unfolds a Gaussian code into maps, primary capsules on the maps vote, and the
+routed capsules drive a recurrent state. The canvas is painted from that state, whole or through a
+window of attention.
 
     c_0, h_0, s_0 = learned, 0, 0                   # canvas (B, C, H, W), twice (B, units)
     for t = 1 .. T:
@@ -14,23 +14,26 @@ of attention.
     image ~ Bernoulli(sigmoid(c_T))                 # or Normal(sigmoid(c_T), sigma_image)
     factor exp(-label_weight L(label, |capsules(image)|))       # where labels are given
 
-The last line is the margin loss on capsules of another kind, those which see an image: the guide
-draws with them (`capsule_zoo.guides.RecurrentEncoder`), and the class is the longest of them. It is
-a factor, no law of the label: with labels the loss is no bound, without them it is one on
-log p(image).
+The last line is the margin loss on capsules of another kind, which see an image. The guide uses
+them to draw codes (`capsule_zoo.guides.RecurrentEncoder`), and the longest of them gives the class.
+The last line is a factor, not a law of the label. With labels the loss is therefore not a bound.
+Without labels it is a bound on log p(image).
 
-Those capsules see the image alone, once (`capsules="once"`), or at each step the image beside what
-is still missing from the canvas, image - sigmoid(c_{t-1}) (`capsules="every"`, as in the paper). In
-the latter case the class is read at the first step, before anything is drawn.
+The capsules that see an image either see the image alone, once (`capsules="once"`), or they see at
+each step the image and the rest that the canvas still lacks, image - sigmoid(c_{t-1})
+(`capsules="every"`, as in the paper). In the latter case the class is read at the first step,
+before anything is drawn.
 
-The guide runs the model's steps on its draws, and its capsules. Replayed on them, the model takes
-the drawing and the capsules' lengths from there (`capsule_zoo.models.blocks.sharing`).
+The guide runs the model's steps and capsules on its own draws. When the model is replayed on these
+draws, it takes the drawing and the capsules' lengths from the guide
+(`capsule_zoo.models.blocks.sharing`).
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
-    steps, the size of the code, where attention is (its figure shows it) and on which lengths the
-    margin loss is; these are arguments or, the last, as said above. Its squash keeps lengths under
-    .5, so that the margin loss could not be met; ours is that of Sabour et al. (2017).
+    steps, the size of the code, the place of attention (its figure shows it) and the lengths that
+    the margin loss is applied to. These are arguments here, except the last, which is explained
+    above. Its squash keeps lengths under .5, so that the margin loss cannot reach its margin; here
+    the squash is from Sabour et al. (2017).
     Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): section 2.
     Greff, Srivastava, Koutnik, Steunebrink & Schmidhuber 2017, "LSTM: A Search Space Odyssey"
     (arXiv 1503.04069) on coupled gates.
@@ -68,7 +71,7 @@ from capsule_zoo.models.checks import (
 from capsule_zoo.models.switchable_gaussians import Routing
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "small": {},  # the defaults: for two cores
+    "small": {},  # the defaults, for two cores
     "paper": dict(capsules="every", channels=(256, 128), types=32, attention=False),
 }
 KERNEL = 5  # of the convolutions below the primary capsules
@@ -76,12 +79,12 @@ LEAST = 17  # pixels that these and the primary capsules need
 
 
 class CoupledLSTM(PyroModule):
-    """An LSTM whose input gate is what its forget gate leaves over.
+    """An LSTM whose input gate is one minus its forget gate.
 
         f, o, g = linear(inputs, h),    s' = f s + (1 - f) tanh(g),    h' = o tanh(s')
 
-    Gates are logistic. The new cell lies between the old one and tanh(g), so that no cell ever
-    leaves [-1, 1], after however many steps; a free input gate lets cells grow by 1 a step.
+    Gates are logistic. The new cell lies between the old cell and tanh(g), so that no cell ever
+    leaves [-1, 1], after any number of steps. With a free input gate cells can grow by 1 a step.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -98,7 +101,7 @@ class CoupledLSTM(PyroModule):
 
 
 class Drawing(NamedTuple):
-    """What is drawn after some steps.
+    """The state of a drawing after some steps.
 
     Attributes:
         canvas: logits of the mean pixels, (*batch, C, H, W).
@@ -111,22 +114,22 @@ class Drawing(NamedTuple):
 
     @property
     def mean(self) -> Tensor:
-        """Mean pixels, (*batch, C, H, W)."""
+        """The mean pixels, (*batch, C, H, W)."""
         return self.canvas.sigmoid()
 
 
 def flat(vectors: Tensor) -> Tensor:
-    """Class capsules (*batch, classes, 16) as numbers of order one for the next layer."""
+    """Flatten class capsules (*batch, classes, 16) to numbers of order one for the next layer."""
     return CLASS**0.5 * vectors.flatten(-2)
 
 
 class Drawn(NamedTuple):
-    """What the guide shares with the model.
+    """The values that the guide shares with the model.
 
     Attributes:
-        drawing: of its codes, after all steps.
-        images: that it was given.
-        length: of the class capsules on these, (B, classes); None for plain DRAW.
+        drawing: the drawing from the guide's codes, after all steps.
+        images: the images that the guide was given.
+        length: lengths of the class capsules on these images, (B, classes); None for plain DRAW.
     """
 
     drawing: Drawing
@@ -135,25 +138,25 @@ class Drawn(NamedTuple):
 
 
 class RecurrentCapsules(Model):
-    """The recurrent capsule network; see the top of this file.
+    """The recurrent capsule network, described at the top of this file.
 
     Args:
         routing: infers the class capsules, such as `DynamicRouting(3, fair=False)` of
-            `capsule_zoo.guides`; None puts linear layers in the place of votes and routing.
+            `capsule_zoo.guides`. None replaces votes and routing by linear layers.
         image_shape: (channels, height, width).
         classes: capsules that are routed to, and labels.
         steps: T.
         latent: numbers in a code.
         units: of the recurrent cell.
-        capsules: "every" step, "once", or "none", which is plain DRAW and knows no labels.
+        capsules: "every" step, "once", or "none", which is plain DRAW and takes no labels.
         channels: of the convolution next to the image and of the one next to the capsules.
         types: of primary capsules.
-        attention: paint, and let the guide read, through a window of attention. Capsules that look
-            at every step see the image whole.
+        attention: whether the model paints and the guide reads through a window of attention.
+            Capsules that look at every step see the whole image.
         window: N, filters of the window along each axis.
         likelihood: "normal" or "bernoulli", as for the `VariationalAutoencoder`.
         sigma_image: deviation of a normal pixel.
-        label_weight: nats that one unit of the margin loss is worth.
+        label_weight: nats for one unit of the margin loss.
 
     Raises:
         ValueError: a size out of range, an image under 17x17 pixels where there are capsules, an
@@ -208,7 +211,7 @@ class RecurrentCapsules(Model):
         self.cell = CoupledLSTM(inputs, units)
         self.patch_shape = (colours, window, window) if attention else image_shape
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
-        nn.init.normal_(self.paint.weight, std=0.25)  # less, and codes fade before they are of use
+        nn.init.normal_(self.paint.weight, std=0.25)  # with less, codes fade before they are used
         if attention:
             self.aim = Aim(units, window, (height, width))
 
@@ -238,7 +241,7 @@ class RecurrentCapsules(Model):
 
     @pyro_method
     def draw(self, codes: list[Tensor]) -> Drawing:
-        """All steps, from their codes, (*batch, latent) each."""
+        """Draw all steps from their codes, (*batch, latent) each."""
         codes = list(torch.broadcast_tensors(*codes))
         batch = codes[0].shape[-2]
         drawing = self.begin(batch)
@@ -248,18 +251,18 @@ class RecurrentCapsules(Model):
 
     @pyro_method
     def begin(self, batch: int) -> Drawing:
-        """A batch of drawings before the first step."""
+        """Return a batch of drawings before the first step."""
         state = self.blank.new_zeros(batch, self.units)
         return Drawing(self.blank.repeat(batch, 1, 1, 1), state, state)
 
     @pyro_method
     def plan(self, codes: Tensor) -> Tensor:
-        """Return what the recurrent cell reads of codes (*batch, latent), (*batch, inputs)."""
+        """Compute the inputs (*batch, inputs) of the recurrent cell from codes (*batch, latent)."""
         return codes if self.capsules == "none" else flat(self.hand(codes[..., None, None]))
 
     @pyro_method
     def step(self, drawing: Drawing, plan: Tensor) -> Drawing:
-        """One step on, as the plan says: the model's and the guide's."""
+        """Compute the next drawing from a plan; the model and the guide both take this step."""
         hidden, cell = self.cell(plan, drawing.hidden, drawing.cell)
         patch = self.paint(hidden).unflatten(-1, self.patch_shape)
         if self.window_size is not None:
@@ -267,25 +270,25 @@ class RecurrentCapsules(Model):
         return Drawing(drawing.canvas + patch, hidden, cell)
 
     def image_law(self, drawing: Drawing) -> dist.TorchDistribution:
-        """The law of the image site, were the drawing finished."""
+        """Return the law of the image site if the drawing ended here."""
         return pixel_law(drawing.canvas, self.likelihood, self.sigma_image)
 
     def window(self, drawing: Drawing) -> Window:
-        """Where the last step has painted."""
+        """Return the window in which the last step painted."""
         return self.aim(drawing.hidden)
 
     @pyro_method
     def look(self, images: Tensor, drawing: Drawing) -> Tensor:
-        """Return the class capsules (*batch, classes, 16) of images and of what drawings lack."""
+        """Compute the class capsules (*batch, classes, 16) from images and unfinished drawings."""
         if self.capsules == "every":
             images = joined([images, images - drawing.mean], -3)
         return self.eye(images)
 
     @pyro_method
     def classify(self, images: Tensor) -> Tensor:
-        """Return how surely each class is in images (*batch, C, H, W), (*batch, classes).
+        """Compute how surely each class is in images (*batch, C, H, W), (*batch, classes).
 
-        That is the length of its capsule.
+        The result is the length of the capsule of each class.
         """
         return self.look(images, self.begin(images.shape[-4])).norm(dim=-1)
 
@@ -305,7 +308,7 @@ class RecurrentCapsules(Model):
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
-        """Start the canvas at the mean of images (B, C, H, W)."""
+        """Set the first canvas to the mean of images (B, C, H, W)."""
         self.check_images(images)
         self.blank.copy_(images.mean(0).logit(eps=0.01))
 
@@ -320,7 +323,7 @@ class RecurrentCapsules(Model):
 
 
 def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
-    """Two convolutions that take 4 pixels each from height and width."""
+    """Return two convolutions that each reduce height and width by 4 pixels."""
     layers = []
     for inputs, outputs in ((colours, channels[0]), channels):
         layers.append(PyroModule[nn.Conv2d](inputs, outputs, KERNEL))
@@ -329,7 +332,7 @@ def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
 
 
 def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
-    """Two transposed convolutions, from codes (B, latent, 1, 1) to maps of 9 x 9."""
+    """Return two transposed convolutions, from codes (B, latent, 1, 1) to maps of 9 x 9."""
     layers, side = [], 1
     for inputs, outputs in ((latent, channels[1]), (channels[1], channels[0])):
         layers.append(PyroModule[nn.ConvTranspose2d](inputs, outputs, KERNEL))

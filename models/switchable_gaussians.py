@@ -1,9 +1,9 @@
 """One layer of matrix capsules as a density: a mixture of switchable transforming Gaussians.
 
-Story. Every child casts a vote for the pose of each parent. It picks one parent that sees it; if
-that parent is there, the vote is a draw from the parent's Gaussian; if not, the vote is as likely
-as any other. So a parent pays to be there (beta_a) and is worth it when the votes of its children
-agree. Votes carry a little noise of their own, so that one child alone is no infinite evidence.
+Story. Every child casts a vote for the pose of each parent. It chooses one parent that sees it. If
+that parent is present, the vote is a draw from the parent's Gaussian. If it is not, the vote is as
+likely as any other. A parent therefore has a cost (beta_a), which is worth paying when the votes of
+its children agree. Votes have a small noise, so that one child alone is not infinite evidence.
 
     s_j ~ Bernoulli(sigmoid(beta_a))                     # parents, (B, J)
     mu_j, sigma2_j: flat                                 # (B, J, D)
@@ -18,15 +18,16 @@ With q(s_j = 1) = a_j and q(z_i = j) = R_ij the free energy at temperature 1 / l
     -F = sum_ij w_i R_ij [a_j ln N_ij + (1 - a_j) beta_u - ln R_ij - ln(number of parents of i)]
          + sum_j [a_j beta_a - ln(1 + exp(beta_a)) + H(a_j) / lambda]
 
-and each of its blocks has its optimum in closed form: those are the steps of EM routing
-(`capsule_zoo.guides.EMRouting`).
+and each block of its arguments has its optimum in closed form. These optima are the steps of EM
+routing (`capsule_zoo.guides.EMRouting`).
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 3 and appendix
     A.1. Their cost of a claimed child, (beta_u + ln sigma) for each number of the pose, leaves out
     the constants of the Gaussian: see `unclaimed_log_density`. The noise is the floor that their
-    released code adds to the variance, read so that EM remains exact; theirs is 5e-4, with which
-    assignments are settled by chance before anything is learned, where poses are of size 1.
+    released code adds to the variance, defined here so that EM remains exact. Their floor is 5e-4.
+    For poses of size 1 that is so little that chance settles assignments before anything is
+    learned.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ VOTE_NOISE = 0.02
 
 
 class ParentLaw(NamedTuple):
-    """What a layer knows of its parents before it sees a vote.
+    """The prior of a layer's parents, before any vote is seen.
 
     Attributes:
-        beta_a: log-odds that a parent is there, in nats, (parents,).
-        beta_u: log density of the vote of a child whose parent is not there, in nats, (parents,).
-        inverse_temperature: lambda, of the parents' presences.
+        beta_a: log-odds that a parent is present, in nats, (parents,).
+        beta_u: log density of the vote of a child whose parent is absent, in nats, (parents,).
+        inverse_temperature: lambda, the inverse temperature of the parents' presences.
         noise: variance of a vote's own noise.
     """
 
@@ -67,11 +68,11 @@ class ParentLaw(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """What a routing believes of the parents after some iterations.
+    """The belief of a routing about the parents after some iterations.
 
     Attributes:
-        share: R, the responsibilities: what part of each child each parent claims, (N, positions,
-            parents, children).
+        share: R, the responsibilities, that is, the share of each child that each parent claims,
+            (N, positions, parents, children).
         mean, variance: of the parents' votes, (N, positions, parents, D).
         logits: log-odds of the parents' presences, (N, positions, parents).
     """
@@ -83,22 +84,22 @@ class Belief(NamedTuple):
 
     @property
     def presence(self) -> Tensor:
-        """a, (N, positions, parents)."""
+        """The presences a of the parents, (N, positions, parents)."""
         return self.logits.sigmoid()
 
 
 class Routing(Protocol):
-    """Infers the parents of a layer from the votes of its children."""
+    """The interface of a routing, which infers the parents of a layer from its children's votes."""
 
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
-        """What it believes of the parents in the end."""
+        """Return the belief about the parents after the last iteration."""
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        """What it believes after each iteration."""
+        """Yield the belief after each iteration."""
 
 
 def unclaimed_log_density(beta_u: Tensor, size: int) -> Tensor:
-    """beta_u in nats from the paper's, a cost for each of `size` numbers of the pose.
+    """Compute beta_u in nats from the paper's beta_u, a cost for each of `size` numbers of a pose.
 
     The paper's a = sigmoid(lambda [beta_a - sum_d (beta_u + ln sigma_d) n]) leaves the entropy of
     the standard normal out of both terms.
@@ -107,24 +108,24 @@ def unclaimed_log_density(beta_u: Tensor, size: int) -> Tensor:
 
 
 def vote_log_density(votes: Votes, mean: Tensor, variance: Tensor, noise: float) -> Tensor:
-    """ln N_ij, (N, positions, parents, children)."""
+    """Compute ln N_ij, (N, positions, parents, children)."""
     constant = ((2 * math.pi * variance).log() + noise / variance).sum(3, keepdim=True)
     return -0.5 * (votes.distance(mean, 1 / variance) + constant)
 
 
 def parent_logits(count: Tensor, variance: Tensor, law: ParentLaw) -> Tensor:
-    """lambda [beta_a + sum_i w_i R_ij (ln N_ij - beta_u)] at the best Gaussians.
+    """Compute lambda [beta_a + sum_i w_i R_ij (ln N_ij - beta_u)] at the best Gaussians.
 
     Args:
         count: n_j, (..., parents, 1).
-        variance: of the votes, their noise included, (..., parents, D).
+        variance: the variance of the votes, their noise included, (..., parents, D).
     """
     claimed = -0.5 * (2 * math.pi * math.e * variance).log().sum(-1)
     return law.inverse_temperature * (law.beta_a + count[..., 0] * (claimed - law.beta_u))
 
 
 def free_energy(votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
-    """F of the layer at some belief, at the law's temperature, in nats, (N,)."""
+    """Compute the free energy F of a belief at the law's temperature, in nats, (N,)."""
     present = belief.presence
     there = present[..., None]
     density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
@@ -137,27 +138,27 @@ def free_energy(votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
 
 
 class Flat(dist.ImproperUniform):
-    """A flat measure whose log density, zero, has the precision of the value."""
+    """A flat measure whose log density, zero, has the dtype of the value."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(value).to(value)
 
 
 class SwitchableGaussians(NamedModule):
-    """The layer as a Pyro model; see the top of this file.
+    """The layer as a Pyro model, described at the top of this file.
 
     Args:
         children, parents: capsules of the two levels, I and J; every parent sees every child.
         size: numbers of a vote, D.
-        beta_a: log-odds that a parent is there, in nats.
-        beta_u: log density of the vote of a child whose parent is not there, in nats.
+        beta_a: log-odds that a parent is present, in nats.
+        beta_u: log density of the vote of a child whose parent is absent, in nats.
         noise: variance of a vote's own noise.
 
     Raises:
         ValueError: a number below 1, or noise that is not positive.
 
     Called as `model(votes, presence=None)` with votes (B, I, J, D) and the children's presences
-    (B, I), all there by default. Means and variances are flat, so it cannot be drawn from.
+    (B, I), all present by default. Means and variances are flat, so the model cannot be drawn from.
     """
 
     sites = (
@@ -187,7 +188,7 @@ class SwitchableGaussians(NamedModule):
         self.beta_u = torch.nn.Parameter(torch.full((parents,), float(beta_u)))
 
     def law(self, inverse_temperature: float = 1.0) -> ParentLaw:
-        """The same law for the routings."""
+        """Return the prior of the parents in the form that routings take."""
         return ParentLaw(self.beta_a, self.beta_u, inverse_temperature, self.noise)
 
     def check_votes(self, votes: Tensor, presence: Tensor | None = None) -> None:
@@ -210,7 +211,7 @@ class SwitchableGaussians(NamedModule):
         real, positive = constraints.real_vector, constraints.independent(constraints.positive, 1)
         with pyro.plate("images", batch, dim=-2):
             with pyro.plate("parents", parents, dim=-1):
-                # unvalidated, so that a mean field may put a probability in the place of a choice
+                # unvalidated, so that a mean field may pass a probability instead of a choice
                 switch = dist.Bernoulli(logits=self.beta_a, validate_args=False)
                 there = pyro.sample("parent_presence", switch)
                 mean = pyro.sample("parent_mean", Flat(real, (), (size,)))
@@ -226,7 +227,7 @@ class SwitchableGaussians(NamedModule):
                 pyro.factor("vote", child * Vindex(density)[..., parent])
 
     def _log_density(self, votes: Tensor, there: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        """s_j ln N_ij + (1 - s_j) beta_u, written out, (*batch, I, J)."""
+        """Compute s_j ln N_ij + (1 - s_j) beta_u, (*batch, I, J)."""
         mean, variance = mean[..., None, :, :], variance[..., None, :, :]
         there = there[..., None, :]
         claimed = dist.Normal(mean, variance.sqrt()).log_prob(votes) - 0.5 * self.noise / variance

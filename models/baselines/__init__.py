@@ -1,1 +1,1 @@
-"""Models without capsules, to compare with."""
+"""Models without capsules, as baselines for comparison."""

@@ -7,8 +7,8 @@ Two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and 
     hidden = dropout(relu(dense(maps)))                      # (B, 1024)
     label  ~ Categorical(logits = dense(hidden))             # (B,)
 
-On 32x32 pixels it has the 4.2 million parameters that the paper says; it was chosen there to do
-its best on smallNORB.
+On 32x32 pixels it has 4.2 million parameters, the number that the paper reports. The paper chose
+the network to perform best on smallNORB.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 5.
@@ -25,7 +25,7 @@ from capsule_zoo.models.classifier import Classifier, standardised
 
 
 class ConvolutionalClassifier(Classifier):
-    """The network; see the top of this file.
+    """The convolutional classifier, described at the top of this file.
 
     Args:
         image_shape: (channels, height, width), 4x4 pixels or more.
@@ -57,7 +57,7 @@ class ConvolutionalClassifier(Classifier):
 
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
-        """Logits of the classes, (B, classes)."""
+        """Compute the logits of the classes, (B, classes)."""
         maps = standardised(images)
         for convolution in (self.first, self.second):
             maps = F.max_pool2d(F.relu(convolution(maps)), 2)

@@ -1,24 +1,25 @@
-"""Images on request: a code says what is in an image, a request how it is wanted.
+"""Images on request: a code holds the content of an image, a request its transformation.
 
-Story. The same digit can be asked for at any angle or place. What it is lies in a code; how it is
-wanted is known beforehand and no random variable: two numbers, such as the cosine and sine of an
-angle or a shift over its largest size. A decoder paints from both.
+Story. The same digit can be requested at any angle or place. A code holds its identity. The request
+is known beforehand and is not a random variable: it is two numbers, such as the cosine and sine of
+an angle or a shift over its largest size. A decoder paints from both.
 
     z ~ Normal(0, I)                                # the code, (B, latent)
     image ~ Normal(decoder(z, T), sigma_image)      # (B, C, H, W); T is the request, (B, 2)
 
 The decoder ends in a sigmoid that leaks: its means may pass 0 and 1 by a little.
 
-`ConditionalAutoencoder` is the baseline: one hidden layer mixes code and request, and the rest is
-the decoder of the VAE, or the code is broadcast over a grid, each cell with its coordinates, and
-convolutions make of it what belongs there. Generative CapsNets put capsules in its place.
+`ConditionalAutoencoder` is the baseline, with one of two decoders. In the first, a hidden layer
+mixes code and request, and the rest is the decoder of the VAE. In the second, the code is broadcast
+over a grid, each cell gets its coordinates, and convolutions follow. Generative CapsNets replace
+the decoder by capsules.
 
 References:
     Sohn, Lee & Yan 2015, "Learning Structured Output Representation using Deep Conditional
     Generative Models" (NeurIPS).
     Watters, Matthey, Burgess & Lerchner 2019, "Spatial Broadcast Decoder" (arXiv 1901.07017). They
-    broadcast over all pixels; here it is over a grid of a quarter of the size, which two transposed
-    convolutions double twice, as for all decoders of this family.
+    broadcast over all pixels. Here the grid has a quarter of the size, and two transposed
+    convolutions double it twice, as in all decoders of this family.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ class MixedDecoder(PyroModule):
 
 
 class BroadcastDecoder(PyroModule):
-    """The same inputs at every cell of a grid, told apart by coordinates, then convolutions.
+    """A decoder that copies its inputs to every cell of a grid, with coordinates, and convolves.
 
     Args:
-        inputs, image_shape, channels: as of `MixedDecoder`.
+        inputs, image_shape, channels: as for `MixedDecoder`.
         hidden: maps of the layer that reads inputs and coordinates.
     """
 
@@ -82,7 +83,7 @@ class BroadcastDecoder(PyroModule):
         return over_leading(self._decode, inputs, event_dim=1)
 
     def _decode(self, inputs: Tensor) -> Tensor:
-        """Return activities (B, C, H, W) of inputs (B, n)."""
+        """Compute activities (B, C, H, W) from inputs (B, n)."""
         rows, columns = self.upsample.quarter
         row, column = (
             torch.linspace(-1, 1, n, dtype=inputs.dtype, device=inputs.device)
@@ -101,13 +102,13 @@ DECODERS: dict[str, type[MixedDecoder | BroadcastDecoder]] = {
 
 
 class ConditionalAutoencoder(OnRequest):
-    """The baseline without capsules; see the top of this file.
+    """The baseline without capsules, described at the top of this file.
 
     Args:
-        image_shape, identity, sigma_image: of `OnRequest`.
+        image_shape, identity, sigma_image: as for `OnRequest`.
         latent: numbers in a code.
         decoder: "convolutional" or "broadcast".
-        hidden, channels: of `MixedDecoder` or `BroadcastDecoder`.
+        hidden, channels: as for `MixedDecoder` or `BroadcastDecoder`.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown decoder.

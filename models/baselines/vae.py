@@ -1,18 +1,18 @@
 """Variational autoencoder: one Gaussian code paints the whole image. The zoo's baseline.
 
-Story. What capsules take apart, objects, their poses and their parts, is here one vector without
-structure, and a convolutional network makes of it whatever the images ask for.
+Story. Capsules separate objects, their poses and their parts. Here one vector without structure
+holds all of these, and a convolutional network decodes it.
 
     z ~ Normal(0, I)                                # the code, (B, latent)
     image ~ Normal(decoder(z), sigma_image)         # (B, C, H, W), or Bernoulli(decoder(z))
 
 The decoder is a linear layer to a map of a quarter of the image's size, and two transposed
-convolutions that double it. The Gaussian pixels are those of part-whole capsules, the Bernoulli
-pixels those of the RBMs, so that nats compare.
+convolutions that double it. The Gaussian pixels are the same as in part-whole capsules, the
+Bernoulli pixels the same as in the RBMs, so that nats can be compared.
 
 References:
     Kingma & Welling 2014, "Auto-Encoding Variational Bayes" (arXiv 1312.6114). They leave the
-    networks open; these are ours.
+    networks open; these are our own.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 
 
 class VariationalAutoencoder(Model):
-    """A decoder under a standard normal code; see the top of this file.
+    """The decoder of a standard normal code, described at the top of this file.
 
     Args:
         image_shape: (channels, height, width).
         latent: numbers in a code.
         channels: see `Decoder`.
-        likelihood: "normal" or "bernoulli". Bernoulli pixels may be grey; the value is then a
-            cross-entropy and no density.
+        likelihood: "normal" or "bernoulli". Bernoulli pixels may be grey. The value is then a
+            cross-entropy, not a density.
         sigma_image: deviation of a normal pixel, in units of its range.
 
     Raises:
@@ -72,9 +72,9 @@ class VariationalAutoencoder(Model):
             return pyro.sample("image", self.image_law(code), obs=images)
 
     def mean_image(self, code: Tensor) -> Tensor:
-        """E[image | code], (*batch, C, H, W), of codes (*batch, latent)."""
+        """Compute E[image | code], (*batch, C, H, W), from codes (*batch, latent)."""
         return self.decoder(code).sigmoid()
 
     def image_law(self, code: Tensor) -> dist.TorchDistribution:
-        """The law of the image site given codes (*batch, latent): event (C, H, W)."""
+        """Return the law of the image site, event (C, H, W), given codes (*batch, latent)."""
         return pixel_law(self.decoder(code), self.likelihood, self.sigma_image)

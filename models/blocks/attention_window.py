@@ -12,9 +12,9 @@ in pixels, and x and y measured from its centre,
     read(image) = intensity F_y image F_x^T          # (N, N)
     write(patch) = F_y^T patch F_x / intensity       # (B, A)
 
-Measured from the centre, the grid of an untrained window is the image's own, from the first pixel
-to the last; counted from 0 or from 1, formulas of papers and programs disagree by one pixel. The
-softmax normalises a filter wherever it lies, far outside the image too.
+In coordinates from the centre, the grid of an untrained window spans the image from the first pixel
+to the last. Papers and programs count from 0 or from 1, and their formulas differ by one pixel. The
+softmax normalises a filter at any place, even far outside the image.
 
 References:
     Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): equations 19 to
@@ -33,14 +33,14 @@ from capsule_zoo.models.checks import check_at_least
 
 
 def filterbank(centre: Tensor, stride: Tensor, variance: Tensor, size: int, pixels: int) -> Tensor:
-    """The filters along one axis, each of which sums to 1, (*batch, size, pixels).
+    """Compute the filters along one axis, (*batch, size, pixels), each of which sums to 1.
 
     Args:
-        centre: of the window, pixels from the centre of the image, (*batch,).
+        centre: centre of the window, in pixels from the centre of the image, (*batch,).
         stride: pixels from one filter to the next, (*batch,).
-        variance: of a filter, in squared pixels, (*batch,).
+        variance: variance of a filter, in squared pixels, (*batch,).
         size: number of filters.
-        pixels: of the image along this axis.
+        pixels: number of pixels of the image along this axis.
     """
     step = torch.arange(size, device=centre.device) - (size - 1) / 2
     pixel = torch.arange(pixels, device=centre.device) - (pixels - 1) / 2
@@ -66,18 +66,18 @@ class Window(NamedTuple):
     stride: Tensor
 
     def read(self, images: Tensor) -> Tensor:
-        """Patches (*batch, C, N, N) of images (*batch, C, height, width)."""
+        """Read patches (*batch, C, N, N) from images (*batch, C, height, width)."""
         patches = self.rows[..., None, :, :] @ images @ self.columns[..., None, :, :].mT
         return self.intensity[..., None, None, None] * patches
 
     def write(self, patches: Tensor) -> Tensor:
-        """Images (*batch, C, height, width) that hold patches (*batch, C, N, N)."""
+        """Write patches (*batch, C, N, N) into empty images (*batch, C, height, width)."""
         images = self.rows[..., None, :, :].mT @ patches @ self.columns[..., None, :, :]
         return images / self.intensity[..., None, None, None]
 
 
 class Aim(PyroModule):
-    """Places a window by a linear map of a hidden state.
+    """The linear map of a hidden state that places a window.
 
     Args:
         hidden: numbers in the state.

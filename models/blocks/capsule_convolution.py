@@ -1,24 +1,25 @@
 """Layers of matrix capsules: a 4x4 pose and a presence each, routed from layer to layer.
 
-Children on a grid are seen through windows by parents on a grid of their own, as in a convolution.
-Child i, with pose M_i, votes V_ij = M_i W_ij for parent j; W_ij belongs to the types of the two and
-the child's place in the window, and is learned. A routing infers the parents from the votes.
+Parents on a grid see the children, on another grid, through windows, as in a convolution. Child i,
+with pose M_i, casts the vote V_ij = M_i W_ij for parent j. The learned W_ij depends on the types of
+both and on the child's place in the window. A routing infers the parents from the votes.
 
 Scales. Poses and transformations start near the identity, so that poses keep their size from layer
-to layer, however many children they are the mean of. Transformations start nearer to it than their
-noise is wide. From further away, .3 as in the released code, pilots needed twice as many digits,
-perhaps because routing settles by chance who has which child before anything is learned. What a
-parent is worth grows with the number of its votes, n_j, which differs between layers by orders of
-magnitude; so it is measured against a fair share n, the number that a parent gets where all are
-there and shared equally:
+to layer, for any number of children whose mean they are. Transformations start closer to the
+identity than their noise is wide. From a distance of .3, as in the released code, pilots needed
+twice as many digits, perhaps because routing assigns children by chance before anything is learned.
+The gain of a parent grows with the number of its votes, n_j, which differs between layers by orders
+of magnitude. The gain is therefore divided by a fair share n, the number of votes that a parent
+gets if all children are present and shared equally:
 
     a_j = sigmoid(lambda [beta_a - n_j / n (beta_u + mean of ln sigma)])
 
-which is the mixture's law with n D beta_a and lambda / (n D), for poses of D numbers. The paper's
-lambda, .01, comes to .75 and .36 here in the convolutional layers of its full network.
+This is the mixture's law with n D beta_a and lambda / (n D), for poses of D numbers. The paper's
+lambda, .01, corresponds to .75 and .36 here in the convolutional layers of its full network.
 
-Votes are many: they are cast and routed a few images at a time, so that they stay in the cache,
-and are cast anew in the backward pass, so that none is kept (`recompute=False` keeps them).
+Votes take much memory. They are computed and routed for a few images at a time, so that they stay
+in the cache, and computed again in the backward pass, so that none is kept (`recompute=False` keeps
+them).
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), sections 4 and 5.
@@ -46,13 +47,13 @@ from capsule_zoo.models.switchable_gaussians import (
 
 POSE = 4  # a pose is a 4x4 matrix
 POSE_SPREAD = 0.3  # deviation of the first poses from the identity
-SPREAD = 0.1  # the same of the first transformations
+SPREAD = 0.1  # the same for the first transformations
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
 _AT_ONCE = 2**21  # numbers of votes to hold at a time; a chunk with its gradient fits in a cache
 
 
 class CapsuleGrid(NamedTuple):
-    """Capsules of several types at every cell of a grid, cells in row-major order.
+    """The capsules of several types at every cell of a grid, with cells in row-major order.
 
     Attributes:
         pose: (N, cells, types, 4, 4).
@@ -66,7 +67,7 @@ class CapsuleGrid(NamedTuple):
 
     @property
     def presence(self) -> Tensor:
-        """(N, cells, types)."""
+        """The presences (N, cells, types)."""
         return self.logits.sigmoid()
 
 
@@ -95,7 +96,7 @@ class PrimaryCapsules(PyroModule):
 
 
 class _Cast(torch.autograd.Function):
-    """V = sum_k M_k W_k; a loop over k in place, without a product for each (position, parent)."""
+    """The product V = sum_k M_k W_k as a loop over k in place."""
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, transform: Tensor) -> Tensor:
@@ -117,10 +118,10 @@ class _Cast(torch.autograd.Function):
 
 
 def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
-    """V_ij = M_i W_ij, column by column: (N, positions, parents, 16, children).
+    """Compute V_ij = M_i W_ij, column by column, (N, positions, parents, 16, children).
 
     Args:
-        pose: M of the seen children, (N, positions, children, 4, 4).
+        pose: M of the children that are seen, (N, positions, children, 4, 4).
         transform: W, (children, parents, 4, 4).
     """
     images, positions, children = pose.shape[:3]
@@ -132,23 +133,23 @@ def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
 
 
 class CapsuleLayer(PyroModule):
-    """Parents that see their children through windows, inferred by a routing.
+    """A layer of parents that see children through windows and are inferred by a routing.
 
     Args:
-        windows: who sees whom.
+        windows: which parents see which children.
         children, parents: types of capsules.
         routing: infers the parents, such as `EMRouting(3)` of `capsule_zoo.guides`.
-        tied: one transformation for all places in a window.
+        tied: whether all places in a window share one transformation.
         spread: deviation of the first transformations from the identity.
-        inverse_temperature: lambda, of the parents' presences, for what they gain on average with
-            each number of the votes in a fair share.
-        noise: variance that is added to the parents'.
-        recompute: cast the votes anew in the backward pass, rather than keep them.
+        inverse_temperature: lambda, the inverse temperature of the parents' presences, for the
+            average gain with each number of the votes in a fair share.
+        noise: variance that is added to the parents' variances.
+        recompute: compute the votes again in the backward pass instead of keeping them.
 
     Raises:
         ValueError: a number below 1, or one that must be positive and is not.
 
-    Called on a `CapsuleGrid` of the children it returns that of the parents.
+    Called on the `CapsuleGrid` of the children it returns the `CapsuleGrid` of the parents.
     """
 
     cells: Tensor
@@ -179,7 +180,7 @@ class CapsuleLayer(PyroModule):
         apart = spread * torch.randn(places, children, parents, POSE, POSE)
         self.fair_share = windows.fair_share() * children / parents
         self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
-        self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # or all are there at first
+        self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # not 0: all would be on
         self.beta_u = nn.Parameter(torch.zeros(parents))
 
     @property
@@ -187,28 +188,28 @@ class CapsuleLayer(PyroModule):
         return Windows(self.cells, self.claims, self.shape)
 
     def law(self) -> ParentLaw:
-        """What the layer knows of its parents before it sees a vote."""
+        """Return the prior of the parents, before any vote is seen."""
         fair = POSE * POSE * self.fair_share
         beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
         return ParentLaw(fair * self.beta_a, beta_u, self.inverse_temperature / fair, self.noise)
 
     def transforms(self) -> Tensor:
-        """W_ij of every child in a window, (window x types, parents, 4, 4)."""
+        """Return W_ij for every child in a window, (window x types, parents, 4, 4)."""
         return self.transform.expand(self.cells.shape[1], -1, -1, -1, -1).flatten(0, 1)
 
     def votes(self, children: CapsuleGrid, transforms: Tensor | None = None) -> Votes:
-        """The children's votes, as routings take them; poses lie in them column by column."""
+        """Compute the children's votes for a routing, with poses stored column by column."""
         transforms = self.transforms() if transforms is None else transforms
         windows = self.windows
         values = cast_votes(windows.see(children.pose).flatten(2, 3), transforms)
         return Votes(self.place(values), windows.see(children.presence).flatten(2), windows)
 
     def place(self, values: Tensor) -> Tensor:
-        """What is added to the votes for where their children are; nothing here."""
+        """Add the positions of the children to their votes; this layer adds nothing."""
         return values
 
     def belief(self, children: CapsuleGrid) -> Belief:
-        """All that the routing believes of the parents, shares of the children included."""
+        """Return the belief of the routing about the parents, with the shares of the children."""
         return self.routing(self.votes(children), self.law())
 
     def forward(self, children: CapsuleGrid) -> CapsuleGrid:
@@ -229,7 +230,7 @@ class CapsuleLayer(PyroModule):
 
 
 class CapsuleConv2d(CapsuleLayer):
-    """Convolutional capsules: a transformation for each place in the window.
+    """The layer of convolutional capsules, with a transformation for each place in the window.
 
     Args:
         children, parents: types of capsules.
@@ -257,21 +258,23 @@ class CapsuleConv2d(CapsuleLayer):
 
 
 class ClassCapsules(CapsuleLayer):
-    """One parent for each class, which sees all cells through the same transformation.
+    """The layer with one parent for each class, which sees all cells by one transformation.
 
-    Where a child is would be lost in that, so it is added to its votes: the centre of its cell,
-    from 0 to 1 down and across, goes to two elements of the vote ("coordinate addition").
+    This would lose the position of a child, so the position is added to its votes: the centre of
+    its cell, from 0 to 1 down and across, is added to two elements of the vote ("coordinate
+    addition").
 
-    Classes start nearly alike, so that they share the children and part as they learn: from
-    transformations as different as those below, each keeps the children that it has by chance.
+    Classes start nearly alike, so that they share the children and become different as they learn.
+    From transformations as different as in the layers below, each class keeps the children that it
+    got by chance.
 
     Args:
         children: types of capsules.
         classes: one parent for each.
         grid: height and width of the children's grid, in cells.
         routing, spread, options: as for `CapsuleLayer`.
-        coordinates: (row, column) of the pose's elements that the height and the width of a cell
-            are added to; None adds nothing.
+        coordinates: (row, column) of the two elements of the pose to which the vertical and
+            horizontal position of a cell are added; None adds nothing.
 
     Raises:
         ValueError: `coordinates` are not two different elements of the pose.
@@ -299,7 +302,7 @@ class ClassCapsules(CapsuleLayer):
 
 
 def _coordinates(grid: tuple[int, int], elements: tuple | None) -> Tensor:
-    """What each cell of a grid adds to a pose, column by column, (16, cells)."""
+    """Return the numbers that each cell of a grid adds to a pose, by column, (16, cells)."""
     height, width = grid
     offset = torch.zeros(POSE, POSE, height, width)
     if elements is not None:

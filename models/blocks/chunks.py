@@ -1,7 +1,7 @@
-"""Functions of a batch, a few rows at a time: less memory at once, and less of it kept.
+"""Functions of a batch computed for a few rows at a time, which need and keep less memory.
 
-What a layer computes on its way, such as votes, then stays in the cache; and where it is computed
-anew in the backward pass, none of it is kept.
+The intermediate results of a layer, such as votes, then stay in the cache. If they are computed
+again in the backward pass, none of them is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class _InChunks(torch.autograd.Function):
-    """Keeps nothing but the inputs, and applies the function again for its gradient."""
+    """The function that keeps only its inputs and is applied again for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable, size: int, each: int, *tensors: Tensor) -> tuple:
@@ -61,16 +61,17 @@ def in_chunks(
     size: int,
     recompute: bool = True,
 ) -> tuple[Tensor, ...]:
-    """`function(*each, *shared)`, computed for `size` rows of a batch at a time.
+    """Compute `function(*each, *shared)` for `size` rows of a batch at a time.
 
-    Under autocast all of it has the precision of the shared tensors: a routing takes differences
-    of large sums, and the backward pass, which autocast leaves alone, has to repeat the same.
+    Under autocast the whole computation has the precision of the shared tensors. A routing takes
+    differences of large sums. Autocast does not change the backward pass, which must repeat the
+    same computation.
 
     Args:
-        function: takes tensors and gives a tuple of them, row by row.
+        function: takes tensors and returns a tuple of tensors, row by row.
         each: tensors of the batch, rows first.
         shared: tensors that all rows use.
-        recompute: keep nothing but the inputs, and repeat each chunk in the backward pass.
+        recompute: keep only the inputs, and compute each chunk again in the backward pass.
     """
     device = shared[0].device.type
     if torch.is_autocast_enabled(device):

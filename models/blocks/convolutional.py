@@ -1,4 +1,4 @@
-"""Convolutional encoders and decoders that the baselines and several models share."""
+"""The convolutional encoders and decoders that the baselines and several models share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LIKELIHOODS = ("normal", "bernoulli")
 
 
 def halved(size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) after a convolution of stride 2, kernel 3 and padding 1."""
+    """Return (height, width) after a convolution of stride 2, kernel 3 and padding 1."""
     height, width = size
     return (height + 1) // 2, (width + 1) // 2
 
 
 class Upsampler(PyroModule):
-    """From maps at a quarter of the image's size to the logits of mean pixels, (*batch, C, H, W).
+    """A network from maps at a quarter of the size to logits of mean pixels, (*batch, C, H, W).
 
-    Two transposed convolutions, each of which doubles the size.
+    It has two transposed convolutions, each of which doubles the size.
 
     Args:
-        maps: at a quarter of the size, (*batch, maps, *quarter).
+        maps: number of maps at a quarter of the size, (*batch, maps, *quarter).
         image_shape: (channels, height, width).
         channels: maps at half the size.
     """
@@ -44,17 +44,17 @@ class Upsampler(PyroModule):
         return over_leading(self._doubled_twice, maps, event_dim=3)
 
     def _doubled_twice(self, maps: Tensor) -> Tensor:
-        """Return the logits (B, C, H, W) of maps (B, maps, *quarter)."""
+        """Compute the logits (B, C, H, W) from maps (B, maps, *quarter)."""
         (height, width), (rows, columns) = self.half, self.size
         maps = F.elu(self.grow(maps)[..., :height, :width])  # one too many where the size is odd
         return _painted(self.paint, maps)[..., :rows, :columns]
 
 
 def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
-    """What the layer, which doubles the size, makes of its maps.
+    """Apply a layer that doubles the size of maps.
 
-    For one colour it is written out as a product and the sum of the patches that overlap, which
-    takes half the time: torch's convolutions are made for many maps on either side.
+    For one colour it is written as a product and a sum of overlapping patches, which takes half the
+    time, because torch's convolutions are optimised for many maps on both sides.
     """
     if layer.out_channels > 1 or layer.bias is None:
         return layer(maps)
@@ -64,7 +64,7 @@ def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
 
 
 class Decoder(Upsampler):
-    """From codes (*batch, latent) to the logits of mean pixels, (*batch, C, H, W).
+    """A network from codes (*batch, latent) to the logits of mean pixels, (*batch, C, H, W).
 
     Args:
         latent: numbers in a code.
@@ -81,14 +81,14 @@ class Decoder(Upsampler):
 
 
 def pixel_law(logits: Tensor, likelihood: str, sigma_image: float) -> dist.TorchDistribution:
-    """The law of images with these logits of mean pixels (*batch, C, H, W); event (C, H, W)."""
+    """Return the law of images, event (C, H, W), from the logits (*batch, C, H, W) of the means."""
     if likelihood == "bernoulli":
         return dist.Bernoulli(logits=logits, validate_args=False).to_event(3)
     return dist.Normal(logits.sigmoid(), sigma_image).to_event(3)
 
 
 class Encoder(PyroModule):
-    """From images (B, C, H, W) to hidden units (B, hidden).
+    """A network from images (B, C, H, W) to hidden units (B, hidden).
 
     Args:
         image_shape: (channels, height, width).

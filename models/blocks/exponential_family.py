@@ -1,4 +1,4 @@
-"""Units in natural form: Bernoulli, Gaussian and Poisson, as energy models are made of.
+"""Bernoulli, Gaussian and Poisson units in natural form, from which energy models are built.
 
 A unit u with bias a and base measure f obeys, when a field phi is added to its bias,
 
@@ -26,9 +26,10 @@ from capsule_zoo.models.checks import check_at_least, check_one_of
 
 
 class _Softplus(torch.autograd.Function):
-    """log(1 + e^x), a few times faster on CPUs than torch's; its error is absolute, of rounding.
+    """The function log(1 + e^x), a few times faster on CPUs than torch's.
 
-    With s the sigmoid, which is the derivative too, it is max(x, 0) - log max(s, 1 - s).
+    With s the sigmoid, which is also the derivative, it is max(x, 0) - log max(s, 1 - s). Its error
+    is absolute, of the size of rounding.
     """
 
     @staticmethod
@@ -48,12 +49,12 @@ softplus = _Softplus.apply
 
 
 def draw_bernoulli(probability: Tensor) -> Tensor:
-    """Zeros and ones; a few times faster on CPUs than torch.bernoulli."""
+    """Draw zeros and ones, a few times faster on CPUs than torch.bernoulli."""
     return torch.rand_like(probability).lt_(probability)
 
 
 class FastBernoulli(dist.Bernoulli):
-    """Bernoulli by `logits`, with draws and densities a few times faster on CPUs than torch's."""
+    """The Bernoulli law by `logits`, with draws and densities faster on CPUs than torch's."""
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         with torch.no_grad():
@@ -64,13 +65,13 @@ class FastBernoulli(dist.Bernoulli):
 
 
 class Units(PyroModule):
-    """Independent units of one family, each with a bias.
+    """A set of independent units of one family, each with a bias.
 
-    Fields are added to the biases, so they broadcast against `shape` on the right; every method
+    Fields are added to the biases, so they broadcast against `shape` on the right. Every method
     works unit by unit and keeps the shape of the field.
 
     Args:
-        shape: of the units, such as (channels, height, width).
+        shape: shape of the units, such as (channels, height, width).
 
     Attributes:
         discrete: whether the support is countable.
@@ -86,32 +87,32 @@ class Units(PyroModule):
         self.bias = nn.Parameter(torch.zeros(shape))
 
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
-        """The distribution of the units under a field; all dims are batch dims."""
+        """Return the distribution of the units under a field, with all dims as batch dims."""
         raise NotImplementedError
 
     def sample(self, field: Tensor | float = 0.0) -> Tensor:
-        """A draw of the units under a field."""
+        """Draw the units under a field."""
         return self.law(field).sample()
 
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
-        """A(bias + field), in nats."""
+        """Compute A(bias + field), in nats."""
         raise NotImplementedError
 
     def mean(self, field: Tensor | float = 0.0) -> Tensor:
-        """A'(bias + field), the expected value."""
+        """Compute A'(bias + field), the expected value."""
         raise NotImplementedError
 
     def link(self, mean: Tensor) -> Tensor:
-        """The natural parameter bias + field whose mean is `mean`: the inverse of A'."""
+        """Compute the natural parameter bias + field whose mean is `mean`, the inverse of A'."""
         raise NotImplementedError
 
     def log_base(self, value: Tensor) -> Tensor:
-        """bias u + log f(u): the units' own part of the negative energy, in nats."""
+        """Compute bias u + log f(u), the units' own part of the negative energy, in nats."""
         raise NotImplementedError
 
 
 class BernoulliUnits(Units):
-    """Binary units. Values between 0 and 1 are read as probabilities, as is usual for pixels."""
+    """Binary units, where values between 0 and 1 are read as probabilities, as usual for pixels."""
 
     value_range = (0.0, 1.0)
 
@@ -136,7 +137,7 @@ class BernoulliUnits(Units):
 
 
 class GaussianUnits(Units):
-    """Real units with a learned precision each."""
+    """Real units, each with a learned precision."""
 
     discrete = False
     value_range = (-math.inf, math.inf)
@@ -167,7 +168,7 @@ class GaussianUnits(Units):
 
 
 class PoissonUnits(Units):
-    """Counts. Numbers between two counts are let through, as grey pixels are."""
+    """Units that are counts; values between two counts are accepted, like grey pixels."""
 
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         return dist.Poisson(self.mean(field), validate_args=False)
@@ -193,15 +194,15 @@ FAMILIES: dict[str, type[Units]] = {
 
 
 def make_units(argument: str, family: str, *shape: int) -> Units:
-    """Units of a family by name; ValueError names the `argument` where the family is unknown."""
+    """Return units of a family by name; ValueError names the `argument` of an unknown family."""
     check_one_of(argument, family, tuple(FAMILIES))
     return FAMILIES[family](*shape)
 
 
 def base_rates(units: Units, images: Tensor) -> Tensor:
-    """Biases at which units have the mean of images (B, C, H, W).
+    """Compute the biases at which units have the mean of images (B, C, H, W).
 
-    A pixel that is at the end of its range in all B images is taken for half an image's worth off.
+    A pixel that is at the end of its range in all B images is moved off it by half an image.
     """
     mean = images.mean(0)
     rare = 0.5 / (len(images) + 1)

@@ -1,4 +1,4 @@
-"""Neural parts that several models and guides share.
+"""Neural layers that several models and guides share.
 
 Attention over sets follows Lee et al. 2019, "Set Transformer" (arXiv 1810.00825): MAB (eq. 6),
 ISAB (eq. 9-10) and PMA (eq. 11). `AttentionPooling` reads one vector per capsule out of a feature
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class AttentionPooling(PyroModule):
-    """For every capsule its outputs, averaged over the map by the capsule's own soft attention.
+    """The layer that averages each capsule's outputs over a map by the capsule's own attention.
 
     A 1x1 convolution gives each of `capsules` capsules `outputs` maps and one attention map.
     Called on features (B, channels, H, W) it returns (B, capsules, outputs).
@@ -37,13 +37,14 @@ class AttentionPooling(PyroModule):
 
 
 class BalancedLogits(PyroModule):
-    """Logits whose mean and spread over the images are fixed: batch normalisation without learning.
+    """The layer that fixes the mean and spread of logits over the images.
 
-    Each column has mean zero and deviation `spread` over a batch in training mode, and over the
-    running statistics otherwise, or when the batch is a single image. A presence can then be
-    neither always on nor always off, which is where relaxed presences collapse early in training.
-    Called on logits (*outer, B, columns): every outer index, such as a particle, has statistics of
-    its own, and the running ones move towards their mean.
+    It is batch normalisation without learned numbers. Each column has mean zero and deviation
+    `spread` over a batch in training mode. Otherwise, or when the batch is a single image, it has
+    them over the running statistics. A presence can then be neither always on nor always off.
+    Without this, relaxed presences collapse to one of the two early in training. Called on logits
+    (*outer, B, columns). Every outer index, such as a particle, has its own statistics, and the
+    running statistics move towards their mean.
 
     Reference: Zhu et al. 2020, "A Batch Normalized Inference Network Keeps the KL Vanishing Away"
     (arXiv 2004.12585).
@@ -78,9 +79,9 @@ class BalancedLogits(PyroModule):
 
 
 class MultiheadAttentionBlock(PyroModule):
-    """MAB(X, Y) = LN(H + ReLU(linear(H))) with H = LN(X + attention(X, Y, Y)); (B, n, width).
+    """The block MAB(X, Y) = LN(H + ReLU(linear(H))) with H = LN(X + attention(X, Y, Y)).
 
-    X may be (1, n, width), for all images alike.
+    The result is (B, n, width). X may be (1, n, width), the same for all images.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -98,7 +99,7 @@ class MultiheadAttentionBlock(PyroModule):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         query = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         key, value = self.key_value(y).unflatten(-1, (2, self.heads, -1)).unbind(2)
-        # Written out: for sets this small torch's fused kernel takes several times as long
+        # Written out, because for such small sets torch's fused kernel is several times slower
         scores = query @ key.permute(0, 2, 3, 1) * key.shape[-1] ** -0.5
         attended = scores.softmax(-1) @ value.transpose(1, 2)
         hidden = self.norm_attention(x + self.mix(attended.transpose(1, 2).flatten(2)))
@@ -106,7 +107,7 @@ class MultiheadAttentionBlock(PyroModule):
 
 
 class InducedSetAttention(PyroModule):
-    """ISAB: the set attends to learned inducing points that have attended to the set."""
+    """The block ISAB, in which a set attends to learned inducing points that attended to it."""
 
     def __init__(self, width: int, heads: int, inducing: int) -> None:
         super().__init__()
@@ -120,12 +121,14 @@ class InducedSetAttention(PyroModule):
 
 
 class SetTransformer(PyroModule):
-    """From a set of vectors to a fixed number of capsules: linear, ISABs, PMA, one linear each.
+    """A network from a set of vectors to a fixed number of capsules.
+
+    It has a linear layer, ISABs, PMA and one linear layer for each capsule.
 
     Args:
         inputs: size of the vectors in the set.
         capsules: number of output capsules.
-        outputs: numbers for each capsule, from its own linear layer.
+        outputs: numbers of each capsule, from its own linear layer.
         width, heads, blocks, inducing: sizes of the attention blocks.
 
     Called on (B, n, inputs) it returns (B, capsules, outputs) and does not depend on the order.

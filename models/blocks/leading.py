@@ -1,7 +1,7 @@
-"""Run a network that knows one batch dim on tensors with any number of batch dims.
+"""Networks for one batch dim, run on tensors with any number of batch dims.
 
 Plates to the left of `images`, such as the particles of a vectorised objective, add batch dims in
-front of that of the images. Convolutions and batch normalisation know a single one.
+front of the dim of the images. Convolutions and batch normalisation support only one batch dim.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim: int) -> Tensor:
-    """Apply `network` to `inputs` with all batch dims flattened into one, and unflatten the result.
+    """Apply `network` to `inputs` with all batch dims flattened, and unflatten the result.
 
     Args:
         network: takes (B, *event) and returns (B, *output).
@@ -21,7 +21,7 @@ def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim:
         event_dim: number of dims of one event.
 
     Returns:
-        (*batch, *output). With one batch dim it is `network(inputs)` itself, nothing is reshaped.
+        (*batch, *output). With one batch dim it is `network(inputs)`, without any reshape.
     """
     batch = inputs.shape[: inputs.dim() - event_dim]
     if len(batch) == 1:
@@ -33,8 +33,8 @@ def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim:
 def joined(tensors: list[Tensor], dim: int) -> Tensor:
     """Concatenate tensors along a negative `dim`, with the dims on its left broadcast.
 
-    A tensor that does not depend on a plate lacks the plate's dim: observed images, for example,
-    are the same for all particles. Where no tensor lacks a dim it is `torch.cat` itself.
+    A tensor that does not depend on a plate lacks the plate's dim. Observed images, for example,
+    are the same for all particles. If no tensor lacks a dim the function is `torch.cat`.
     """
     first = tensors[0].shape[:dim]
     if all(x.shape[:dim] == first for x in tensors):

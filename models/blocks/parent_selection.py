@@ -1,6 +1,6 @@
-"""Levels of part-whole capsules, and the learned relation between two of them.
+"""The levels of part-whole capsules, and the learned relation between two levels.
 
-Every child chooses a parent among those that are there, or the dummy; see `models.part_whole`.
+Every child chooses a parent that is present, or the dummy; see `models.part_whole`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from capsule_zoo.models.blocks.selection import log_presence, parent_log_weights
 
 
 class Level(NamedTuple):
-    """One level of the hierarchy: what its capsules are called, and how many there are."""
+    """A level of the hierarchy: the name of its capsules and their number."""
 
     name: str
     size: int
@@ -31,13 +31,13 @@ class Level(NamedTuple):
 
 
 class Capsules(NamedTuple):
-    """The random choices of one level.
+    """The presences and poses that are drawn for one level.
 
     Attributes:
-        presence: the presence site's value (B, capsules), a logit where presences are relaxed.
+        presence: the value (B, capsules) of the presence site, a logit where presences are relaxed.
         pose: (B, capsules, 6).
 
-    Plates outside the model add batch dims in front of B, here and in everything that follows.
+    Plates outside the model add batch dims in front of B, here and in everything below.
     """
 
     presence: Tensor
@@ -45,7 +45,7 @@ class Capsules(NamedTuple):
 
     @classmethod
     def drawn(cls, level: Level, presence: Tensor, pose: Tensor) -> Capsules:
-        """The values of a level's two sites, with the same batch dims.
+        """Return the values of a level's two sites, with the same batch dims.
 
         Raises:
             EnumeratedPresence: one of them varies along a dim of enumeration.
@@ -59,13 +59,13 @@ class Capsules(NamedTuple):
 
 
 class ChildLaw(NamedTuple):
-    """What each choice of a parent says of a child; column 0 is the dummy.
+    """The law of a child for each choice of a parent; column 0 is the dummy.
 
     Attributes:
         log_weights: unnormalised log p(s_i = j | t), (B, children, 1 + parents).
         presence_logits: logit of gamma_ij, (children, 1 + parents).
         vote: mean of the pose, (B, children, 1 + parents, 6).
-        scale_on, scale_off: deviations of the pose when the child is there and when it is not,
+        scale_on, scale_off: deviations of the pose when the child is present and when it is absent,
             (children, 1 + parents).
     """
 
@@ -76,12 +76,12 @@ class ChildLaw(NamedTuple):
     scale_off: Tensor
 
     def scale(self, there: Tensor) -> Tensor:
-        """Deviation of the pose, by choice, of children that are there to the degree t (B, n)."""
+        """Compute the deviation of the pose, by choice, for children of presence t (B, n)."""
         there = there[..., None]
         return there * self.scale_on + (1 - there) * self.scale_off  # (B, children, 1 + parents)
 
     def pose_law(self, there: Tensor) -> dist.TorchDistribution:
-        """Laws of the poses, one for each choice, of children that are there to the degree t."""
+        """Return the laws of the poses, one for each choice, for children of presence t."""
         return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
 
 
@@ -111,8 +111,8 @@ class ParentSelection(PyroModule):
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))
         self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
-        # Parents begin nearly alike and part ways as the data ask. Begun apart, the first lucky one
-        # takes a child for good.
+        # Parents start nearly alike and become different as they learn. If they started far apart,
+        # the first parent with a good fit would keep a child forever.
         place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(children, 1, 6)
         apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(children, parents, 6)
         shrink = torch.tensor(poses.IDENTITY) * (child_scale - 1)

@@ -1,9 +1,9 @@
-"""Pixels that each come from one part: the likelihood of stacked capsule autoencoders.
+"""The likelihood of stacked capsule autoencoders, in which each pixel comes from one part.
 
     which_p ~ Categorical(background: beta, part i: t_i alpha_i(p))      # for every pixel p
     image_p ~ Normal(colour_{which_p}(p), sigma)                         # all channels together
 
-The choice is summed out. Where compositing lets a part hide those below it, here parts compete.
+The choice is summed out. In compositing a part hides the parts below it; here parts compete.
 
 Reference: Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818).
 """
@@ -17,14 +17,14 @@ from torch.distributions import constraints
 
 
 class PixelMixture(dist.TorchDistribution):
-    """An image (C, H, W) whose pixels are independent mixtures of parts and background.
+    """The law of an image (C, H, W) whose pixels are mixtures of parts and background.
 
-    Batch shape (*batch, 1), event shape (C, H, W).
+    The pixels are independent. Batch shape (*batch, 1), event shape (C, H, W).
 
     Args:
-        colour: of background and parts, (1 + parts, C, *batch, H, W).
-        weight: unnormalised, not negative, positive somewhere at each pixel,
-            (1 + parts, 1, *batch, H, W).
+        colour: colours of background and parts, (1 + parts, C, *batch, H, W).
+        weight: unnormalised weights (1 + parts, 1, *batch, H, W), not negative, and positive for at
+            least one layer at each pixel.
         scale: deviation of a pixel.
     """
 
@@ -39,7 +39,7 @@ class PixelMixture(dist.TorchDistribution):
         super().__init__(*shapes, validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> PixelMixture:
-        """The same law with more batch dims, (*batch, 1)."""
+        """Return the same law with more batch dims, (*batch, 1)."""
         batch_shape = torch.Size(batch_shape)
         if batch_shape[-1] != 1:
             raise ValueError(
@@ -55,15 +55,15 @@ class PixelMixture(dist.TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """(*batch, 1, C, H, W)."""
+        """The mean image, (*batch, 1, C, H, W)."""
         return (self.share * self.colour).sum(0).movedim(0, -3).unsqueeze(-4)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
+        """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
         return self.log_prob_where(value)
 
     def log_prob_where(self, value: Tensor, observed: Tensor | None = None) -> Tensor:
-        """Log density (*batch, 1) of the pixels of `value` at which `observed` is True, in nats.
+        """Compute the log density (*batch, 1), in nats, of the pixels where `observed` is True.
 
         Args:
             value: images (*batch, 1, C, H, W).
@@ -81,11 +81,11 @@ class PixelMixture(dist.TorchDistribution):
         share = law.share.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
         density = (each + share.log()).logsumexp(0)  # (*batch, H, W)
         if observed is not None:
-            density = torch.where(seen.any(0), density, 0.0)  # without rounding of the shares' sum
+            density = torch.where(seen.any(0), density, 0.0)  # no rounding error of the shares' sum
         return density.sum((-1, -2)).unsqueeze(-1)
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
-        """Images (*sample_shape, *batch, 1, C, H, W)."""
+        """Draw images (*sample_shape, *batch, 1, C, H, W)."""
         share = self.share.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
         which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, *batch, H, W)
         colours = self.colour.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
@@ -95,7 +95,7 @@ class PixelMixture(dist.TorchDistribution):
 
 
 def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
-    """A stack (layers, channels, *own, H, W) with its batch dims expanded to `batch`."""
+    """Expand the batch dims of a stack (layers, channels, *own, H, W) to `batch`."""
     layers, channels, *own, height, width = stack.shape
     spread = stack.reshape(layers, channels, *[1] * (len(batch) - len(own)), *own, height, width)
     return spread.expand(layers, channels, *batch, height, width)

@@ -1,8 +1,8 @@
-"""Values under plates: extra plates to the left of `images`, enumeration, and Bayesian parameters.
+"""Values under extra plates to the left of `images`, enumeration and Bayesian parameters.
 
-Sites live in the plate `images` at dim -2 and in a plate of capsules at dim -1. A plate outside the
+Sites are in the plate `images` at dim -2 and in a plate of capsules at dim -1. A plate outside the
 model, such as the particles of a vectorised objective, adds batch dims to the left of both.
-Parallel enumeration adds a dim there as well, but one that is not a plate.
+Parallel enumeration adds a dim there too, but that dim is not a plate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _INNER = 2  # the plates of the zoo's own models: images, and capsules
 
 
 class EnumeratedPresence(ValueError):
-    """A presence is enumerated, or drawn given an enumerated site, and read outside its plate."""
+    """The error for a presence that depends on enumeration and is read outside its plate."""
 
 
 def outer_sizes() -> torch.Size:
@@ -30,13 +30,13 @@ def refuse_enumeration(name: str, value: Tensor) -> None:
     """Raise EnumeratedPresence where `value` varies along a dim that is not a plate.
 
     A renderer, a network or the next level reads the presences of all capsules of a plate together,
-    outside the plate. `TraceEnum_ELBO` visits two of their 2^n states only, all on and all off, and
-    does not weight what is read outside the plate by the probability of the state: the ELBO would
-    be wrong, for a single capsule too.
+    outside the plate. `TraceEnum_ELBO` visits only two of their 2^n states, all on and all off. It
+    also does not weight terms outside the plate by the probability of the state. The ELBO would be
+    wrong, even for a single capsule.
 
     Args:
-        name: of the site.
-        value: of the site, without event dims, (*batch, B, capsules).
+        name: name of the site.
+        value: value of the site, without event dims, (*batch, B, capsules).
     """
     if value.dim() <= _INNER:
         return
@@ -53,16 +53,17 @@ def refuse_enumeration(name: str, value: Tensor) -> None:
 
 
 def bayesian_parameters(module: PyroModule) -> list[tuple[PyroModule, str]]:
-    """Return every parameter that is a `PyroSample`, as the module that has it and its name."""
+    """Return every parameter that is a `PyroSample`, as pairs of its module and its name."""
     parts = [part for part in module.modules() if isinstance(part, PyroModule)]
     return [(part, name) for part in parts for name in part._pyro_samples]
 
 
 def per_image(parameter: Tensor, event_dim: int) -> Tensor:
-    """Return a parameter such that its batch dims line up with those of images, (*batch, 1).
+    """Return a parameter with batch dims that line up with those of images, (*batch, 1).
 
-    A plain parameter has none and is returned as it is. A `PyroSample` under plates outside the
-    model has the dims of the plates and 1 for `images` and for the capsules, (*outer, 1, 1).
+    A plain parameter has no batch dims and is returned unchanged. A `PyroSample` under plates
+    outside the model has the dims of the plates and 1 for `images` and for the capsules, (*outer,
+    1, 1).
 
     Args:
         parameter: (*event), or (*outer, 1, 1, *event), or (samples, *event) as

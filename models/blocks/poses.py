@@ -1,4 +1,4 @@
-"""The affine group of the plane, as the six numbers of a 2x3 matrix.
+"""The affine group of the plane, with each map as the six numbers of a 2x3 matrix.
 
 A pose is `[R | tau] = [[a, b, x], [c, d, y]]`, stored row by row as `(a, b, x, c, d, y)`. It maps a
 capsule's own frame, the square [-1, 1]^2 with x to the right and y downwards, into its parent's
@@ -17,23 +17,23 @@ MIN_DETERMINANT = 1e-4
 
 
 def identity_like(tensor: Tensor) -> Tensor:
-    """The identity pose (6,) in the dtype and on the device of `tensor`."""
+    """Return the identity pose (6,) in the dtype and on the device of `tensor`."""
     return tensor.new_tensor(IDENTITY)
 
 
 def to_matrix(pose: Tensor) -> Tensor:
-    """Homogeneous matrices (..., 3, 3): the pose above the row (0, 0, 1)."""
+    """Return homogeneous matrices (..., 3, 3): the pose above the row (0, 0, 1)."""
     last = pose.new_tensor([0.0, 0.0, 1.0]).expand(*pose.shape[:-1], 1, 3)
     return torch.cat([pose.unflatten(-1, (2, 3)), last], dim=-2)
 
 
 def from_matrix(matrix: Tensor) -> Tensor:
-    """Poses (..., 6) of matrices (..., 2, 3) or homogeneous ones (..., 3, 3)."""
+    """Return poses (..., 6) from matrices (..., 2, 3) or homogeneous matrices (..., 3, 3)."""
     return matrix[..., :2, :].flatten(-2)
 
 
 def compose(outer: Tensor, inner: Tensor) -> Tensor:
-    """The pose that first applies `inner`, then `outer`: homogeneous matrix product, (..., 6)."""
+    """Compute the pose (..., 6) that first applies `inner`, then `outer`."""
     a, b, x, c, d, y = outer.unbind(-1)
     e, f, u, g, h, v = inner.unbind(-1)
     return torch.stack(
@@ -50,10 +50,11 @@ def compose(outer: Tensor, inner: Tensor) -> Tensor:
 
 
 def inverse(pose: Tensor, min_determinant: float = MIN_DETERMINANT) -> Tensor:
-    """The inverse pose (..., 6), with the determinant kept at least `min_determinant` from zero.
+    """Compute the inverse pose (..., 6), with the determinant kept away from zero.
 
-    The floor makes a pose that collapses during training shrink its capsule to (almost) nothing
-    instead of giving infinities and NaN gradients; regular poses are inverted exactly.
+    The determinant is at least `min_determinant` in size. With this floor a pose that collapses
+    during training shrinks its capsule to (almost) nothing instead of giving infinities and NaN
+    gradients. Regular poses are inverted exactly.
     """
     a, b, x, c, d, y = pose.unbind(-1)
     determinant = a * d - b * c
@@ -66,7 +67,7 @@ def inverse(pose: Tensor, min_determinant: float = MIN_DETERMINANT) -> Tensor:
 def from_parameters(
     raw: Tensor, min_scale: float = 0.01, max_scale: float = 1.01, anisotropy: float | None = None
 ) -> Tensor:
-    """Unconstrained numbers (..., 6) to poses that start sane: scale, rotation, shear, translation.
+    """Compute poses from unconstrained numbers (..., 6) that start at sensible values.
 
     With raw = (s_x, s_y, angle, shear, x, y), the pose is rotation(2 pi angle) @ scale @ shear:
 
@@ -77,8 +78,8 @@ def from_parameters(
     Args:
         raw: unconstrained parameters (..., 6).
         min_scale, max_scale: bounds of both scales, in units of half an image.
-        anisotropy: when given, bounds s_x / s_y to [1 / anisotropy, anisotropy] and h likewise to
-            `anisotropy - 1` in size, so that a part keeps its own shape; None leaves both free.
+        anisotropy: when given, bounds s_x / s_y to [1 / anisotropy, anisotropy] and |h| to
+            `anisotropy - 1`, so that a part keeps its own shape; None leaves both free.
     """
     width, height, angle, shear, x, y = raw.unbind(-1)
     span = max_scale - min_scale
@@ -94,7 +95,7 @@ def from_parameters(
 
 
 def from_components(components: Tensor) -> Tensor:
-    """Poses (..., 6) of what a person would call them: place, angle, size, stretch and shear.
+    """Compute poses (..., 6) from place, angle, size, stretch and shear.
 
     With components = (x, y, angle, size, stretch, shear):
 
@@ -113,7 +114,7 @@ def from_components(components: Tensor) -> Tensor:
 def _from_factors(
     angle: Tensor, s_x: Tensor, s_y: Tensor, shear: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """rotation(angle) @ diag(s_x, s_y) @ [[1, shear], [0, 1]] beside (x, y), (..., 6)."""
+    """Return rotation(angle) @ diag(s_x, s_y) @ [[1, shear], [0, 1]] with (x, y), (..., 6)."""
     cos, sin = angle.cos(), angle.sin()
     first = [cos * s_x, cos * s_x * shear - sin * s_y, x]
     second = [sin * s_x, sin * s_x * shear + cos * s_y, y]
@@ -121,9 +122,10 @@ def _from_factors(
 
 
 def to_components(pose: Tensor) -> Tensor:
-    """The inverse of `from_components`, (..., 6), with the angle in [-pi, pi].
+    """Compute the inverse of `from_components`, (..., 6), with the angle in [-pi, pi].
 
-    Sides shorter than `MIN_DETERMINANT` are taken to be so long: a collapsed pose has no angle.
+    Sides shorter than `MIN_DETERMINANT` are treated as this long, because a collapsed pose has no
+    angle.
     """
     a, b, x, c, d, y = pose.unbind(-1)
     determinant, length = a * d - b * c, torch.hypot(a, c)
@@ -135,6 +137,6 @@ def to_components(pose: Tensor) -> Tensor:
 
 
 def rotation(angle: Tensor) -> Tensor:
-    """Poses (..., 6) that rotate by `angle` (...) radians, clockwise as seen (y points down)."""
+    """Return poses (..., 6) that rotate by `angle` (...) radians, clockwise as seen (y is down)."""
     cos, sin, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
     return torch.stack([cos, -sin, zero, sin, cos, zero], dim=-1)

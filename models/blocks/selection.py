@@ -1,8 +1,8 @@
-"""Presences that relax, and children that choose a parent.
+"""The distributions of relaxed presences and of children that choose a parent.
 
-The distributions of the part-whole story that Pyro does not ship: a relaxed Bernoulli in logit
-space, the mixture over parents that is left when a child's choice is summed out, and poses about
-any of several rotations.
+Part-whole capsules need three distributions that Pyro lacks: a relaxed Bernoulli in logit space,
+the mixture over parents that results when a child's choice is summed out, and poses about any of
+several rotations.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ _NO_SHAPE = torch.Size()
 
 
 class LogitRelaxedBernoulli(_LogitRelaxedBernoulli, TorchDistributionMixin):
-    """The logit of a Concrete (relaxed Bernoulli) variable; `sigmoid` of a draw is the presence.
+    """The law of the logit of a Concrete variable (a relaxed Bernoulli).
 
-    In logit space neither a draw nor its density saturates in float32, at any temperature.
+    The `sigmoid` of a draw is the presence. In logit space neither a draw nor its density saturates
+    in float32, at any temperature.
 
     References: Maddison, Mnih & Teh 2017, "The Concrete Distribution" (arXiv 1611.00712).
     """
 
-    has_rsample = True  # torch forgets to say so, and Pyro would fall back on the score function
+    has_rsample = True  # torch does not declare it, and Pyro would use the score function
 
     def rsample(self, sample_shape: torch.Size = _NO_SHAPE) -> Tensor:
-        """A logit; torch's form goes through probabilities, which saturate at 16 in float32."""
+        """Draw a logit directly, because torch's probabilities saturate at 16 in float32."""
         logits = self.logits.expand(self._extended_shape(sample_shape))
         uniform = clamp_probs(torch.rand_like(logits))
         return (uniform.log() - (-uniform).log1p() + logits) / self.temperature
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of the logit, in nats, by softplus: torch's form overflows in the tails."""
+        """Compute the log density of the logit, in nats, by softplus, which never overflows."""
         difference = self.logits - value * self.temperature
         return self.temperature.log() + difference - 2 * F.softplus(difference)
 
@@ -50,11 +51,11 @@ class ParentMixture(dist.MixtureSameFamily):
 
     @property
     def support(self) -> constraints.Constraint:
-        """That of the components; torch's own answer is one that no AutoGuide can transform to."""
+        """The support of the components, because no AutoGuide can transform to torch's answer."""
         return self.component_distribution.support
 
     def responsibilities(self, value: Tensor) -> Tensor:
-        """Posterior over the choice given the child's value, (..., 1 + parents); column 0: dummy.
+        """Compute the posterior of the choice given a value, (..., 1 + parents); column 0: dummy.
 
         Args:
             value: (..., *event_shape), as the distribution draws it.
@@ -64,10 +65,11 @@ class ParentMixture(dist.MixtureSameFamily):
 
 
 def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistribution:
-    """The law of a pose that is normal about a turn, one of several that are summed out.
+    """Return the law of a pose that is normal about one of several rotations, summed out.
 
     Args:
-        rotations: turns, spread evenly over the circle from the identity on, equally likely.
+        rotations: number of rotations, spread evenly over the circle from the identity on and
+            equally likely.
         scale: deviation of each of the six numbers, (6,).
     """
     turns = scale.new_tensor(range(rotations)) / rotations
@@ -79,12 +81,12 @@ def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistributio
 
 
 def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: float) -> Tensor:
-    """Unnormalised log p(s_i = j | t): `log epsilon` for the dummy, then `log(t_j rho_ij)`.
+    """Compute log p(s_i = j | t), unnormalised: `log epsilon`, then `log(t_j rho_ij)`.
 
     Args:
         log_presence: (B, parents), log t; minus infinity for a parent that is off.
         log_affinity: (children, parents), log rho.
-        epsilon: the dummy's weight.
+        epsilon: the weight of the dummy, which comes first.
 
     Returns:
         (B, children, 1 + parents).
@@ -94,10 +96,10 @@ def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: floa
 
 
 def log_presence(value: Tensor, relaxed: bool) -> Tensor:
-    """log t of a presence site's value: a logit where presences are relaxed, else 0 or 1."""
+    """Compute log t from a presence site's value, a logit if `relaxed`, else 0 or 1."""
     return F.logsigmoid(value) if relaxed else value.log()
 
 
 def as_presence(value: Tensor, relaxed: bool) -> Tensor:
-    """t in [0, 1] of a presence site's value: a logit where presences are relaxed, else 0 or 1."""
+    """Compute t in [0, 1] from a presence site's value, a logit if `relaxed`, else 0 or 1."""
     return value.sigmoid() if relaxed else value

@@ -1,7 +1,7 @@
-"""A context in which a guide and its model share what both would compute.
+"""A context in which a guide and its model share computations.
 
-Under an objective the guide runs first, and the model is replayed on its draws. Where the guide had
-to run a part of the model to make its draws, the model need not run that part a second time:
+Under an objective the guide runs first, and the model is replayed on the guide's draws. If the
+guide had to run a part of the model for its draws, the model need not run that part a second time:
 
     with sharing():                       # opened around one evaluation of a loss
         guide(images)                     # calls: share(value, [*codes, *model.parameters()])
@@ -24,7 +24,7 @@ from torch import Tensor
 
 
 class _Value(NamedTuple):
-    """A shared value, the tensors it was computed from, and under which of torch's modes."""
+    """A shared value, the tensors it was computed from, and torch's modes at that time."""
 
     value: Any
     rests_on: list[Tensor]
@@ -45,7 +45,9 @@ def sharing() -> Iterator[None]:
 
 
 def share(value: Any, rests_on: Iterable[Tensor]) -> None:
-    """Leave a value for `shared`; the value before it is forgotten. Does nothing without `sharing`.
+    """Store a value for `shared` in place of the value before it.
+
+    Outside `sharing` the function does nothing.
 
     Args:
         value: anything; it may be part of an autograd graph.
@@ -58,7 +60,7 @@ def share(value: Any, rests_on: Iterable[Tensor]) -> None:
 
 
 def shared(rests_on: Iterable[Tensor]) -> Any:
-    """Return the value that was left, if it rests on these very tensors, and None otherwise.
+    """Return the stored value if it was computed from exactly these tensors, and None otherwise.
 
     The tensors must be the same objects, not equal ones: a draw that was expanded or moved in
     between is another tensor. Gradients and autocast must be as they were. A value is returned

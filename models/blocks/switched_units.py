@@ -1,4 +1,4 @@
-"""A layer of capsules under the fields of its neighbours: the law that capsule machines share.
+"""The law of a layer of capsules under the fields of its neighbours.
 
 Each of K capsules has a switch z_k and J hidden units h_k. A neighbour that adds m_k to the biases
 of the units of a capsule that is on, and d_k to the bias of its switch, leaves
@@ -8,8 +8,8 @@ of the units of a capsule that is on, and d_k to the bias of its switch, leaves
     units     h_k | z_k ~ family(b_k + z_k m_k)
     log Z     sum_k log[exp(sum_j B(b_kj)) + exp(c_k + d_k + sum_j B(b_kj + m_kj))]
 
-with B the log-partition of the units: everything is closed form, for no two capsules are coupled.
-The lowest layer adds fields to the pixels of an image in its turn (`CapsuleMachine`).
+with B the log-partition of the units. Everything has a closed form, because no two capsules are
+coupled. The lowest layer itself adds fields to the pixels of an image (`CapsuleMachine`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from capsule_zoo.models.blocks.plates import refuse_enumeration
 
 
 class Fields(NamedTuple):
-    """What a neighbouring layer, or an image, adds to the biases of capsules.
+    """The terms that a neighbouring layer, or an image, adds to the biases of capsules.
 
     Attributes:
         hidden: m, added to the hidden units of a capsule that is on, (B, K, J).
@@ -46,7 +46,7 @@ class Fields(NamedTuple):
     switch: Tensor
 
     def scaled(self, beta: float | Tensor) -> Fields:
-        """The fields of couplings scaled by `beta`, a number or one for each row (B,)."""
+        """Return the fields for couplings scaled by `beta`, a number or one for each row (B,)."""
         if isinstance(beta, Tensor):
             beta = beta[:, None]
             return Fields(self.hidden * beta[..., None], self.switch * beta)
@@ -54,26 +54,26 @@ class Fields(NamedTuple):
 
     @classmethod
     def none(cls, units: Units, batch: int) -> Fields:
-        """Those of no neighbour, for a batch of layers with these units (K, J)."""
+        """Return fields of zeros for a batch of layers with these units (K, J)."""
         hidden = units.bias.new_zeros(batch, *units.bias.shape)
         return cls(hidden, hidden[..., 0])
 
 
 class CapsuleState(NamedTuple):
-    """A value of every switch (B, K) and every hidden unit (B, K, J), or their expectations."""
+    """The values of all switches (B, K) and hidden units (B, K, J), or their expectations."""
 
     switch: Tensor
-    activity: Tensor  # switch times hidden units: all that a neighbour feels of them
+    activity: Tensor  # switch times hidden units, which alone acts on a neighbour's units
 
 
 class CapsuleLaw(NamedTuple):
-    """p(z, h | fields), a batch of them.
+    """The laws p(z, h | fields) of a batch.
 
     Attributes:
         units: the family and biases of the hidden units.
         field: m, added to the hidden units of capsules that are on, (B, K, J).
-        gain: sum_j B(b + m) - B(b), the log-odds that the hidden units speak for a switch, (B, K).
-        switch_logits: of the switches; None where they are always on.
+        gain: sum_j B(b + m) - B(b), the log-odds that hidden units add to a switch, (B, K).
+        switch_logits: logits of the switches; None where they are always on.
     """
 
     units: Units
@@ -82,30 +82,30 @@ class CapsuleLaw(NamedTuple):
     switch_logits: Tensor | None
 
     def rows(self, rows: slice) -> CapsuleLaw:
-        """The laws of some rows of the batch."""
+        """Return the laws of some rows of the batch."""
         logits = None if self.switch_logits is None else self.switch_logits[rows]
         return CapsuleLaw(self.units, self.field[rows], self.gain[rows], logits)
 
     @property
     def switch_probability(self) -> Tensor:
-        """p(z_k = 1), (B, K)."""
+        """The probabilities p(z_k = 1), (B, K)."""
         if self.switch_logits is None:
             return torch.ones_like(self.gain)
         return self.switch_logits.sigmoid()
 
     def log_partition(self) -> Tensor:
-        """log sum_{z, h} of the capsules' share of exp(-E), less sum_j B(b), in nats, (B,)."""
+        """Compute log sum_{z, h} of the capsules' part of exp(-E), less sum_j B(b), (B,)."""
         if self.switch_logits is None:
             return self.gain.sum(-1)
         return softplus(self.switch_logits).sum(-1)
 
     def mean(self) -> CapsuleState:
-        """E[z] and E[z h]."""
+        """Compute E[z] and E[z h]."""
         switch = self.switch_probability
         return CapsuleState(switch, switch[..., None] * self.units.mean(self.field))
 
     def sample(self) -> CapsuleState:
-        """An exact draw; what units of capsules that are off do, nothing feels."""
+        """Draw exactly; the units of capsules that are off affect nothing."""
         hidden = self.units.sample(self.field)
         if self.switch_logits is None:
             return CapsuleState(torch.ones_like(self.gain), hidden)
@@ -114,16 +114,16 @@ class CapsuleLaw(NamedTuple):
 
 
 def capsule_law(units: Units, switch_bias: Tensor | None, fields: Fields) -> CapsuleLaw:
-    """The law at the top of this file; `switch_bias` is c (K,), None for switches always on."""
+    """Return the law at the top of this file; `switch_bias` is c (K,), None for always on."""
     gain = units.log_partition(fields.hidden).sum(-1) - units.log_partition().sum(-1)
     logits = None if switch_bias is None else switch_bias + fields.switch + gain
     return CapsuleLaw(units, fields.hidden, gain, logits)
 
 
 def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
-    """The Pyro statements of one layer, within its images plate at dim -2.
+    """Draw the sites of one layer, within its images plate at dim -2.
 
-    Its sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
+    The sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
 
     Raises:
         EnumeratedPresence: a site varies along a dim of enumeration.
@@ -140,14 +140,14 @@ def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
 
 
 def capsule_sites(name: str, units: Units, switched: bool = True) -> tuple[Site, ...]:
-    """The sites that `draw_capsules` draws."""
+    """Return the sites that `draw_capsules` draws."""
     plates = ("images", f"{name}s")
     hidden = Site(f"{name}_hidden", plates, event_dim=1, discrete=units.discrete)
     return (Site(f"{name}_switch", plates, discrete=True), hidden) if switched else (hidden,)
 
 
 class CapsuleMachine(Model):
-    """Base of the capsule machines: visible units, and capsules that add fields to their biases.
+    """The base of the capsule machines, whose capsules add fields to the visible biases.
 
     Subclasses hold `weight`, W (pixels, K, J), and where capsules are `switched`, `switch_weight`,
     Omega (pixels, K).
@@ -170,7 +170,7 @@ class CapsuleMachine(Model):
 
     @pyro_method
     def visible_field(self, capsules: CapsuleState) -> Tensor:
-        """phi = sum_k W_k u_k + Omega z, which is added to the visible biases, (B, C, H, W)."""
+        """Compute phi = sum_k W_k u_k + Omega z, added to the visible biases, (B, C, H, W)."""
         field = capsules.activity.flatten(-2) @ self.weight.flatten(1).T
         if self.switched:
             field = field + capsules.switch @ self.switch_weight.T
@@ -178,7 +178,7 @@ class CapsuleMachine(Model):
 
     @pyro_method
     def contributions(self, capsules: CapsuleState) -> Tensor:
-        """What each capsule adds to the visible biases, (B, K, C, H, W); their sum is phi."""
+        """Compute the terms (B, K, C, H, W) of phi, one for each capsule."""
         terms = torch.einsum("...kj,mkj->...km", capsules.activity, self.weight)
         if self.switched:
             terms = terms + capsules.switch[..., None] * self.switch_weight.T
@@ -186,27 +186,27 @@ class CapsuleMachine(Model):
 
     @pyro_method
     def mean_image(self, capsules: CapsuleState) -> Tensor:
-        """E[x | h, z], (B, C, H, W)."""
+        """Compute E[x | h, z], (B, C, H, W)."""
         return self.visible.mean(self.visible_field(capsules))
 
     def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
-        """The Pyro statement of the image under a field (B, C, H, W), in the images plate."""
+        """Draw the image site under a field (B, C, H, W), in the images plate."""
         law = self.visible.law(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
         observed = None if images is None else images[:, None]
         return pyro.sample("image", law, obs=observed).squeeze(-4)
 
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
-        """Start the visible biases at the mean of images (B, C, H, W), as Hinton (2010) advises."""
+        """Set the visible biases to the mean of images (B, C, H, W), as Hinton (2010) advises."""
         self.check_images(images)
         self.visible.bias.copy_(base_rates(self.visible, images))
 
 
 def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
-    """(channels, height, width) from a square number of pixels, or as it is given.
+    """Return (channels, height, width) from itself or from a square number of pixels.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the argument is neither of the two.
     """
     if isinstance(visible, int):
         side = math.isqrt(max(visible, 0))

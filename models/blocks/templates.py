@@ -1,8 +1,8 @@
-"""Drawing parts: warp small templates by affine poses, and lay the layers over each other.
+"""Functions that warp small templates by affine poses and lay the layers over each other.
 
-Pure tensor functions. Layers are kept part-major, (parts, channels, B, height, width), because all
-images share the templates: one `grid_sample` per call then reads each template once for the batch,
-instead of copying it for every image.
+All are pure tensor functions. Layers are kept part-major, (parts, channels, B, height, width),
+because all images share the templates: one `grid_sample` per call then reads each template once for
+the batch, instead of copying it for every image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from capsule_zoo.models.blocks.plates import flat_batch
 
 @lru_cache(maxsize=16)
 def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Homogeneous coordinates (3, height * width) of the pixel centres in the frame [-1, 1]^2."""
+    """Return homogeneous coordinates (3, height * width) of pixel centres in [-1, 1]^2."""
     y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height * 2 - 1
     x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width * 2 - 1
     grid_y, grid_x = torch.meshgrid(y, x, indexing="ij")
@@ -27,10 +27,10 @@ def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.de
 
 
 def faint(shape: tuple[int, int, int, int]) -> Tensor:
-    """Logits of new templates: grey, and nearly transparent.
+    """Return logits of new templates, which are grey and nearly transparent.
 
-    Strong ones would cover more background than ink at first, and a guide would learn to shrink
-    its parts and to hide them in the corners, from where nothing calls them back.
+    Strong templates would at first cover more background than ink. A guide would then learn to
+    shrink its parts and to hide them in the corners, where no gradient brings them back.
 
     Args:
         shape: (parts, channels + 1, h, w), alpha last.
@@ -41,11 +41,11 @@ def faint(shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
-    """Templates placed in the image frame: bilinear, zero outside.
+    """Place templates in the image frame by bilinear interpolation, with zeros outside.
 
     Args:
-        templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2; or others for
-            every outer index, (*outer, 1, parts, channels, h, w).
+        templates: (parts, channels, h, w), each spanning its own frame [-1, 1]^2. If every outer
+            index has its own templates, (*outer, 1, parts, channels, h, w).
         pose: (*outer, B, parts, 6), part frame to image frame.
         size: (height, width) of the image.
 
@@ -68,7 +68,7 @@ def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
-    """`warp` where every outer index has templates of its own."""
+    """Apply `warp` where every outer index has its own templates."""
     outer = pose.shape[:-3]
     own = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
     pairs = zip(own, pose.flatten(0, len(outer) - 1), strict=True)
@@ -76,7 +76,7 @@ def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor
 
 
 def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
-    """Layers laid over a background in order, the last on top (Porter & Duff's *over*).
+    """Lay layers over a background in order, the last on top (Porter & Duff's *over*).
 
     Args:
         colour: (parts, channels, B, height, width).
@@ -94,7 +94,7 @@ def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
 
 
 def visibility(alpha: Tensor) -> Tensor:
-    """How much of each layer is seen through those above it, shaped as `alpha`.
+    """Compute the visible fraction of each layer below the layers above it, shaped as `alpha`.
 
     `(visibility * colour).sum(0)` is the composite over a black background.
     """

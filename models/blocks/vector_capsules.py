@@ -1,20 +1,21 @@
-"""Vector capsules: the direction of a vector says how a thing lies, its length whether it is there.
+"""Vector capsules: the direction of a vector is a pose and its length is a presence.
 
-A network reads maps off its input; primary capsules read vectors off the maps, and one capsule for
-each class is inferred from their votes by routing:
+A network computes maps from its input, and primary capsules compute vectors from the maps. One
+capsule for each class is inferred from their votes by routing:
 
     maps = network(input)                                     # (B, channels, H, W)
     u_i = squash(conv9x9 stride 2(maps))                      # primary capsules, (B, I, 8)
     V_ij = W_ij u_i                                           # votes, (B, I, J, 16)
     v_j = |v_j| direction_j, inferred from V_.j by routing    # class capsules, (B, J, 16)
 
-A length is the presence that the routing infers, and so lies in [0, 1). The margin loss asks that
-it be over .9 where the class is there and under .1 where it is not.
+A length is the presence that the routing infers, so it lies in [0, 1). The margin loss is zero if
+the length is over .9 for a class that is present and under .1 for a class that is absent.
 
 References:
     Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): squash is
-    equation 1, the margin loss equation 4, sizes are those of section 4. Initial transformations
-    are ours: they make class capsules about half as long as can be, whatever the sizes.
+    equation 1, the margin loss equation 4, sizes are those of section 4. The initial
+    transformations are our own. They give class capsules about half the greatest length, at any
+    size.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _TINY = 1e-12
 
 
 def squash(vectors: Tensor) -> Tensor:
-    """s |s| / (1 + |s|^2), over the last dim: the direction stays, the length ends below 1.
+    """Compute s |s| / (1 + |s|^2) over the last dim, with the same direction and a length below 1.
 
     Its value and gradient are finite everywhere, and zero (up to 1e-6) at s = 0.
     """
@@ -49,10 +50,10 @@ def squash(vectors: Tensor) -> Tensor:
 
 
 def margin_loss(length: Tensor, there: Tensor) -> Tensor:
-    """sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
+    """Compute sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
 
     Args:
-        length: of the class capsules, (*batch, classes).
+        length: lengths of the class capsules, (*batch, classes).
         there: T, 1 for classes that are in the image and 0 for others, (*batch, classes).
     """
     missed, imagined = (0.9 - length).clamp_min(0), (length - 0.1).clamp_min(0)
@@ -60,14 +61,14 @@ def margin_loss(length: Tensor, there: Tensor) -> Tensor:
 
 
 class ClassVectors(PyroModule):
-    """From child capsules (B, children, 8) to class capsules (B, classes, 16).
+    """The layer from child capsules (B, children, 8) to class capsules (B, classes, 16).
 
     Args:
         children, classes: numbers of capsules; every class sees every child.
         routing: infers the classes from the votes, such as `DynamicRouting(3, fair=False)` of
             `capsule_zoo.guides`; None for a linear layer and squash, without votes. The costs of a
-            parent, which only EM routing reads, are fixed: there is one where votes lie closer
-            together than a standard normal's draws.
+            parent, which only EM routing reads, are fixed: a parent is present where votes lie
+            closer together than draws of a standard normal.
     """
 
     def __init__(self, children: int, classes: int, routing: Routing | None) -> None:
@@ -85,7 +86,7 @@ class ClassVectors(PyroModule):
             return squash(self.mix(children.flatten(1)).unflatten(1, (self.classes, CLASS)))
         transform = self.transform
         size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
-        many = len(children) > size  # then votes are cast anew in the backward pass
+        many = len(children) > size  # then votes are computed again in the backward pass
         route = partial(self._route, self.routing)
         return in_chunks(route, (children,), (transform,), size, recompute=many)[0]
 
@@ -99,13 +100,13 @@ class ClassVectors(PyroModule):
 
 
 class VectorCapsules(PyroModule):
-    """A network, primary capsules on its maps, and a capsule for each class.
+    """A network with primary capsules on its maps and a capsule for each class.
 
     Args:
-        network: gives maps of `channels` channels.
-        channels: of the maps.
+        network: returns maps of `channels` channels.
+        channels: number of maps.
         grid: height and width of the maps, 9 or more.
-        types: of primary capsules at each position.
+        types: number of types of primary capsules at each position.
         classes, routing: as for `ClassVectors`.
 
     Raises:
@@ -137,14 +138,14 @@ class VectorCapsules(PyroModule):
         return over_leading(self._infer, inputs, event_dim=3)
 
     def _infer(self, inputs: Tensor) -> Tensor:
-        """Return the class capsules (B, classes, 16) of inputs (B, channels, height, width)."""
+        """Compute the class capsules (B, classes, 16) from inputs (B, channels, height, width)."""
         maps = self.primary(self.network(inputs)).flatten(2)
         vectors = maps.unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
         return self.classes(squash(vectors.flatten(1, 2)))
 
 
 def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
-    """Initial weights that keep the scale of inputs of which an activation passes about half.
+    """Initialise weights to keep the scale of inputs of which an activation passes about half.
 
     Args:
         seen: how many inputs an output sees, on average.

@@ -1,18 +1,18 @@
-"""Votes of child capsules for the poses of their parents, and who competes for whom.
+"""The votes of child capsules for their parents' poses, and the competition for children.
 
-Every child i casts a vote V_ij, D numbers, for each parent j that sees it. Routing, of whatever
-kind, looks at the votes in two ways only: it gathers them by weight, sum_i r_ij V_ij and
-sum_i r_ij V_ij^2, and it scores them, V_ij . a_j + V_ij^2 . b_j. `Votes` offers these two, so that
-a routing is a few lines on tensors that are D times smaller than the votes.
+Every child i casts a vote V_ij, D numbers, for each parent j that sees it. Every kind of routing
+uses the votes in only two ways. It gathers them by weight, sum_i r_ij V_ij and sum_i r_ij V_ij^2,
+and it scores them, V_ij . a_j + V_ij^2 . b_j. `Votes` offers these two operations, so that a
+routing is a few lines on tensors that are D times smaller than the votes.
 
-Both passes are batched vector-matrix products over contiguous memory: no copy of the votes, tiled
-transformation or one-hot assignment is ever formed. Their gradient for the votes is a sum of outer
-products, one for each pass. It is composed once, after the last of them (`_Gate`), instead of once
-a pass.
+Both operations are batched vector-matrix products over contiguous memory. No copy of the votes,
+tiled transformation or one-hot assignment is ever formed. The gradient for the votes is a sum of
+outer products, one for each operation. It is computed once, after the last of them (`_Gate`),
+instead of once for each.
 
 Parents lie on a grid of positions, each of which sees a window of the children's grid. A child
-seen from several positions is claimed by all parents there, of all types: it chooses one among
-them all (`compete`), and does not count once for each window.
+that is seen from several positions is claimed by the parents of all types at all these positions.
+It chooses one among all of them (`compete`) and does not count once for each window.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_TINY = 1e-12  # of a child: a parent that gets less has no votes at all
+_TINY = 1e-12  # a parent with a smaller part of a child counts as without votes
 
 
 class Windows(NamedTuple):
-    """Which cells of the children's grid each position of the parents' grid sees.
+    """The cells of the children's grid that each position of the parents' grid sees.
 
     Attributes:
         cells: row-major index of the seen cells, (positions, cells in a window).
@@ -41,7 +41,7 @@ class Windows(NamedTuple):
 
     @classmethod
     def sliding(cls, height: int, width: int, kernel: int, stride: int) -> Windows:
-        """The windows of a convolution without padding.
+        """Return the windows of a convolution without padding.
 
         Raises:
             ValueError: the grid is smaller than the kernel.
@@ -58,7 +58,7 @@ class Windows(NamedTuple):
 
     @classmethod
     def whole(cls, cells: int) -> Windows:
-        """A single position that sees every cell."""
+        """Return the windows of a single position that sees every cell."""
         return cls._of(torch.arange(cells)[None], cells, (1, 1))
 
     @classmethod
@@ -74,31 +74,31 @@ class Windows(NamedTuple):
         return Windows(self.cells.to(device), self.claims.to(device), self.shape)
 
     def see(self, grid: Tensor) -> Tensor:
-        """What each position sees of a grid (N, cells, ...): (N, positions, window, ...)."""
+        """Return the cells that each position sees of a grid, (N, positions, window, ...)."""
         return grid.index_select(1, self.cells.flatten()).unflatten(1, self.cells.shape)
 
     def gather_claims(self, seen: Tensor, fill: float) -> Tensor:
-        """All windows' entries for each cell, (N, cells, claims, types).
+        """Gather the entries of all windows for each cell, (N, cells, claims, types).
 
         Args:
             seen: one number for each seen child, (N, positions, window x types).
-            fill: where a cell is in fewer windows than the others.
+            fill: value for a cell that is in fewer windows than others.
         """
         entries = seen.reshape(len(seen), self.cells.numel(), -1)
         entries = torch.cat([entries, entries.new_full((len(seen), 1, entries.shape[2]), fill)], 1)
         return entries.index_select(1, self.claims.flatten()).unflatten(1, self.claims.shape)
 
     def num_claims(self) -> Tensor:
-        """How many positions see each cell that is seen from a position, (positions, window)."""
+        """Count the positions that see each cell of a position's window, (positions, window)."""
         return (self.claims < self.cells.numel()).sum(1)[self.cells]
 
     def fair_share(self) -> float:
-        """Cells that a position has on average, where each is shared equally among its windows."""
+        """Compute the average number of cells of a position if windows share cells equally."""
         return self.num_claims().reciprocal().sum().item() / len(self.cells)
 
 
 class _Compete(torch.autograd.Function):
-    """Softmax over all parents of each child: over types, and over the windows it lies in."""
+    """The softmax over all parents of each child, of all types and in all its windows."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, windows: Windows) -> Tensor:
@@ -118,7 +118,7 @@ class _Compete(torch.autograd.Function):
 
 
 def compete(logits: Tensor, windows: Windows) -> Tensor:
-    """What share of each child goes to each of its parents, positions included: they sum to one.
+    """Compute the shares of each child for its parents at all positions, which sum to one.
 
     Args:
         logits: (N, positions, parents, children); children are window x types, types innermost.
@@ -127,21 +127,21 @@ def compete(logits: Tensor, windows: Windows) -> Tensor:
 
 
 class _Ledger:
-    """What the passes of one backward sweep ask of the votes, as rows of outer products."""
+    """The gradients of one backward sweep for the votes, kept as rows of outer products."""
 
     def __init__(self) -> None:
         self.sweep = -1
         self.entries: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, row: Tensor, linear: Tensor, square: Tensor) -> None:
-        """dV += linear x row and d(V^2) += square x row; (G, 1, I), (G, 1, D), (G, 1, D)."""
+        """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D)."""
         sweep = torch._C._current_graph_task_id()
-        if sweep != self.sweep:  # what an earlier sweep left, that did not reach the votes
+        if sweep != self.sweep:  # left by an earlier sweep that did not reach the votes
             self.sweep, self.entries = sweep, []
         self.entries.append((row, linear, square))
 
     def settle(self, values: Tensor) -> Tensor:
-        """The gradient of all entries with respect to the votes, (G, D, I)."""
+        """Compute the gradient (G, D, I) of all entries with respect to the votes."""
         rows, linear, square = (torch.cat(part, 1) for part in zip(*self.entries, strict=True))
         self.entries = []
         slope = torch.bmm(square.mT, rows)
@@ -149,7 +149,7 @@ class _Ledger:
 
 
 class _Gate(torch.autograd.Function):
-    """The votes themselves; in the backward sweep, where the ledger is settled."""
+    """The identity on the votes, whose backward pass settles the ledger."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, centre: Tensor, ledger: _Ledger) -> Tensor:
@@ -167,7 +167,7 @@ class _Gate(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """sum_i r_i V_i and sum_i r_i V_i^2; r (G, 1, I), V (G, D, I)."""
+    """The sums sum_i r_i V_i and sum_i r_i V_i^2 of r (G, 1, I) and V (G, D, I)."""
 
     @staticmethod
     def forward(
@@ -185,7 +185,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Score(torch.autograd.Function):
-    """V_i . linear + V_i^2 . square; both (G, 1, D), V (G, D, I)."""
+    """The scores V_i . linear + V_i^2 . square of V (G, D, I), with both others (G, 1, D)."""
 
     @staticmethod
     def forward(
@@ -207,7 +207,8 @@ class Gathered(NamedTuple):
 
     Attributes:
         number: n_j = sum_i r_ij, in children, (N, positions, parents, 1).
-        mean, variance: of the weighted votes, (N, positions, parents, D); zero without votes.
+        mean, variance: mean and variance of the weighted votes, (N, positions, parents, D); zero
+            without votes.
     """
 
     number: Tensor
@@ -218,14 +219,15 @@ class Gathered(NamedTuple):
 class Votes:
     """The votes of one layer for a batch of images.
 
-    Inside they are kept about their plain mean over the children, so that squares lose no digits.
+    The values are stored as differences from their plain mean over the children, so that squares
+    lose no digits.
 
     Args:
         values: V, (N, positions, parents, D, children).
-        presence: w, of the children, (N, positions, children).
-        windows: who sees whom; by default all parents see all children.
+        presence: presences w of the children, (N, positions, children).
+        windows: which parents see which children; by default all parents see all children.
 
-    `Votes.dense` makes them from (N, children, parents, D).
+    `Votes.dense` makes votes from values (N, children, parents, D).
     """
 
     def __init__(self, values: Tensor, presence: Tensor, windows: Windows | None = None) -> None:
@@ -243,30 +245,30 @@ class Votes:
 
     @classmethod
     def dense(cls, values: Tensor, presence: Tensor | None = None) -> Votes:
-        """Votes (N, children, parents, D) where every parent sees every child (N, children)."""
+        """Return votes (N, children, parents, D) where every parent sees every child."""
         if presence is None:
             presence = values.new_ones(values.shape[:2])
         return cls(values.permute(0, 2, 3, 1)[:, None].contiguous(), presence[:, None])
 
     @property
     def fair_share(self) -> float:
-        """Children that a parent has on average where all are there, and shared equally."""
+        """The average number of children of a parent if all are present and shared equally."""
         types = self.children / self.windows.cells.shape[1]
         return self.windows.fair_share() * types / self.shape[2]
 
     def uniform(self) -> Tensor:
-        """Each child shared equally among its parents, (N, positions, parents, children)."""
+        """Return equal shares of each child for its parents, (N, positions, parents, children)."""
         claims = self.windows.num_claims() * self.shape[2]  # (positions, window)
         types = self.children // claims.shape[1]
         share = claims.to(self.values).reciprocal().repeat_interleave(types, 1)
         return share[None, :, None].expand(*self.shape, self.children)
 
     def compete(self, logits: Tensor) -> Tensor:
-        """Each child shared by the softmax of `logits` over all its parents, of the same shape."""
+        """Compute shares, shaped as `logits`, by a softmax over all parents of each child."""
         return compete(logits, self.windows)
 
     def gather(self, share: Tensor) -> Gathered:
-        """Mean and variance of the votes under r_ij = w_i R_ij, for shares R."""
+        """Compute the mean and variance of the votes under r_ij = w_i R_ij, for shares R."""
         weight = (self.presence * share).flatten(0, 2)[:, None]
         number = weight.sum(2).unflatten(0, self.shape)
         sums = _Gather.apply(weight, self.values, self.squares, self.ledger)
@@ -277,12 +279,12 @@ class Votes:
         return Gathered(number, here * self.centre + first, variance)
 
     def agreement(self, vector: Tensor) -> Tensor:
-        """V_ij . vector_j, (N, positions, parents, children)."""
+        """Compute V_ij . vector_j, (N, positions, parents, children)."""
         own = (self.centre * vector).sum(3, keepdim=True)
         return self._score(vector, torch.zeros_like(vector)) + own
 
     def distance(self, mean: Tensor, precision: Tensor) -> Tensor:
-        """sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
+        """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
         apart = mean - self.centre
         own = (precision * apart.square()).sum(3, keepdim=True)
         return self._score(-2 * precision * apart, precision) + own
