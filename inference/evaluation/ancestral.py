@@ -67,8 +67,7 @@ def _covered(guide: nn.Module) -> Sequence[str]:
 def law_means(
     guide: nn.Module, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
-    """Return the mean of the guide's law at some sites, given one draw of earlier sites, (N, ...)
-    each.
+    """Return the means (N, ...) of the guide's law at some sites, given one draw of earlier sites.
 
     A presence (a site with `logits`) is represented by its probability. A class is represented by
     the probabilities of its values, (N, ..., values). A law without a mean is represented by its
@@ -171,8 +170,10 @@ def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
 
 
 def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
-    """Return a reader of the summed log densities of sites, (B,); images are the outermost
-    plate."""
+    """Return a function that sums the log densities of these sites, (B,).
+
+    The plate of the images is outermost.
+    """
 
     def read(trace: Trace) -> Tensor:
         trace.compute_log_prob(site_filter=lambda name, site: name in sites)

@@ -37,7 +37,7 @@ from capsule_zoo.models.blocks.sharing import sharing
 
 
 class Objective(ELBO):
-    """The base class of the zoo's objectives: subclasses write `differentiable_loss` and nothing else.
+    """The base class of the zoo's objectives: subclasses write only `differentiable_loss`.
 
     An objective with a state of its own (persistent chains) also offers `state_dict()` and
     `load_state_dict(state)`. The state is a nested dict of tensors and numbers, and checkpoints
@@ -55,8 +55,7 @@ class Objective(ELBO):
     def differentiable_loss(
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Return the scalar to minimise, averaged over the images of the batch, in nats per
-        image."""
+        """Return the scalar to minimise, a mean over the images of the batch, in nats per image."""
         raise NotImplementedError(f"{type(self).__name__} must write differentiable_loss")
 
     def loss(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
@@ -72,8 +71,7 @@ class Objective(ELBO):
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:
-        """Return the model's and the guide's trace of one joint draw, with log densities
-        computed."""
+        """Return the traces of model and guide of one joint draw, with log densities computed."""
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
 
 
@@ -107,11 +105,11 @@ _NO_BOUNDS = (TraceTailAdaptive_ELBO, TraceMeanField_ELBO)  # the latter drops D
 
 
 def is_bound(objective: ELBO) -> bool:
-    """Return True if the negated loss is a lower bound on log p(images), for zoo and Pyro
-    objectives.
+    """Return True if the negated loss is a lower bound on log p(images).
 
-    The answer holds for guides with a density: see `evaluate` for guides with a Delta over a
-    continuous site. A Renyi objective is a bound for alpha >= 0 (Li and Turner 2016, section 3).
+    Zoo and Pyro objectives are both accepted. The answer holds for guides with a density: see
+    `evaluate` for guides with a Delta over a continuous site. A Renyi objective is a
+    bound for alpha >= 0 (Li and Turner 2016, section 3).
     """
     if isinstance(objective, Objective):
         return objective.is_bound

@@ -7,7 +7,7 @@ Reweighted wake-sleep draws K particles for each image. In the wake phase of bot
 weighs them by w_k, the share of p(x, z_k) / q(z_k | x) among the particles of the image:
 
     model   descends  -sum_k w_k log p(x, z_k)
-    guide   descends  -(1 - sleep) sum_k w_k log q(z_k | x)  -  sleep log q(z | x),  (z, x) from the model
+    guide   descends  -(1 - sleep) sum_k w_k log q(z_k | x)  -  sleep log q(z | x),  (z, x) sampled
 
 The value of either objective is a negated bound, so rows of one table can be compared: the negated
 ELBO for wake-sleep, the negated IWAE of K particles for the reweighted kind. The gradient is not
