@@ -27,8 +27,7 @@ def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
 
 
 def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
-    """Return the contribution of each part to the mean image, (parts, B, H, W), colours
-    averaged."""
+    """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     colour, alpha = model.layers(parts)
     if model.likelihood == "mixture":
         share = model.image_law(parts).share[1:]

@@ -9,7 +9,8 @@ other coordinates of the same parameters:
 
 A gradient step in these coordinates is a step along J J' g in the old coordinates. Here g is the
 usual gradient, and J is the derivative of old by new coordinates. For an RBM, whose switch is
-always on, this is the centered gradient of Melchior, Fischer and Wiskott 2016 with means over the data.
+always on, this is the centered gradient of Melchior, Fischer and Wiskott 2016 with means over the
+data.
 """
 
 from __future__ import annotations
