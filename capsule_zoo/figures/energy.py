@@ -41,9 +41,9 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
 def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figure:
     """Draw images as sums of capsules: the strongest capsules' fields and the mean image so far.
 
-    Each capsule adds its field to the visible biases (red for more ink, blue for less). The weaker
-    capsules follow after the last column shown; the total of all capsules is in the first column,
-    below the image.
+    Each capsule adds its field to the visible biases (red for more ink, blue for less). Capsules
+    weaker than the last column are not shown; the sum of all capsules is in the first column, below
+    the image.
     """
     scale, images = on_scale_of(images), images[:digits]
     added = entry.model.contributions(entry.guide.expectations(images))  # (B, K, C, H, W)
