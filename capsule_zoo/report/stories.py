@@ -26,8 +26,8 @@ class Story:
 
     Attributes:
         title, subtitle: name and subject of the model.
-        told: text up to and including the first pseudo-code, the generative process or the energy.
-        more: the text that follows.
+        told: blocks up to and including the first pseudo-code (generative process or energy).
+        more: the blocks that follow.
         references: the references as one paragraph.
     """
 
