@@ -7,8 +7,8 @@
 
 All checks use machines so small that the prior, the evidence and every gradient are known without
 the checked code. Exact inference must pass. Approximate inference is checked in the same way and
-reported as approximate, so it is expected to fail. A check is a function from the number of simulations to
-an `Outcome`, registered by a decorator in a module of this package:
+reported as approximate, so it is expected to fail. A check is a function from the number of
+simulations to an `Outcome`, registered by a decorator in a module of this package:
 
     @check("sbc_exact_switches", of=[ExactSwitches])
     def exact_switches(number: int) -> Outcome: ...
