@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 # In a checkout models/, guides/, inference/, data/ and weights/ are symbolic links to the folders
-# beside this one. Where links could not be made (some clones on Windows), the folders are found by
+# next to this one. If links could not be made (some clones on Windows), the folders are found by
 # the checkout's root on __path__.
 _HERE = Path(__file__).resolve().parent
 if not (_HERE / "models").is_dir() and (_HERE.parent / "models").is_dir():

@@ -1,4 +1,4 @@
-"""What the zoo holds, in words: trained weights, and everything that an entry consists of.
+"""Descriptions of the zoo's contents: trained weights and the components of an entry.
 
 >>> list_weights()                       # name -> Weights: entry, data, headline, bytes
 >>> describe("part-whole")               # sizes, guides, sites, objective, settings, weights, ...
@@ -31,14 +31,14 @@ _METRICS = {"squared_error": "squared error", "error_rate": "error rate"}
 
 @dataclass(frozen=True)
 class Weights:
-    """Trained weights, which `load(name)` opens.
+    """The description of trained weights, which `load(name)` opens.
 
     Attributes:
-        name: what `load` takes.
+        name: the name that `load` takes.
         entry: the entry that was trained.
         data: the data set that it was trained on.
         guide: the guide that it was trained with.
-        headline: the number by which the weights are known: `on`, `metric`, `value`, `se` and `n`.
+        headline: the number that identifies the weights: `on`, `metric`, `value`, `se` and `n`.
         bytes: size of the file.
     """
 
@@ -61,7 +61,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class GuideWords:
-    """A guide that fits an entry: its name, its class and what that says, whether it is used."""
+    """The description of a fitting guide: its name, class, summary, and whether it is used."""
 
     name: str
     kind: str
@@ -71,22 +71,22 @@ class GuideWords:
 
 @dataclass(frozen=True)
 class Description:
-    """What an entry consists of; `print` shows it, `as_dict` gives it in plain types.
+    """The components of an entry; `print` shows them, `as_dict` returns them in plain types.
 
     Attributes:
-        name: of the entry.
-        source: what was described: the entry, trained weights or a run folder.
-        summary: what the entry is, in one line.
-        sizes: what `create` takes, by name; of trained weights, with the values that they have.
-        guides: those that fit.
+        name: name of the entry.
+        source: the described object: the entry, trained weights or a run folder.
+        summary: a one-line summary of the entry.
+        sizes: the arguments of `create`, by name; for trained weights, with their values.
+        guides: the guides that fit.
         sites: the latent sites of the model at these sizes.
-        relaxed: those of them that are discrete, but continuous in training.
-        objective: what trains the entry.
+        relaxed: the discrete sites that are continuous in training.
+        objective: the training objective of the entry.
         training: further settings for `fit`.
         figures: names of the pictures that `capsule-zoo figure` draws.
-        parameters: how many numbers are learned, in the `model` and in the `guide`.
+        parameters: number of learned parameters, in the `model` and in the `guide`.
         weights: trained weights of the entry.
-        references: where the model comes from.
+        references: publications of the model.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Description:
     references: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the same in types that JSON knows."""
+        """Return the description in JSON-compatible types."""
         return plain(
             {
                 "name": self.name,
@@ -130,7 +130,7 @@ class Description:
 
 
 def list_weights(pattern: str = "*") -> dict[str, Weights]:
-    """Return the zoo's trained weights by name, those that match a shell pattern, sorted."""
+    """Return the zoo's trained weights that match a shell pattern, by name and sorted."""
     found: dict[str, Weights] = {}
     for path in sorted(registry.WEIGHTS.glob("*.json")):
         file = path.with_suffix(".safetensors")
@@ -207,13 +207,13 @@ def _describe(entry: Entry, source: str) -> Description:
 
 
 def _relaxed(model: Model) -> tuple[str, ...]:
-    """Return the names of the sites that are continuous here and discrete in evaluation."""
+    """Return the names of sites that are continuous in this model but discrete in evaluation."""
     discrete = {site.name for site in model.with_discrete_presences().sites if site.discrete}
     return tuple(site.name for site in model.sites if site.name in discrete and not site.discrete)
 
 
 def _with_value(size: Size, value: object) -> Size:
-    """Return the size with a value in the place of its default, inner sizes included."""
+    """Return the size with a value instead of its default, including inner sizes."""
     inner = {
         name: Size(name, value[name], each.hint, each.what)
         if isinstance(value, dict) and name in value
@@ -231,7 +231,7 @@ def _plain_size(size: Size) -> dict[str, Any]:
 
 
 def _in_words(value: object) -> object:
-    """Return a setting as it is printed: an optimizer by its name and what it is called with."""
+    """Return a setting as it is printed: an optimizer by its name and its arguments."""
     if isinstance(value, partial):
         given = ", ".join(f"{name}={each!r}" for name, each in value.keywords.items())
         return f"{value.func.__name__}({given})"

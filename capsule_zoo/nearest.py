@@ -1,4 +1,4 @@
-"""Words for a name that is not known: the nearest ones that are, or all of them."""
+"""Messages for an unknown name, with the nearest known names or all of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def unknown(kind: str, name: str, known: Sequence[str]) -> str:
-    """Return words for a name that is not known, with the nearest ones that are.
+    """Return a message for an unknown name, with the nearest known names.
 
     Args:
-        kind: what the name should have named, such as "entry".
-        name: what was given.
-        known: what is allowed.
+        kind: kind of the named object, such as "entry".
+        name: the given name.
+        known: the allowed names.
     """
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {list(known)}"

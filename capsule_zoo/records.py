@@ -1,6 +1,6 @@
-"""Records: what an experiment or a benchmark found, with all that is needed to find it again.
+"""Records: results of an experiment or a benchmark, with everything needed to reproduce them.
 
-A record is `results/<model>/<name>.json` with its figures beside it as PNG. Tables in the README,
+A record is `results/<model>/<name>.json` with its figures next to it as PNG. Tables in the README,
 the cards of trained weights and reports are generated from records, never typed.
 """
 
@@ -28,12 +28,12 @@ _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
 
 
 class Metric(TypedDict):
-    """A headline number.
+    """A headline number with its standard error and sample size.
 
     Attributes:
-        value: finite.
+        value: a finite number.
         se: its standard error, or None for an exact number.
-        n: how many images, repeats or runs it is taken over.
+        n: number of images, repeats or runs that it is computed from.
     """
 
     value: float
@@ -55,11 +55,11 @@ def write_record(
     """Write a record and its figures, each file whole or not at all, and the record last.
 
     Args:
-        experiment: `<model>/<name>`, which is also where it lies in `folder`.
+        experiment: `<model>/<name>`, which is also the path in `folder`.
         metrics: headline numbers by name (lower case, digits, underscores).
-        command: what to type to get them again.
-        seed, data, seconds: of the run; seconds are wall time.
-        figures: by name, drawn as `<name>_<figure>.png`; one without a name as `<name>.png`.
+        command: the command that reproduces the numbers.
+        seed, data, seconds: seed, data set and wall time of the run.
+        figures: by name, saved as `<name>_<figure>.png`; one without a name as `<name>.png`.
 
     Returns:
         The path of the record.
@@ -92,10 +92,10 @@ def write_record(
 
 
 def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
-    """The record of `<model>/<name>`.
+    """Return the record of `<model>/<name>`.
 
     Raises:
-        ValueError: there is none, or it is not a record.
+        ValueError: the file does not exist or is not a record.
     """
     check_experiment_name(experiment)
     path = Path(folder) / f"{experiment}.json"
@@ -116,7 +116,7 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
 
 
 def figures_of(experiment: str, folder: str | Path = FOLDER) -> list[Path]:
-    """The figures that lie beside a record, the one without a name first."""
+    """Return the figures stored next to a record, the one without a name first."""
     stem = Path(folder) / experiment
     plain = stem.with_name(f"{stem.name}.png")
     return [*([plain] if plain.is_file() else []), *sorted(stem.parent.glob(f"{stem.name}_*.png"))]
@@ -131,7 +131,7 @@ def check_experiment_name(name: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the zoo, of Python and of the packages that numbers may depend on."""
+    """Return the versions of the zoo, of Python and of packages that may affect the numbers."""
     found = {"capsule-zoo": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -142,13 +142,13 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """This machine in words: the cores that the process may use, and the memory."""
+    """Return this machine in words: the cores that the process may use, and the memory."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     words = f"{cores} core{'s' if cores > 1 else ''}"
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not everywhere
+    except (AttributeError, ValueError, OSError):  # not available everywhere
         return words
     return f"{words}, {memory / 2**30:.0f} GiB memory"
 
@@ -166,7 +166,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def write_json(path: str | Path, content: dict) -> None:
-    """Write JSON, whole or not at all. Raises ValueError for a number that is not finite."""
+    """Write JSON, whole or not at all; raise ValueError for a number that is not finite."""
     from capsule_zoo.data.files import write_whole
 
     write_whole(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())

@@ -1,7 +1,7 @@
-"""The list of what the zoo holds: entries made by name, saved and loaded.
+"""The registry of the zoo's entries, which are created by name, saved and loaded.
 
-An entry is a model with its default guide, the other guides that fit, an objective, and the
-training settings that suit them. A factory registers it, in any module of `capsule_zoo.entries`:
+An entry is a model with its default guide, the other guides that fit, an objective, and suitable
+training settings. A factory registers it, in any module of `capsule_zoo.entries`:
 
     @register("part-whole")
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEIGHTS = Path(__file__).resolve().parent / "weights"
-if not WEIGHTS.is_dir():  # a checkout keeps it beside this folder
+if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
@@ -49,7 +49,7 @@ NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
 
 @dataclass(frozen=True)
 class _Registered:
-    """A factory, its small sizes, and the constructors to which it hands further sizes on."""
+    """A factory, its small sizes, and the constructors to which it passes further sizes."""
 
     factory: Callable[..., Entry]
     small: Mapping[str, Any]
@@ -92,17 +92,17 @@ class Entry:
             self.guide = self.make_guide(self.default_guide)
 
     def make_guide(self, name: str) -> Guide:
-        """A fresh guide to this entry's model, by name.
+        """Return a new guide to this entry's model, by name.
 
         Raises:
-            ValueError: no guide of that name fits; says which do.
+            ValueError: no guide of that name fits; the message names the fitting guides.
         """
         if name not in self.guides:
             raise ValueError(unknown("guide", name, list(self.guides)))
         return self.guides[name](self)
 
     def use_guide(self, name: str) -> Entry:
-        """Make the named guide this entry's own; returns the entry."""
+        """Make the named guide this entry's own guide, and return the entry."""
         if name != self.default_guide:
             self.guide, self.default_guide = self.make_guide(name), name
         return self
@@ -111,10 +111,10 @@ class Entry:
 def register(
     name: str, *, small: Mapping[str, Any] | None = None, takes: Mapping[str, Takes] | None = None
 ) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
-    """Decorator that lists a factory under `name`, lower case with hyphens.
+    """Return a decorator that registers a factory under `name`, lower case with hyphens.
 
     Args:
-        small: sizes at which the entry is made and run in a blink; tests create it with these.
+        small: small sizes at which the entry is created and runs quickly, as tests need.
         takes: for each parameter that holds further sizes, such as `**sizes`, the constructor that
             takes them; `create` then knows their names and types.
 
@@ -137,33 +137,33 @@ def register(
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the registered entries that match a shell pattern such as `"part*"`, sorted."""
+    """Return the sorted names of entries that match a shell pattern such as `"part*"`."""
     import_module("capsule_zoo.entries")
     return sorted(fnmatch.filter(_registered, pattern))
 
 
 def summary(name: str) -> str:
-    """What a registered entry is, in the first line of its factory's docstring."""
+    """Return the summary of a registered entry: the first line of its factory's docstring."""
     return (factory_of(name).__doc__ or "").strip().partition("\n")[0]
 
 
 def small_sizes(name: str) -> dict:
-    """Sizes for `create` at which a registered entry is made and run in a blink."""
+    """Return sizes for `create` at which a registered entry is small and runs quickly."""
     return dict(_look_up(name).small)
 
 
 def sizes_of(name: str) -> dict[str, Size]:
-    """The sizes that `create` takes for a registered entry, by name."""
+    """Return the sizes that `create` takes for a registered entry, by name."""
     found = _look_up(name)
     return known_sizes(found.factory, found.takes)
 
 
 def create(name: str, **sizes: object) -> Entry:
-    """A new, untrained entry.
+    """Create a new, untrained entry.
 
     Args:
         name: one of `list_models()`.
-        sizes: passed to the entry's factory; `image_shape=(C, H, W)` is understood by all.
+        sizes: passed to the entry's factory; every factory takes `image_shape=(C, H, W)`.
 
     Raises:
         ValueError: unknown name or size (with the nearest ones), a size of another type, or one
@@ -183,7 +183,7 @@ def create(name: str, **sizes: object) -> Entry:
 
 
 def _default_sizes(factory: Callable[..., Entry]) -> dict:
-    """A factory's defaults, saved with every run, so that they may change without breaking it."""
+    """Return a factory's defaults, saved with every run so that a later change cannot break it."""
     parameters = inspect.signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
@@ -201,7 +201,7 @@ def save(entry: Entry, folder: str | Path, **config: object) -> None:
 
 
 def load(source: str | Path) -> Entry:
-    """A trained entry: by name from the zoo's weights, or from a run folder.
+    """Load a trained entry, by name from the zoo's weights or from a run folder.
 
     Only safetensors are read, never a pickle.
 
@@ -218,7 +218,7 @@ def load(source: str | Path) -> Entry:
 
 
 def read_recipe(source: str | Path) -> dict:
-    """How a trained entry was made: entry, sizes, guide, and what else was saved with it.
+    """Read the recipe of a trained entry: entry, sizes, guide, and all that was saved with it.
 
     Raises:
         ValueError: neither a run folder nor the name of trained weights.
@@ -261,12 +261,12 @@ def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None
 
 
 def recipe(entry: Entry) -> dict:
-    """What rebuilds an entry, but for its weights."""
+    """Return everything that rebuilds an entry, except its weights."""
     return {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
 
 
 def factory_of(name: str) -> Callable[..., Entry]:
-    """The function that a registered entry is made by; ValueError for an unknown name."""
+    """Return the factory of a registered entry; raise ValueError for an unknown name."""
     return _look_up(name).factory
 
 
@@ -278,7 +278,7 @@ def _look_up(name: str) -> _Registered:
 
 
 def rebuild(made: dict) -> Entry:
-    """An untrained entry from its `recipe`, as JSON gives it back."""
+    """Create an untrained entry from its `recipe` after a round trip through JSON."""
     sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in made["sizes"].items()}
     return create(made["entry"], **sizes).use_guide(made["guide"])
 

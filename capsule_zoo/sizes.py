@@ -1,13 +1,13 @@
-"""Sizes of entries: which there are, what each may be, and a clear refusal of a wrong one.
+"""Sizes of entries: their names and types, and clear errors for wrong sizes.
 
-A factory has sizes in its signature, and hands further ones (`**sizes`, or a mapping such as
-`guide_sizes`) on to constructors. It says to which when it is registered:
+A factory has sizes in its signature, and passes further ones (`**sizes`, or a mapping such as
+`guide_sizes`) to constructors. Its registration names these constructors:
 
     @register("vae", takes={"sizes": Takes(VariationalAutoencoder)})
     def vae(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry: ...
 
-All of these are read off the signatures and their annotations, so that there is one list of them.
-Whether a number is in range is for the constructors to say.
+All sizes are read from the signatures and their annotations, so there is only one list of them. The
+constructors check that numbers are in range.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _OWN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 @dataclass(frozen=True)
 class Takes:
-    """Say to which constructor a factory hands further sizes on.
+    """The constructor to which a factory passes further sizes.
 
     Attributes:
-        kind: the class; where its constructor has `**options`, those of its base class follow.
-        without: arguments that the factory sets itself, beside those that have no default.
-        defaults: values that the factory gives in place of the constructor's own defaults.
+        kind: the class; if its constructor has `**options`, the base class's arguments follow.
+        without: arguments that the factory sets itself, in addition to those without a default.
+        defaults: values of the factory that replace the constructor's own defaults.
     """
 
     kind: type
@@ -42,13 +42,13 @@ class Takes:
 
 @dataclass(frozen=True)
 class Size:
-    """One argument of `create`.
+    """The description of one argument of `create`.
 
     Attributes:
-        name: how it is given.
-        default: its value where it is not given.
-        hint: what it may be, as an annotation.
-        what: what its docstring says of it, or "".
+        name: name of the argument.
+        default: default value.
+        hint: type annotation.
+        what: description in the docstring, or "".
         inner: for a mapping, the sizes that it may hold, by name.
     """
 
@@ -60,17 +60,17 @@ class Size:
 
     @property
     def type(self) -> str:
-        """The annotation as it is written, such as `tuple[int, ...] | None`."""
+        """The annotation as source text, such as `tuple[int, ...] | None`."""
         if isinstance(self.hint, type) and not get_args(self.hint):
             return self.hint.__name__
         return re.sub(r"\b(?:typing|collections\.abc)\.", "", str(self.hint))
 
 
 def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size]:
-    """Return the sizes of a factory by name: its own, then those that it hands on.
+    """Return the sizes of a factory by name: its own, then the sizes that it passes on.
 
     Args:
-        takes: by parameter of the factory, the constructor to which that parameter is handed on.
+        takes: by parameter of the factory, the constructor to which that parameter is passed.
     """
     hints, told = _hints(factory), argument_words(factory.__doc__)
     own: dict[str, Size] = {}
@@ -89,7 +89,7 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
 
 
 def is_open(factory: Callable, takes: Mapping[str, Takes]) -> bool:
-    """Return whether a factory takes further sizes of which nothing is known."""
+    """Return True if a factory takes further sizes with unknown names."""
     parameters = inspect.signature(factory).parameters.values()
     return any(p.kind is p.VAR_KEYWORD and p.name not in takes for p in parameters)
 
@@ -100,7 +100,7 @@ def check_sizes(
     """Raise ValueError unless every size is known and of its type.
 
     Args:
-        entry: what takes the sizes, in words.
+        entry: description of the entry that takes the sizes.
         open_ended: let unknown names pass.
     """
     for name, value in given.items():
@@ -131,7 +131,7 @@ def _unknown_size(entry: str, name: str, known: Mapping[str, Size]) -> str:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Return whether a value is what an annotation says; lists may stand for tuples."""
+    """Return True if a value fits an annotation; a list may represent a tuple."""
     if hint is Any or hint is inspect.Parameter.empty:
         return True
     origin, inner = get_origin(hint), get_args(hint)
@@ -150,7 +150,7 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """Return what an annotation allows, in words."""
+    """Return a description of the values that an annotation allows."""
     names = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -179,7 +179,7 @@ def _example(inner: tuple[Any, ...]) -> str:
 
 
 def argument_words(docstring: str | None) -> dict[str, str]:
-    """Return what the section `Args:` of a docstring says of each argument, by name."""
+    """Return the description of each argument in a docstring's `Args:` section, by name."""
     _, _, section = inspect.cleandoc(docstring or "").partition("\nArgs:\n")
     found: dict[str, str] = {}
     names: list[str] = []
@@ -206,7 +206,7 @@ def _constructor_sizes(takes: Takes) -> dict[str, Size]:
 
 
 def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any, str]]:
-    """Yield arguments with annotation and words, up to the class that takes no further options."""
+    """Yield arguments with annotation and description, up to the first class without options."""
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
@@ -221,7 +221,7 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
 
 
 def _hints(function: Callable) -> dict[str, Any]:
-    """Return resolved annotations; none where one is known to type checkers alone."""
+    """Return resolved annotations, or none if one is known to type checkers alone."""
     try:
         return get_type_hints(function)
     except NameError:

@@ -1,4 +1,4 @@
-"""Does this guide fit this model? All problems at once, by site, before anything is trained.
+"""Check that a guide fits a model, and list all problems by site before training starts.
 
 Pyro only warns when a guide forgets a site, and silently trains the rest. The zoo runs model and
 guide once and refuses the pair with everything that is wrong with it.
@@ -28,7 +28,7 @@ from capsule_zoo.models.base import Model
 
 
 class IncompatibleGuide(ValueError):
-    """A guide that does not fit its model.
+    """The error raised when a guide does not fit its model.
 
     Attributes:
         problems: every problem found, one line each.
@@ -66,14 +66,14 @@ def check_pair(
 ) -> None:
     """Run guide and model once and raise IncompatibleGuide unless the guide fits.
 
-    It fits when it draws every latent site of the model but the enumerated ones, draws no other
-    site (unless marked `infer={"is_auxiliary": True}`), and agrees at each on shape, event rank
-    and on whether values are discrete. Zoo guides and Pyro's AutoGuides are checked alike. The
-    random state is left as it was.
+    A guide fits when it draws every latent site of the model except the enumerated ones, and no
+    other site (unless marked `infer={"is_auxiliary": True}`). At each site the shape, the event
+    rank and whether values are discrete must agree. Zoo guides and Pyro's AutoGuides are checked in
+    the same way. The random state is left as it was.
 
     Args:
         images: (B, C, H, W), a small batch is enough.
-        labels: (B,), handed on to both unless None.
+        labels: (B,), passed to both unless None.
 
     Raises:
         IncompatibleGuide: lists all problems by site.
@@ -85,7 +85,7 @@ def check_pair(
 def refuse_misfit(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> None:
-    """`check_pair` within the present parameter store."""
+    """Raise IncompatibleGuide unless the guide fits, using the current parameter store."""
     arguments = call_arguments(images, labels)
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         model_trace = _trace(model, arguments)
@@ -155,7 +155,7 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
 
 
 def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> list[str]:
-    """What goes wrong when the model runs on the guide's draws, if anything does."""
+    """Return the error of running the model on the guide's draws, or an empty list."""
     try:
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*arguments)
         trace.compute_log_prob()
@@ -165,7 +165,7 @@ def _failure_together(model: Callable, guide_trace: Trace, arguments: tuple) -> 
 
 
 def latent_sites(trace: Trace) -> dict[str, dict]:
-    """The unobserved sample sites of a trace, by name."""
+    """Return the unobserved sample sites of a trace, by name."""
     return {
         name: site
         for name, site in trace.nodes.items()
@@ -174,26 +174,26 @@ def latent_sites(trace: Trace) -> dict[str, dict]:
 
 
 def base_distribution(fn: Any) -> Any:
-    """The distribution inside the wrappers that `to_event`, `expand` and `mask` put around it."""
+    """Return the distribution inside the wrappers of `to_event`, `expand` and `mask`."""
     while isinstance(fn, (Independent, ExpandedDistribution, MaskedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 def is_delta(fn: Any) -> bool:
-    """Whether a site's distribution is a point mass."""
+    """Return True if a site's distribution is a point mass."""
     return isinstance(base_distribution(fn), Delta)
 
 
 def is_discrete(fn: Any) -> bool:
-    """Whether a site's values are countable."""
+    """Return True if a site's values are countable."""
     return bool(getattr(base_distribution(fn).support, "is_discrete", False))
 
 
 def draws_between(site: dict) -> bool:
-    """Whether a site of a guide draws values between the whole numbers.
+    """Return True if a site of a guide draws values between the whole numbers.
 
-    Of a point mass, which has no kind of its own, the value tells.
+    A point mass is neither discrete nor continuous by itself, so its value decides.
     """
     if is_delta(site["fn"]):
         return bool((site["value"] != site["value"].round()).any())

@@ -1,4 +1,4 @@
-"""Plain functions with `pyro.param` as models and guides: modules that own their parameters."""
+"""Modules that own the parameters of plain functions with `pyro.param`, as models and guides."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from capsule_zoo.inference.log_weight import call_arguments
 
 
 class FunctionModule(nn.Module):
-    """A Pyro function whose parameters are those of a torch module; made by `as_module`.
+    """A torch module that wraps a Pyro function and owns its parameters; made by `as_module`.
 
-    The parameters are in unconstrained space. They are the very tensors that Pyro's parameter
-    store holds, so that training the module trains the function.
+    The parameters are in unconstrained space. They are the same tensor objects that Pyro's
+    parameter store holds, so training the module trains the function.
 
     Attributes:
         function: the function, called as `function(images)` or `function(images, labels)`.
-        unconstrained: parameters by name; a dot in a name is a slash here.
+        unconstrained: parameters by name; each dot in a name is replaced by a slash.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FunctionModule(nn.Module):
 
 
 class _OwnParameters(Messenger):
-    """Gives every `pyro.param` the value that the module holds."""
+    """A messenger that gives every `pyro.param` the value that the module holds."""
 
     def __init__(self, module: FunctionModule) -> None:
         super().__init__()
@@ -73,17 +73,17 @@ class _OwnParameters(Messenger):
 def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -> nn.Module:
     """Return a model or a guide as a torch module that owns its parameters.
 
-    A torch module is returned as it is. A function is run once, which creates its parameters in
-    Pyro's store unless they are there; the module's parameters are those of the store, so that
-    what is trained is what the function uses afterwards. The random state is left as it was.
+    A torch module is returned unchanged. A function is run once, which creates its parameters in
+    Pyro's store unless they already exist. The module shares these parameters with the store, so
+    the function uses the trained values afterwards. The random state is left as it was.
 
     >>> guide = as_module(guide_function, images[:2])
     >>> torch.optim.Adam(guide.parameters())
 
     Args:
         program: a torch module, or a function of images (and labels) with `pyro.param`.
-        images: (B, C, H, W), those that the function is run on.
-        labels: (B,), handed on unless None.
+        images: (B, C, H, W), the images that the function is run on.
+        labels: (B,), passed on unless None.
 
     Raises:
         ValueError: the program is neither, or the function cannot run.
@@ -119,14 +119,14 @@ def check_program(role: str, program: object) -> None:
 def _owned(
     names: list[str],
 ) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
-    """Make these entries of Pyro's store `nn.Parameter`s, and return them with constraints."""
+    """Turn these entries of Pyro's store into `nn.Parameter`s and return them with constraints."""
     store = pyro.get_param_store()
     state = store.get_state()
     supports = {name: state["constraints"][name] for name in names}
     parameters: dict[str, nn.Parameter] = {}
     for name in names:
         value = state["params"][name]
-        if not isinstance(value, nn.Parameter):  # one of a module in `pyro.module` is one already
+        if not isinstance(value, nn.Parameter):  # from `pyro.module`, it already is one
             del store[name]
             value = nn.Parameter(value.detach().clone())
         parameters[name] = value

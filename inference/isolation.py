@@ -1,4 +1,4 @@
-"""What inference changes for a while and puts back: parameter store, gradients, random streams."""
+"""Temporary changes that are undone afterwards: parameter store, gradients, random streams."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from torch import nn
 
 @contextmanager
 def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
-    """An empty parameter store, so that no module picks up another one's values.
+    """Yield within an empty parameter store, so that no module picks up another module's values.
 
-    Pyro keys its global store by name and lets it override a module's own parameters; AutoGuides
-    of one class all share their names. The store also sets `requires_grad` on whatever enters it:
-    the function that is yielded freezes again what was frozen before, as does the end.
+    Pyro keys its global store by name, and the store overrides a module's own parameters. All
+    AutoGuides of one class share their names. The store also sets `requires_grad` on every
+    parameter that enters it. The yielded function freezes again what was frozen before; the same
+    happens on exit.
 
     A program that is not a module (a plain function) has its parameters in the global store and
-    nowhere else. With such a program, the store within holds what is not a module's own.
+    nowhere else. With such a program, the temporary store keeps every entry that does not belong to
+    a module.
     """
     modules = [program for program in programs if isinstance(program, nn.Module)]
     state = None if len(modules) == len(programs) else _not_owned_by(modules)

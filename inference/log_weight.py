@@ -1,6 +1,6 @@
-"""Per-image log weights, log p(x, z) - log q(z | x): the raw result of every evaluation.
+"""Per-image log weights log p(x, z) - log q(z | x), the raw result of every evaluation.
 
-A batch holds each image several times over, so that any model and guide that work on a batch
+A batch contains each image several times. Any model and guide that work on a batch can therefore
 draw many particles in one pass, without particle plates of their own.
 """
 
@@ -24,7 +24,7 @@ IMAGES_PLATE = "images"
 def log_weights(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> tuple[Tensor, Trace, Trace]:
-    """One draw from the guide for each image of the batch, and its log weight.
+    """Draw once from the guide for each image of the batch, and return the log weights.
 
     Sites that the model enumerates are summed out exactly, image by image.
 
@@ -32,8 +32,8 @@ def log_weights(
         images: (B, C, H, W).
 
     Returns:
-        Log weights (B,) in nats, the model's and the guide's trace. The model's trace is that of
-        a plain run: its enumerated sites, if any, are drawn from the prior.
+        Log weights (B,) in nats, the model's trace and the guide's trace. The model's trace comes
+        from a plain run: its enumerated sites, if any, are drawn from the prior.
 
     Raises:
         ValueError: a site lies outside the plate "images", and there are several.
@@ -52,12 +52,12 @@ def log_weights(
 
 
 def log_density(trace: Trace, images: Tensor) -> Tensor:
-    """Log density of everything in a trace, image by image.
+    """Return the log density of everything in a trace, image by image.
 
     Sites that were enumerated in parallel are summed out exactly.
 
     Args:
-        trace: of a program that was run on `images`.
+        trace: the trace of a program that was run on `images`.
         images: (B, C, H, W).
 
     Returns:
@@ -104,18 +104,18 @@ def _sum_all_but(kept: str | None, term: Tensor) -> Tensor:
 
 
 def call_arguments(images: Tensor, labels: Tensor | None) -> tuple[Tensor, ...]:
-    """The positional arguments of one call: labels only where there are any."""
+    """Return the positional arguments of one call, which include labels only if there are any."""
     return (images,) if labels is None else (images, labels)
 
 
 def plate_nesting(trace: Trace) -> int:
-    """Number of dims that the plates of a trace take up."""
+    """Return the number of dims that the plates of a trace take up."""
     frames = [f for site in trace.nodes.values() for f in site.get("cond_indep_stack", ())]
     return max((-frame.dim for frame in frames if frame.vectorized), default=0)
 
 
 def enumerated_sites(trace: Trace) -> set[str]:
-    """Names of the latent sites that the traced model sums out in parallel."""
+    """Return the names of the latent sites that the traced model sums out in parallel."""
     return {
         name
         for name, site in trace.nodes.items()

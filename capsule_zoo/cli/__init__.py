@@ -1,7 +1,7 @@
-"""The command line: `capsule-zoo`. This package alone knows typer.
+"""The command line `capsule-zoo`, in the only package that uses typer.
 
-`app` is the program; every other file holds commands, and `options` what they share. A command
-imports what it needs when it is called, so that help and lists come at once.
+`app` is the program, `options` holds shared code, and every other file holds commands. A command
+imports its dependencies when it is called, so help and lists appear at once.
 """
 
 from capsule_zoo.cli.app import app, main

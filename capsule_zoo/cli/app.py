@@ -1,8 +1,9 @@
-"""The command line: `capsule-zoo --help`.
+"""The program behind `capsule-zoo --help`.
 
-Every command imports what it needs when it is called, so that help and lists come at once. What a
-user can fix (a wrong name, absent data or devices, a damaged file, a loss that is not finite, too
-little memory) is reported in a line or two, without a traceback, and the status is then 2.
+Every command imports its dependencies when it is called, so help and lists appear at once. Errors
+that a user can fix (a wrong name, absent data or devices, a damaged file, a loss that is not
+finite, too little memory) are reported in a line or two without a traceback. The exit status is
+then 2.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit; status 2 for what the user can fix."""
+    """Run the command line and exit, with status 2 for errors that the user can fix."""
     try:
         app(args=arguments)
     except (ValueError, OSError, RuntimeError) as error:
@@ -52,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:
-    """Return what to tell the user of an error that the user can fix; None for any other."""
+    """Return the message for an error that the user can fix; None for any other error."""
     if isinstance(error, (ValueError, OSError)):
         return str(error)
     from torch import OutOfMemoryError

@@ -1,4 +1,4 @@
-"""The commands that say what there is: `list`, `show`, and `--version`."""
+"""The commands that show the contents of the zoo: `list`, `show`, and `--version`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show what an entry consists of, and what may be set.
+    """Show the components of an entry and its settings.
 
     Prints its sizes with defaults and types, guides, latent sites, objective, training settings,
     figures, trained weights and references.
@@ -64,7 +64,7 @@ def show(
 
 
 def print_version(wanted: bool) -> None:
-    """Print the version and exit, if that is wanted."""
+    """Print the version and exit, if `wanted` is true."""
     if wanted:
         print(f"capsule-zoo {__version__}")
         raise typer.Exit

@@ -29,7 +29,7 @@ def explore(
     opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in a browser.")] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the notebook.")] = False,
 ) -> None:
-    """Move objects and parts by hand and see the image follow; drop an image, see its parse.
+    """Open a notebook to move objects and parts by hand and to parse your own images.
 
     Writes a notebook and opens it with Voila or JupyterLab, whichever is installed.
 

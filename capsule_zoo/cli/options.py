@@ -1,4 +1,4 @@
-"""What the commands share: their options, and how they print what was found."""
+"""Code that commands share: their options, and functions that print results."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars, only the
 
 
 def print_list(found: dict[str, str]) -> None:
-    """Names, and what each is, in two columns."""
+    """Print names and descriptions in two columns."""
     width = max(map(len, found), default=0)
     for name, words in found.items():
         print(f"{name:{width}}  {words}")
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:
-    """One line each; a pair is a value and its standard error."""
+    """Print each metric on one line; a pair is a value and its standard error."""
     shown = {}
     for name, value in metrics.items():
         value, error = value if isinstance(value, tuple) else (value, metrics.get(f"{name}_se"))
@@ -49,7 +49,7 @@ def print_metrics(metrics: dict[str, Any]) -> None:
 
 
 def print_json(wanted: bool, found: dict) -> None:
-    """One JSON object on a line of its own, if it is wanted."""
+    """Print one JSON object on a line of its own, if `wanted` is true."""
     if wanted:
         from capsule_zoo.runs.folder import plain
 

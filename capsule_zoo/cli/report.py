@@ -14,7 +14,7 @@ def report(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = FOLDER,
 ) -> None:
-    """Write the whole zoo on one page: stories, pictures, comparisons, numbers, speeds.
+    """Write one page about the whole zoo: stories, pictures, comparisons, numbers, speeds.
 
     \b
     Example:

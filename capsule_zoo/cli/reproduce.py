@@ -40,7 +40,9 @@ def reproduce(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment; write its record and figures. Without a name, list the experiments.
+    """Run an experiment and write its record and figures.
+
+    Without a name, the command lists the experiments.
 
     \b
     Examples:

@@ -69,10 +69,10 @@ def train(
 ) -> None:
     """Train an entry on a data set and write a run folder.
 
-    Training ends at the first of --epochs, --steps and --minutes. Ctrl-C ends it in good order and
-    with status 130; --resume goes on with the settings of the run, of which only the limits and
-    --lr may change. Nothing is written before the first checkpoint, and --overwrite keeps the old
-    run until then.
+    Training ends at the first of --epochs, --steps and --minutes. Ctrl-C ends it cleanly with
+    status 130. --resume continues with the settings of the run; only the limits and --lr may
+    change. Nothing is written before the first checkpoint, and --overwrite keeps the old run until
+    then.
 
     \b
     Examples:
@@ -131,10 +131,10 @@ def evaluate(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Bounds on held-out images, on the discrete model, in nats per image.
+    """Compute bounds on held-out images, on the discrete model, in nats per image.
 
-    Of a classifier this is the error rate. An energy model gives no bound; see log-partition. The
-    result is added to the run's metrics.json.
+    For a classifier the result is the error rate. An energy model gives no bound; see
+    log-partition. The result is added to the run's metrics.json.
 
     \b
     Examples:
@@ -160,7 +160,7 @@ def error_rate(
     images: AllImages = None,
     as_json: AsJson = False,
 ) -> None:
-    """How often a classifier is wrong on test images.
+    """Compute the error rate of a classifier on test images.
 
     The result is added to the run's metrics.json.
 
@@ -189,12 +189,12 @@ def log_partition(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Log-likelihoods of test images under an energy model, from both sides, in nats per image.
+    """Estimate the log-likelihood of test images under an energy model, in nats per image.
 
-    Annealed importance sampling (AIS) lies above in expectation, reverse annealing (RAISE) below.
-    Images of a model of binary pixels are binarised once. The time grows with --chains and
-    --temperatures: at 28x28 pixels the defaults take a few minutes. The result is added to the
-    run's metrics.json.
+    The estimate by annealed importance sampling (AIS) is too high in expectation, the estimate by
+    reverse annealing (RAISE) too low. For a model of binary
+    pixels the images are binarised once. The time grows with --chains and --temperatures: at 28x28
+    pixels the defaults take a few minutes. The result is added to the run's metrics.json.
 
     \b
     Examples:
@@ -229,11 +229,11 @@ def compare(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Guides to one trained model side by side, on the same held-out images.
+    """Compare guides to one trained model on the same held-out images.
 
-    The run's own guide is taken as it is, others are tuned with the model frozen. A guide of points
-    is shown with its MAP objective, which is not a bound, and widened into a bound. Writes
-    compare.csv and compare.png.
+    The run's own guide is used unchanged; other guides are tuned with the model frozen. A guide of
+    points is shown with its MAP objective, which is not a bound, and again widened into a bound.
+    Writes compare.csv and compare.png.
 
     \b
     Examples:
@@ -329,7 +329,7 @@ def publish(
     ] = False,
     data_root: DataRoot = None,
 ) -> None:
-    """Put a run's weights among the zoo's, with a card that says where they come from.
+    """Add a run's weights to the zoo's weights, with a card that states their origin.
 
     \b
     Examples:
@@ -343,17 +343,17 @@ def publish(
 
 
 def _given(**settings: Any) -> dict[str, Any]:
-    """The settings that the user chose."""
+    """Return the settings that the user chose."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _names(words: str) -> list[str]:
-    """Return the names in a list with commas between."""
+    """Return the names in a comma-separated list."""
     return [name for name in map(str.strip, words.split(",")) if name]
 
 
 def _read_sizes(words: list[str] | None) -> dict[str, Any] | None:
-    """`objects=16`, `layers=[4,8]` as a dict; what is not JSON is a string."""
+    """Return words such as `objects=16` as a dict; values that are not JSON are strings."""
     if not words:
         return None
     sizes = {}

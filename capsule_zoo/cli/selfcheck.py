@@ -1,4 +1,4 @@
-"""The command `capsule-zoo selfcheck`: the zoo's own probability, tested against known laws."""
+"""The command `capsule-zoo selfcheck`, which tests the zoo's probabilities by known laws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def selfcheck(
     out: Annotated[Path, typer.Option(help="Where the record is written.")] = FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Test posteriors, samplers and gradients against known laws; status 1 if an exact one fails.
+    """Test posteriors, samplers and gradients against known laws.
+
+    The exit status is 1 if an exact one fails.
 
     \b
     Examples:

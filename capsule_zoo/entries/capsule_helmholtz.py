@@ -26,7 +26,7 @@ def capsule_helmholtz(
 
     Args:
         image_shape: (channels, height, width).
-        num_particles, sleep: of `ReweightedWakeSleep`.
+        num_particles, sleep: arguments of `ReweightedWakeSleep`.
         sizes: arguments of `CapsuleHelmholtzMachine`.
     """
     model = CapsuleHelmholtzMachine(image_shape, **sizes)

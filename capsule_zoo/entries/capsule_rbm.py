@@ -50,9 +50,9 @@ def capsule_rbm(
         image_shape: (channels, height, width).
         k: Gibbs sweeps for each update.
         chains: persistent chains; 0 starts every chain at the data.
-        sparsity: what a switch that is on costs in training, in nats.
-        centered: see `ContrastiveDivergence`; for Bernoulli units. Gaussian units may have means so
-            large that the centered gradient leaps.
+        sparsity: training loss of each switch that is on, in nats.
+        centered: see `ContrastiveDivergence`; for Bernoulli units. The means of Gaussian units may
+            be so large that the steps of the centered gradient become too large.
         sizes: arguments of `CapsuleRBM`.
     """
     return _entry(CapsuleRBM(image_shape, **sizes), k, chains, centered, sparsity)

@@ -1,7 +1,7 @@
-"""Generative CapsNets (Potapov 2018), and the decoders without capsules that they are held to.
+"""Generative CapsNets (Potapov 2018), and the baseline decoders without capsules.
 
-All take the same guides: "variational" (laws, and so a bound) and "deterministic" (the article's
-autoencoder).
+All entries take the same guides: "variational" (with densities, so the loss is a bound) and
+"deterministic" (the article's autoencoder).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL_CAPSULES: dict[str, Any] = {**SMALL, "parts": 3, "maps": 2, "hidden": 4, "
 
 
 def _takes(kind: type[OnRequest], *without: str) -> dict[str, Takes]:
-    """Further sizes are the model's, those in `guide_sizes` the guide's."""
+    """Return where further sizes go: to the model, or from `guide_sizes` to the guide."""
     return {
         "sizes": Takes(kind, without=("identity", *without)),
         "guide_sizes": Takes(ConditionalEncoder, without=("deterministic",)),

@@ -35,9 +35,9 @@ def matrix_capsules(
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (68 K parameters) or "full" (310 K).
         routing: "em", "vb" or "dynamic".
-        iterations: of the routing; the paper has three, which learn more slowly (the experiment
-            `matrix-capsules/routing`).
-        sizes: arguments of `MatrixCapsules`, over those of the preset.
+        iterations: routing iterations; the paper uses three, which learn more slowly (see the
+            experiment `matrix-capsules/routing`).
+        sizes: arguments of `MatrixCapsules` that replace those of the preset.
     """
     for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):
         if name not in known:

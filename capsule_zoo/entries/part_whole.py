@@ -28,13 +28,13 @@ SMALL = dict(
 
 
 def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
-    """The entry's guide with another law of the poses; its trained weights are kept."""
+    """Return the entry's guide with another law of the poses and the same trained weights."""
     return entry.guide.with_poses(pose)
 
 
 def _routing(entry: Entry) -> RoutingPartWhole:
-    """EM routing above the entry's own encoder of parts."""
-    own = ("width", "heads", "blocks", "inducing")  # of the networks that routing does without
+    """Return a guide with EM routing above the entry's own encoder of parts."""
+    own = ("width", "heads", "blocks", "inducing")  # of networks that routing does not have
     sizes = {name: size for name, size in entry.guide.options.items() if name not in own}
     return RoutingPartWhole(entry.model, **sizes).copy_matching(entry.guide)
 
@@ -69,7 +69,7 @@ def part_whole(
 
     Args:
         image_shape: (channels, height, width).
-        guide_sizes: arguments of `AmortizedPartWhole`, over those of `GUIDE_SIZES`.
+        guide_sizes: arguments of `AmortizedPartWhole` that replace those of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
     """
     channels, height, width = image_shape

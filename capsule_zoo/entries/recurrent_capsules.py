@@ -34,8 +34,8 @@ def recurrent_capsules(
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (CPU) or "paper".
-        iterations: of the routing; 0 for linear layers in its place.
-        sizes: arguments of `RecurrentCapsules`, over those of the preset.
+        iterations: routing iterations; 0 replaces routing by linear layers.
+        sizes: arguments of `RecurrentCapsules` that replace those of the preset.
     """
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, list(PRESETS)))

@@ -31,7 +31,7 @@ def vae(
     Args:
         image_shape: (channels, height, width).
         latent, sizes: arguments of `VariationalAutoencoder`.
-        hidden: of `ConvolutionalEncoder`.
+        hidden: argument of `ConvolutionalEncoder`.
     """
     model = VariationalAutoencoder(image_shape, latent, **sizes)
     return Entry(

@@ -1,7 +1,7 @@
-"""Does training start, at every seed? Losses of first steps, and the demo's bound over ten seeds.
+"""A test that training starts at every seed: first losses, and the demo's bound on ten seeds.
 
-A pair that does not start paints nothing: its parts lie off the image, and its loss stays at the
-cost of a blank canvas.
+A pair that does not start draws nothing: its parts lie off the image, and its loss stays at the
+loss of a blank canvas.
 """
 
 from __future__ import annotations

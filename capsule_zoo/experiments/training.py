@@ -1,4 +1,4 @@
-"""How an experiment trains an entry: by the entry's own settings, as the options say."""
+"""Training of entries in experiments, by the entry's own settings and the options."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Does training start for every entry of the zoo? What short runs reach, against a constant answer.
+"""A test that training starts for every entry: short runs compared with a constant answer.
 
-An entry that paints has started where its reconstructions of held-out images are nearer to them
-than the mean of the training images is, the best constant image. A classifier has started where it
-is right more often than not.
+An entry that draws images has started if its reconstructions of held-out images are nearer to them
+than the mean of the training images, which is the best constant image. A classifier has started if
+it is right more often than not.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def relative_error(entry: Entry, data: Dataset) -> float:
 
 @experiment("zoo/starts", data="digits")
 def starts(options: Options) -> Result:
-    """Every entry from five seeds: is it better than a constant answer after 200 steps (an hour)?
+    """Compare every entry after 200 steps with a constant answer, from five seeds (an hour).
 
     `relative_error_<entry>` is the mean over seeds, `worst_<entry>` the largest; below 1 a run has
     started. `not_started` counts the runs that have not.

@@ -1,9 +1,9 @@
-"""Models that paint on request by hand: the request, the code, and the addresses of the parts.
+"""The explorer's view of models that render on request: request, code and part addresses.
 
-An image is read by inferring how it was transformed (`inference.transformations`), and what the
-guide makes of it moved back. The request is the transformation that the model is asked for. Parts
-of a generative CapsNet write themselves where their address says; one that is moved by hand keeps
-its distance from there, which is what the site `part_jitter` means, whatever is then requested.
+Reading an image infers its transformation (`inference.posterior.transformations`) and the guide's
+code of the image moved back. The request is the transformation passed to the model. Parts of a
+generative CapsNet are written at their addresses. A part moved by hand keeps its offset from its
+address for all later requests; the site `part_jitter` holds this offset.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from capsule_zoo.models.on_request import OnRequest
 
 REQUEST, CODE = 0, 1  # handles; the parts come after them
 _JITTER = "part_jitter"
-_DEGREES, _PLACES = 15, 9  # between the turns, and along each axis of the shifts, tried on reading
+_DEGREES, _PLACES = 15, 9  # spacing of rotations, and shifts per axis, tried when an image is read
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is painted: latents (1, ...) by site, and parameters (1, n) of the request."""
+    """The state that is rendered: latents (1, ...) by site, and request parameters (1, n)."""
 
     latents: dict[str, Tensor]
     parameters: Tensor
 
 
 def requests_of(model: OnRequest, guide: ConditionalEncoder) -> Requests:
-    """The transformations that a model is asked for, told by what it calls the identity.
+    """Return the family of a model's requests, recognized by the model's identity request.
 
-    Shifts reach as far as the guide's window can go in the image, or 20 pixels where it is all.
+    Shifts extend as far as the guide's window can move in the image, or 20 pixels if the window is
+    the whole image.
     """
     if tuple(model.identity) == Rotations.identity:
         return Rotations()
@@ -48,11 +49,11 @@ def requests_of(model: OnRequest, guide: ConditionalEncoder) -> Requests:
 
 
 class RequestView(View):
-    """What a model paints on request; handles are the request, the code and every part.
+    """The view of a model that renders on request; handles are the request, code and parts.
 
     Args:
         model, guide: the pair; neither is changed.
-        requests: what the model was trained to be asked for; see `requests_of`.
+        requests: the requests of the model's training; see `requests_of`.
     """
 
     improves = "improve the request that was read by climbing its likelihood"
@@ -71,20 +72,20 @@ class RequestView(View):
         self.help, self.names = self._words()
 
     def read(self, image: Tensor) -> None:
-        """Begin at the likeliest request of a grid, and the code that the guide then reads."""
+        """Read an image: find the likeliest request of a grid and the guide's code for it."""
         self.model.check_images(image)
         self.image = image
         found, _ = self._infer(self._grid(), steps=0)
         self._begin(found)
 
     def refine(self, steps: int = 50) -> str:
-        """Climb from the request that was read, or refined, to the likeliest near it."""
+        """Improve the request that was read or refined by gradient ascent on its likelihood."""
         found, gain = self._infer(self.parse.parameters, steps)
         self._show(found)
         return f"refined by {steps} steps: log p(image | request) is {gain:.1f} nats higher"
 
     def _words(self) -> tuple[str, tuple[str, str, str]]:
-        """Return help, and names of the pictures, that speak of this model's own things."""
+        """Return help and picture names in the terms of this model."""
         moved = "turn" if self.turns else "shift"
         parts = "Drag a part capsule on the coloured picture to another address. "
         words = (
@@ -95,7 +96,7 @@ class RequestView(View):
         return words, ("the image", "as the model paints it on request", "its part capsules")
 
     def _infer(self, grid: Tensor, steps: int) -> tuple[Asked, float]:
-        """Return the best request above a grid, with its code, and what the climb gained."""
+        """Return the best request found from a grid, with its code and the gain of the ascent."""
         found = infer_transformation(
             self.model, self.guide, self.image, self.requests, grid=grid, starts=1, steps=steps
         )
@@ -167,7 +168,7 @@ class RequestView(View):
 
     @torch.no_grad()
     def grab(self, place: Place, part: bool) -> int | None:
-        """The part whose address is nearest, or the request."""
+        """Return the part whose address is nearest, or the request."""
         if not (part and self._on_grid):
             return REQUEST
         distance = (self._places() - torch.tensor(place)).norm(dim=-1)
@@ -197,7 +198,7 @@ class RequestView(View):
 
     @torch.no_grad()
     def coloured(self) -> Tensor | None:
-        """Where the parts write themselves, on the grid of cells: colours weighed by activation."""
+        """Return colours of the parts on the grid of cells, weighted by activation."""
         if not self.parts:
             return None
         parts = self.model.capsules(self.state.latents, self._request())
@@ -225,7 +226,7 @@ class RequestView(View):
 
     @property
     def _on_grid(self) -> bool:
-        """Whether addresses are places on the grid of cells."""
+        """Return True if addresses are places on the grid of cells."""
         return isinstance(self.model, RoutedByAddress) and not self.model.canvas.learned
 
     @property
@@ -238,7 +239,7 @@ class RequestView(View):
 
     @torch.no_grad()
     def _address(self) -> Tensor:
-        """Where the parts write themselves, (1, parts, numbers)."""
+        """Return the addresses of the parts, (1, parts, numbers)."""
         address = self.model.capsules(self.state.latents, self._request()).address
         return address + self.state.latents.get(_JITTER, 0.0)
 
@@ -250,9 +251,9 @@ class RequestView(View):
         self.state = replace(self.state, latents={**self.state.latents, _JITTER: jitter})
 
     def _spread(self) -> Tensor:
-        """How far (row, column) from the middle of the image the middle of the last cell lies."""
+        """Return the offset (row, column) of the last cell's middle from the image's middle."""
         return torch.tensor([max(n - 1, 1) / n for n in self.model.canvas.grid])
 
     def _places(self) -> Tensor:
-        """The addresses as x and y in the image's frame, (parts, 2)."""
+        """Return the addresses as x and y in the image's frame, (parts, 2)."""
         return (self._address()[0] * self._spread()).flip(-1)

@@ -1,9 +1,10 @@
-"""Part-whole capsules by hand: whatever belongs to a capsule moves and vanishes with it.
+"""The explorer's view of part-whole capsules, in which children move with their parents.
 
-A parse is kept as a tree. Every capsule has its likeliest parent, by the model's responsibilities,
-and its pose in the parent's frame; so a parent that moves takes its children along, and the
-children of one that is off are off. "As read", children are what the guide made of the image. "As
-foretold", they are what the capsules above them make likeliest: parent, presence and vote.
+A parse is stored as a tree. Every capsule has its likeliest parent, by the model's
+responsibilities, and its pose in the parent's frame. A parent that moves therefore moves its
+children, and the children of an absent parent are absent. In the mode "as read", children have the
+values that the guide inferred from the image. In the mode "as foretold", they have the likeliest
+values given the capsules above them: parent, presence and vote.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _LEAST_SIZE = 0.02
 
 @dataclass(frozen=True)
 class Tree:
-    """The capsules of one image, those of all levels one after the other, from the top down.
+    """The capsules of one image, all levels one after the other, from the top down.
 
     Attributes:
-        levels: where each level's capsules lie.
-        presence: (capsules,), in [0, 1], given that the parent is there.
+        levels: the slice of each level's capsules.
+        presence: (capsules,), in [0, 1], given that the parent is present.
         pose: (capsules, 6), in the parent's frame, or in the image's where there is no parent.
         parent: (capsules,), index of the parent, or -1 for none.
     """
@@ -46,7 +47,7 @@ class Tree:
     parent: Tensor
 
     def placed(self) -> Capsules:
-        """Presences (capsules,) and poses (capsules, 6) as they are in the image."""
+        """Return presences (capsules,) and poses (capsules, 6) in the image."""
         presence, pose = self.presence.clone(), self.pose.clone()
         for level in self.levels[1:]:
             parent = self.parent[level]
@@ -57,19 +58,19 @@ class Tree:
         return Capsules(presence, pose)
 
     def moved(self, capsule: int, pose: Tensor) -> Tree:
-        """The same with one capsule, and all below it, at a pose (6,) in the image."""
+        """Return the tree with one capsule and all below it moved to a pose (6,) in the image."""
         own, placed = self.pose.clone(), self.placed().pose
         own[capsule] = _in_frames(placed, self.parent[capsule, None], pose[None])[0]
         return replace(self, pose=own)
 
     def with_presence(self, capsule: int, value: float) -> Tree:
-        """The same with another presence of one capsule."""
+        """Return the tree with another presence of one capsule."""
         presence = self.presence.clone()
         presence[capsule] = value
         return replace(self, presence=presence)
 
     def with_levels_of(self, other: Tree, first: int) -> Tree:
-        """The same with the levels from `first` on taken from another tree."""
+        """Return the tree with the levels from `first` on taken from another tree."""
         begin = self.levels[first].start
         tensors = ("presence", "pose", "parent")
         joined: dict[str, Any] = {
@@ -79,14 +80,14 @@ class Tree:
         return replace(self, **joined)
 
     def root(self, capsule: int) -> int:
-        """The highest capsule that this one belongs to."""
+        """Return the highest capsule that this one belongs to."""
         while (parent := int(self.parent[capsule])) >= 0:
             capsule = parent
         return capsule
 
 
 def parse_tree(model: PartWholeCapsules, drawn: Sites) -> Tree:
-    """The tree of one image's draws (1, ...) from a guide to the discrete model."""
+    """Return the tree of one image's draws (1, ...) from a guide to the discrete model."""
     levels = _slices(model)
     capsules = [
         Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
@@ -102,10 +103,10 @@ def parse_tree(model: PartWholeCapsules, drawn: Sites) -> Tree:
 
 
 def foretold(model: PartWholeCapsules, tree: Tree, level: int = 0) -> Tree:
-    """The same tree down to `level`; below it, what the capsules above make likeliest.
+    """Return the same tree down to `level`, with the likeliest capsules below it.
 
-    Every child takes its likeliest parent among those that are there, the pose that this parent
-    votes for, and the probability that it is there as its presence.
+    Every child takes its likeliest parent among the present capsules, the pose that this parent
+    votes for, and the probability of being present as its presence.
     """
     for i in range(level, len(model.selections)):
         above, below = tree.levels[i], tree.levels[i + 1]
@@ -123,7 +124,7 @@ def foretold(model: PartWholeCapsules, tree: Tree, level: int = 0) -> Tree:
 
 
 def _in_frames(placed: Tensor, parent: Tensor, pose: Tensor) -> Tensor:
-    """Poses (n, 6) in the image as they are in the frames of their parents (n,), if any."""
+    """Convert poses (n, 6) in the image to the frames of their parents (n,), if any."""
     frames = placed[parent.clamp(min=0)]
     return torch.where((parent >= 0)[:, None], poses.compose(poses.inverse(frames), pose), pose)
 
@@ -134,7 +135,7 @@ def _slices(model: PartWholeCapsules) -> tuple[slice, ...]:
 
 
 class PartWholeView(View):
-    """A parse of part-whole capsules; every capsule is a handle.
+    """The view of a parse by part-whole capsules; every capsule is a handle.
 
     Args:
         model, guide: the pair; neither is changed.
@@ -161,7 +162,7 @@ class PartWholeView(View):
         self._begin(parse_tree(self.model, infer(self.guide, image)))
 
     def refine(self, steps: int = 50) -> str:
-        """Free-form steps on the image from the guide's answer; see `capsule_zoo.inference`."""
+        """Refine the guide's answer by free-form steps; see `capsule_zoo.inference.posterior`."""
         found = refine(self.relaxed, self.guide, self.image, steps=steps)
         with torch.no_grad():
             self._show(parse_tree(self.model, infer(found.guide, self.image)))
@@ -178,7 +179,7 @@ class PartWholeView(View):
         return names
 
     def first_handle(self) -> int:
-        """The capsule that holds most others."""
+        """Return the capsule that holds most others."""
         return int(self._held().argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
@@ -196,7 +197,7 @@ class PartWholeView(View):
 
     @torch.no_grad()
     def change(self, handle: int, name: str, value: float) -> None:
-        """Set the presence, or a component of the pose in the image; the angle in degrees."""
+        """Set the presence or a component of the pose in the image, with the angle in degrees."""
         if name == "presence":
             self.state = self.state.with_presence(handle, value)
             level = next(i for i, s in enumerate(self.state.levels) if handle < s.stop)
@@ -211,7 +212,7 @@ class PartWholeView(View):
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
-        """Children as they were read, or as they are foretold; what stands at the top stays."""
+        """Show children as read from the image or as predicted from above; the top level stays."""
         super().set_mode(mode)
         if mode == "as foretold":
             self.state = foretold(self.model, self.state)
@@ -258,7 +259,7 @@ class PartWholeView(View):
         return Capsules(placed.presence[None, parts], placed.pose[None, parts])
 
     def _held(self) -> Tensor:
-        """How many capsules that are there each capsule holds, (capsules,)."""
+        """Return the number of present capsules that each capsule holds, (capsules,)."""
         there, parent = self.state.placed().presence > 0.5, self.state.parent
         return torch.bincount(parent[there & (parent >= 0)], minlength=len(there))
 

@@ -1,4 +1,4 @@
-"""Pixels in and out: tensors as PNG files that a browser shows, files as images for a model."""
+"""Conversion of tensors to PNG files for a browser, and of files to images for a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 280  # pixels of a picture on the screen, about
 
 
 def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:
-    """A picture as a PNG file, every pixel a square.
+    """Return a picture as a PNG file, with every pixel drawn as a square.
 
     Args:
         pixels: (H, W, 1) or (H, W, 3), in [0, 1].
@@ -40,16 +40,16 @@ def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:
 def image_from_file(
     content: bytes, name: str, shape: tuple[int, int, int], inverted: bool = False
 ) -> Tensor:
-    """A picture file as an image (1, C, H, W) in [0, 1]: its whole, fitted in, edges black.
+    """Return a picture file as an image (1, C, H, W) in [0, 1], scaled to fit, with black edges.
 
     Args:
-        content: of the file.
-        name: of the file, for messages.
+        content: content of the file.
+        name: name of the file, for messages.
         shape: (channels, height, width) of the model's images.
-        inverted: make dark bright: the models paint bright ink on black.
+        inverted: invert the brightness, because the models render bright ink on black.
 
     Raises:
-        ValueError: no readable picture, or one in a single shade.
+        ValueError: the file is not a readable picture, or it has a single shade.
     """
     from PIL import ImageOps
 

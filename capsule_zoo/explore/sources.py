@@ -1,4 +1,4 @@
-"""What can be explored: entries, trained weights and run folders, each with images of its size."""
+"""Sources for the explorer: entries, weights and run folders, with images of their size."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ VIEWS: dict[type[Model], type[Any]] = {
 
 
 def view_of(entry: Entry) -> View:
-    """A view of an entry's model and guide.
+    """Return a view of an entry's model and guide.
 
     Raises:
-        ValueError: there is none of this model; says which entries have one.
+        ValueError: the model has no view; the message names the entries that have one.
     """
     view = _kind_of_view(entry)
     if view is None:
@@ -42,7 +42,7 @@ def view_of(entry: Entry) -> View:
 
 
 def viewable() -> list[str]:
-    """The registered entries that `view_of` takes."""
+    """Return the names of registered entries that `view_of` takes."""
     with torch.random.fork_rng(devices=[]):
         entries = {name: create(name, **small_sizes(name)) for name in list_models()}
     return [name for name, entry in entries.items() if _kind_of_view(entry)]
@@ -56,7 +56,7 @@ def _kind_of_view(entry: Entry) -> type[Any] | None:
 def open_source(
     source: str, data: str | None = None, data_root: str | Path | None = None
 ) -> tuple[View, Tensor, str]:
-    """A view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
+    """Return a view, images (N, C, H, W) to show in it, and a title; see `Explorer.of`."""
     root = None if data_root is None else Path(data_root)
     trained = {path.stem for path in registry.WEIGHTS.glob("*.json")}
     if source in trained or (Path(source) / "config.json").is_file():

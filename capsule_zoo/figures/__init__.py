@@ -1,4 +1,4 @@
-"""Pictures of entries and of what experiments find; matplotlib is imported when one is drawn."""
+"""Pictures of entries and of experiments; matplotlib is imported when a picture is drawn."""
 
 from capsule_zoo.figures.curves import accuracy_curves, climbs, error_curves, learning_curves
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums

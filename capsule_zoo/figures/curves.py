@@ -1,4 +1,4 @@
-"""How accuracy or error changes along a line of transformations, curves with standard errors."""
+"""Curves of accuracy or error along a line of transformations, with standard errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def accuracy_curves(
     curves: Mapping[str, Mapping[float, Accuracy]], axis_label: str, chance: float
 ) -> Figure:
-    """One curve for each name, in a band of one standard error; single points get error bars.
+    """Draw one curve per name in a band of one standard error; single points get error bars.
 
     Args:
         curves: by name, the accuracy at each place on the axis.
-        axis_label: what the places are.
+        axis_label: label of the axis of places.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
     from matplotlib import pyplot as plt
@@ -54,14 +54,14 @@ def error_curves(
     blank: Mapping[str, np.ndarray],
     axis_label: str,
 ) -> Figure:
-    """One panel for each kind of image, one curve for each decoder in a band of one standard error.
+    """Draw a panel per kind of image and a curve per decoder, in a band of one standard error.
 
     Args:
         panels: by title and decoder, squared errors (seeds, places).
-        places: of the requests along the line.
-        trained: smallest and largest request in training, which is shaded.
-        blank: by title, the errors (places,) of a blank image, dotted.
-        axis_label: what the places are.
+        places: places of the requests along the line.
+        trained: smallest and largest request in training; the range between them is shaded.
+        blank: by title, the errors (places,) of a blank image, drawn as a dotted line.
+        axis_label: label of the axis of places.
     """
     from matplotlib import pyplot as plt
 
@@ -82,7 +82,7 @@ def error_curves(
         axis.set_xlabel(axis_label)
     axes[0, 0].set_ylabel("mean squared error, pixels in [-1, 1]")
     figure.set_layout_engine("constrained")
-    # Beside the panels, for curves may run anywhere in them
+    # Next to the panels, because curves may run anywhere in them
     figure.legend(*axes[0, -1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     return figure
 
@@ -102,7 +102,7 @@ def _curve(
 
 
 def climbs(paths: dict[str, Tensor]) -> Figure:
-    """How the mean objective of several refinements rises, step by step."""
+    """Draw the mean objective of several refinements, step by step."""
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 3.5))
@@ -117,10 +117,10 @@ def climbs(paths: dict[str, Tensor]) -> Figure:
 
 
 def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple]) -> Figure:
-    """Columns of a table over its index, the updates.
+    """Draw the columns of a table over its index, the updates.
 
     Args:
-        marks: published points (updates, values) to set beside the curves, by name.
+        marks: published points (updates, values) to draw with the curves, by name.
     """
     from matplotlib import pyplot as plt
 

@@ -1,6 +1,6 @@
 """Pictures of capsule RBMs and Helmholtz machines: draws, fields of capsules, sums, spectra.
 
-Images may be standard scores: pictures are on the scale on which the given images span [0, 1].
+Images may be standard scores: pictures are drawn on a scale on which the given images span [0, 1].
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
-    """What each capsule of an RBM does to the mean image when it alone is on.
+    """Draw the effect of each capsule of an RBM on the mean image when only this capsule is on.
 
-    Red is more ink than with all capsules off, blue less, each capsule on a scale of its own.
+    Red means more ink than with all capsules off, blue means less. Each capsule has its own scale.
     """
     model = entry.model
     with seeded(seed):
@@ -39,10 +39,11 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
 
 @torch.no_grad()
 def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figure:
-    """Images as sums of capsules: what the strongest add, and the mean image so far.
+    """Draw images as sums of capsules: the strongest capsules' fields and the mean image so far.
 
-    Each capsule adds its field to the visible biases (red for more ink, blue for less); behind the
-    last column shown come the weaker capsules, whose total is in the first column, below the image.
+    Each capsule adds its field to the visible biases (red for more ink, blue for less). Capsules
+    weaker than the last column are not shown; the sum of all capsules is in the first column, below
+    the image.
     """
     scale, images = on_scale_of(images), images[:digits]
     added = entry.model.contributions(entry.guide.expectations(images))  # (B, K, C, H, W)
@@ -63,7 +64,7 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figur
 
 @torch.no_grad()
 def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figure:
-    """Ancestral draws of a Helmholtz machine above what its own Gibbs chain makes of them."""
+    """Draw ancestral samples of a Helmholtz machine above the results of its own Gibbs chain."""
     with seeded(seed):
         drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
         scale, state = on_scale_of(images), drawn["_RETURN"]["value"]
@@ -76,11 +77,11 @@ def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figur
 
 
 def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> Figure:
-    """Features of images, class by class: a strip for each of up to `each` images.
+    """Draw the features of images, class by class: a strip for each of up to `each` images.
 
     Args:
-        rows: features (N, F) by name, one row of panels for each; on a scale of their own unless
-            they lie in [0, 1].
+        rows: features (N, F) by name, one row of panels for each name. They have a scale of their
+            own unless they lie in [0, 1].
         labels: (N,), one column of panels for each value.
     """
     from matplotlib import pyplot as plt
@@ -110,5 +111,5 @@ def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100)
 
 
 def _rgb(image: Tensor) -> Tensor:
-    """An image (C, H, W), grey or in colours, as (H, W, 3)."""
+    """Return an image (C, H, W), grey or in colours, as (H, W, 3)."""
     return image.expand(3, -1, -1).movedim(0, -1)

@@ -1,4 +1,4 @@
-"""Pictures that any model has: draws, and test images above their reconstructions."""
+"""Pictures for any model: samples, and test images above their reconstructions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def on_scale_of(images: Tensor) -> Callable[[Tensor], Tensor]:
-    """The map that takes the smallest pixel of `images` to 0 and the largest to 1, clamped."""
+    """Return the map of the smallest pixel of `images` to 0 and the largest to 1, clamped."""
     low, high = torch.aminmax(images)
     return lambda shown: ((shown - low) / (high - low)).clamp(0, 1)
 
 
 def samples(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
-    """Mean images of 36 draws: the ends of Gibbs chains, or ancestral."""
+    """Draw the mean images of 36 samples, from Gibbs chains or by ancestral sampling."""
     drawn = on_scale_of(images)(mean_images(entry.model, 36, seed=seed))
     return image_rows(in_rows("draws", drawn), "Draws from the model")
 
 
 @torch.no_grad()
 def reconstructions(entry: Entry, images: Tensor) -> Figure:
-    """Up to 12 images above their reconstructions from what the guide expects."""
+    """Draw up to 12 images above their reconstructions from the guide's means."""
     scale, images = on_scale_of(images), images[:12]
     reconstructed = entry.model.mean_image(entry.guide.expectations(images))
     rows = {"image": scale(images), "reconstruction": scale(reconstructed)}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
-    """One labelled row of pictures for each item, each (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+    """Draw a labelled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
     from matplotlib import pyplot as plt
 
     pictures = {name: _as_pictures(images) for name, images in rows.items()}
@@ -40,7 +40,7 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
 
 
 def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
-    """Images (N, ...) as rows of at most `length`, each named by their numbers from 1."""
+    """Return images (N, ...) as rows of at most `length`, named by image numbers from 1."""
     rows, first = {}, 1
     for row in images.split(length):
         rows[f"{kind} {first}-{first + len(row) - 1}"] = row
@@ -49,7 +49,7 @@ def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
 
 
 def part_colours(parts: int) -> Tensor:
-    """A colour (parts, 3) for each part, neighbours far apart."""
+    """Return a colour for each part, (parts, 3); neighbours have very different colours."""
     from matplotlib import pyplot as plt
 
     turns = torch.arange(parts) * 0.618034 % 1.0
@@ -64,7 +64,7 @@ def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
 
 
 def signed_colours(values: Tensor) -> Tensor:
-    """(H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
+    """Return values (H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
     from matplotlib import pyplot as plt
 
     return torch.from_numpy(plt.get_cmap("RdBu_r")((values.numpy() + 1) / 2)[..., :3]).float()

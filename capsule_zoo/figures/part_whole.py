@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
-    """The mean image with every part in its own colour, (B, H, W, 3)."""
+    """Return the mean image with every part in its own colour, (B, H, W, 3)."""
     seen = seen_of_parts(model, parts)
     hues = part_colours(len(seen)).to(seen)
     return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
 
 
 def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
-    """What each part adds to the mean image, (parts, B, H, W), colours averaged."""
+    """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     colour, alpha = model.layers(parts)
     if model.likelihood == "mixture":
         share = model.image_law(parts).share[1:]
@@ -38,7 +38,7 @@ def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
 
 @torch.no_grad()
 def infer_parts(guide: Guide, images: Tensor) -> Capsules:
-    """The parts as the guide draws them for the discrete model."""
+    """Return the parts that the guide draws for the discrete model."""
     with in_eval_mode(guide):
         nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
     return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
@@ -46,7 +46,7 @@ def infer_parts(guide: Guide, images: Tensor) -> Capsules:
 
 @torch.no_grad()
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
-    """Up to 12 images, their reconstructions, and each part in its own colour."""
+    """Draw up to 12 images, their reconstructions, and each part in its own colour."""
     model, images = model.with_discrete_presences(), images[:12]
     parts = infer_parts(guide, images)
     rows = {"image": images, "reconstruction": model.render(parts)}
@@ -55,11 +55,11 @@ def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
 
 @torch.no_grad()
 def learned_templates(model: PartWholeCapsules) -> Figure:
-    """Every part's template as it paints on black: colour times alpha."""
+    """Draw every part's template on black: colour times alpha."""
     colour, alpha = model.templates()
     return image_rows(in_rows("parts", colour * alpha), "Learned templates (colour x alpha)")
 
 
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
-    """Mean images of 36 draws from the discrete model's prior."""
+    """Draw the mean images of 36 samples from the discrete model's prior."""
     return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")

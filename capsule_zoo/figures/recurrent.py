@@ -1,4 +1,4 @@
-"""Pictures of recurrent capsules: the canvas after each step, with the window it was painted in."""
+"""Pictures of recurrent capsules: the canvas after each step, with the window of the step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def drawings_of(entry: Entry, images: Tensor, seed: int = 0) -> list[Drawing]:
-    """The guide's drawing of images (B, C, H, W): before the first step, and after each."""
+    """Return the guide's drawing of images (B, C, H, W), before the first and after each step."""
     with seeded(seed), in_eval_mode(entry.guide):
         return [entry.model.begin(len(images)), *entry.guide(images)]
 
 
 def strokes(entry: Entry, images: Tensor) -> Figure:
-    """Up to 6 images, the mean image after each step, and where it was painted."""
+    """Draw up to 6 images, the mean image after each step, and the window of each step."""
     images = images[:6]
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
     seen = torch.stack([images, *(drawing.mean for drawing in drawings)], 1)
@@ -44,7 +44,7 @@ def strokes(entry: Entry, images: Tensor) -> Figure:
 
 @torch.no_grad()
 def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
-    """A rectangle around the window that each image was painted in; of no size without windows."""
+    """Return a rectangle around each image's window; it has size zero without windows."""
     from matplotlib.patches import Rectangle
 
     if model.window_size is None:
@@ -60,7 +60,7 @@ def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
 
 
 def animation(entry: Entry, images: Tensor) -> FuncAnimation:
-    """Images being drawn, a frame for each step; `.to_jshtml()` plays it in a notebook."""
+    """Draw an animation of the steps, one frame each; `.to_jshtml()` plays it in a notebook."""
     from matplotlib import pyplot as plt
     from matplotlib.animation import FuncAnimation
 
@@ -80,5 +80,5 @@ def animation(entry: Entry, images: Tensor) -> FuncAnimation:
         figure.suptitle(f"after {step} steps", fontsize=9)
 
     shown = FuncAnimation(figure, show, frames=len(drawings), interval=500)
-    plt.close(figure)  # or a notebook shows it once more
+    plt.close(figure)  # otherwise a notebook shows it twice
     return shown

@@ -1,4 +1,4 @@
-"""Pictures of matrix capsules: mistakes, how routing gathers votes, poses decoded."""
+"""Pictures of matrix capsules: mistakes, the history of votes, decoded poses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def votes(entry: Entry, images: Tensor) -> Figure:
-    """How far votes lie from the class capsules, after each iteration, weighted by assignment.
+    """Draw the distances of votes to class capsules after each iteration, weighted by assignment.
 
-    Votes for the class that wins come together; those for the others lose their children.
+    The votes for the winning class move together; the other classes lose their children.
     """
     from matplotlib import pyplot as plt
 
@@ -49,7 +49,7 @@ def votes(entry: Entry, images: Tensor) -> Figure:
 
 
 def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
-    """The first images whose label the model gets wrong: the label, and what the model says."""
+    """Draw the first misclassified images with their labels and the model's predictions."""
     from matplotlib import pyplot as plt
 
     found = predictions(model, split.images)
@@ -65,14 +65,14 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
 
 
 def nudges(rows: Mapping[str, Tensor]) -> Figure:
-    """Decoded images, a row for each element of the pose that is nudged."""
+    """Draw decoded images, with a row for each element of the pose that is nudged."""
     return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")
 
 
 def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """A panel for each table; columns are routings, rows the number of iterations.
+    """Draw a panel for each table, whose columns are routings and rows numbers of iterations.
 
-    A routing has one colour in all panels, in whatever order its table has the columns.
+    A routing has the same colour in all panels, for any order of columns.
     """
     from matplotlib import pyplot as plt
 

@@ -1,5 +1,5 @@
-"""The report: the whole zoo on one page, made from records, cards and docstrings.
+"""The report: the whole zoo on one page, generated from records, cards and docstrings.
 
-The page is one file without anything outside it. No number on it is typed by hand but those that
-papers have published, which are in `published.py`.
+The page is one self-contained file. No number on it is typed by hand except the numbers published
+in papers, which are in `published.py`.
 """

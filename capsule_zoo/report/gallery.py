@@ -1,8 +1,8 @@
-"""What the report shows, gathered: every model with its story, records, pictures and rivals.
+"""The contents of the report: every model with its story, records, pictures and benchmarks.
 
-A family is a module that holds a model, with the entries that are made of it; experiments and
-trained weights come to it by their names. Nothing is listed by hand but what a reader should see
-first: `LEADS`, `COMPARISONS` and `BENCHMARKED`.
+A family is a module that holds a model, with the entries made from it. Experiments and trained
+weights are assigned to families by name. Only the choices of the first things to show are listed by
+hand: `LEADS`, `COMPARISONS` and `BENCHMARKED`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from capsule_zoo.report.published import PUBLISHED, Published
 from capsule_zoo.report.stories import Story, first_line, read_story, remainder
 from capsule_zoo.report.tables import Grid, as_grids, in_words
 
-BENCHMARKS = "benchmarks"  # where speeds are, among records and among scripts
+BENCHMARKS = "benchmarks"  # folder of speeds, among records and among scripts
 
 # Pictures that open a model's section, the best first.
 LEADS = {
@@ -36,7 +36,7 @@ LEADS = {
     "matrix-capsules": ("viewpoints", "votes", "mnist"),
     "recurrent-capsules": ("steps", "mnist_strokes"),
 }
-# The experiment that sets a model's guides, routings or decoders side by side.
+# The experiment that compares a model's guides, routings or decoders.
 COMPARISONS = {
     "part-whole": "guides",
     "capsule-rbm": "mean-field",
@@ -45,20 +45,20 @@ COMPARISONS = {
     "matrix-capsules": "routing",
     "recurrent-capsules": "ablations",
 }
-# The model that a benchmark is about, where its name does not begin with the model's.
+# The model of a benchmark whose name does not begin with the name of the model.
 BENCHMARKED = {"render": "part-whole", "rbm": "capsule-rbm", "routing": "matrix-capsules"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An experiment, with what it found.
+    """An experiment and its results.
 
     Attributes:
         name: `<model>/<name>`.
-        summary, about: what it shows, in a line and in paragraphs.
-        command: what runs it, or ran it.
-        record: None until it has been run.
-        figures: those of the record.
+        summary, about: description in a line and in paragraphs.
+        command: the command that runs it, or ran it.
+        record: its record; None until it has been run.
+        figures: the figures of the record.
     """
 
     name: str
@@ -70,13 +70,13 @@ class Finding:
 
     @property
     def grids(self) -> tuple[list[Grid], list[str]]:
-        """Its metrics as tables, and the names of those in none."""
+        """Return the metrics as tables, and the names of metrics in no table."""
         return as_grids(list(self.record["metrics"])) if self.record else ([], [])
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A published number beside ours."""
+    """A published number next to our number."""
 
     published: Published
     command: str
@@ -95,17 +95,17 @@ class Goal:
 
 
 class Race(Finding):
-    """A benchmark: our time and memory beside those of peers."""
+    """A benchmark that compares our time and memory with those of peers."""
 
     @property
     def peers(self) -> list[str]:
-        """Names of those that it is run against."""
+        """The names of the peers that it is compared with."""
         metrics = self.record["metrics"] if self.record else {}
         return [name.removeprefix("ratio_") for name in metrics if name.startswith("ratio_")]
 
     @property
     def ours(self) -> str:
-        """The contestant that is ours: memory is measured of it and of its peers only."""
+        """The name of our contestant; memory is measured only for it and its peers."""
         metrics = self.record["metrics"] if self.record else {}
         weighed = [n.removeprefix("mebibytes_") for n in metrics if n.startswith("mebibytes_")]
         return next((name for name in weighed if name not in self.peers), "")
@@ -113,7 +113,7 @@ class Race(Finding):
 
 @dataclass(frozen=True)
 class Inhabitant:
-    """An entry: its name, what it is, and its guides as (name, class, what it is)."""
+    """An entry: its name, its summary, and its guides as (name, class, summary)."""
 
     name: str
     words: str
@@ -123,7 +123,7 @@ class Inhabitant:
 
 @dataclass(frozen=True)
 class Trained:
-    """Trained weights: name, card, and size in bytes."""
+    """The trained weights of an entry: name, card, and size in bytes."""
 
     name: str
     card: dict
@@ -153,12 +153,12 @@ class Family:
 
     @property
     def measured(self) -> int:
-        """How many of its experiments have a record."""
+        """The number of its experiments that have a record."""
         return sum(finding.record is not None for finding in self.all_findings)
 
     @property
     def faster(self) -> tuple[int, int]:
-        """How many peers are slower than ours, of how many."""
+        """The number of peers slower than our code, and the number of all peers."""
         ratios = [
             race.record["metrics"][f"ratio_{peer}"]["value"]
             for race in self.races
@@ -174,12 +174,12 @@ class Family:
 
 @dataclass(frozen=True)
 class Gallery:
-    """All that the report shows.
+    """All contents of the report.
 
     Attributes:
         families: models with experiments, those with most records first.
         baselines: models without experiments of their own.
-        others: records, and benchmarks, of no model that is known.
+        others: records and benchmarks that belong to no known model.
     """
 
     families: list[Family]
@@ -189,10 +189,10 @@ class Gallery:
 
 
 def gather(folder: Path) -> Gallery:
-    """Everything from the registry, the cards and the records in `folder`.
+    """Collect everything from the registry, the cards and the records in `folder`.
 
     Raises:
-        ValueError: there are no records in the folder, or a file that is none.
+        ValueError: the folder has no records, or a file that is not a record.
     """
     records = read_records(folder)
     findings, races = findings_of(records, folder), races_of(records, folder.parent / BENCHMARKS)
@@ -208,7 +208,7 @@ def gather(folder: Path) -> Gallery:
 
 
 def read_records(folder: Path) -> dict[str, dict]:
-    """Every record below a folder, by name."""
+    """Return every record below a folder, by name."""
     names = sorted(path.relative_to(folder).with_suffix("") for path in folder.glob("*/*.json"))
     if not names:
         raise ValueError(
@@ -219,7 +219,7 @@ def read_records(folder: Path) -> dict[str, dict]:
 
 
 def find_families() -> list[Family]:
-    """One for each module that holds the model of an entry."""
+    """Return one family for each module that holds the model of an entry."""
     members: dict[str, list[Inhabitant]] = {}
     with torch.random.fork_rng(devices=[]):
         for name in list_models():
@@ -235,7 +235,7 @@ def find_families() -> list[Family]:
 
 
 def in_order(entries: list[Inhabitant], module: str) -> list[Inhabitant]:
-    """The entry that the module is named after comes first."""
+    """Return the entries, with the one that the module is named after first."""
     own = module.rpartition(".")[2].replace("_", "-")
     return sorted(entries, key=lambda entry: (entry.name != own, entry.name))
 
@@ -247,7 +247,7 @@ def fill(
     records: Mapping[str, dict],
     folder: Path,
 ) -> Family:
-    """A family with what is known of it."""
+    """Return a family with all its contents filled in."""
     names = {entry.name for entry in family.entries}
     own = {n: finding for n, finding in findings.items() if n.partition("/")[0] in names}
     family.comparison = own.pop(f"{family.anchor}/{COMPARISONS.get(family.anchor)}", None)
@@ -266,7 +266,7 @@ def fill(
 
 
 def lead_of(family: Family, folder: Path) -> Picture | None:
-    """The picture that opens the section: one of `LEADS`, or any that there is."""
+    """Return the first picture of the section: one of `LEADS`, or any available one."""
     for name in LEADS.get(family.anchor, ()):
         path, (stem, *_) = folder / family.anchor / f"{name}.png", name.split("_")
         if path.is_file():
@@ -275,7 +275,7 @@ def lead_of(family: Family, folder: Path) -> Picture | None:
 
 
 def drop_repeated(family: Family) -> None:
-    """Every picture of a section is shown once, where it comes first."""
+    """Remove repeated pictures of a section, so that each is shown once."""
     seen = {digest(family.lead)} if family.lead else set()
     for finding in family.all_findings:
         for figure in list(finding.figures):
@@ -285,12 +285,12 @@ def drop_repeated(family: Family) -> None:
 
 
 def digest(shown: Picture) -> str:
-    """The same for pictures that look the same."""
+    """Return a digest that is equal for pictures that look the same."""
     return hashlib.sha256(shown.uri.encode()).hexdigest()
 
 
 def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]:
-    """Every experiment that is registered or has a record."""
+    """Return every experiment that is registered or has a record."""
     registered = list_experiments()
     found = {}
     for name in sorted({*registered, *records}):
@@ -309,13 +309,13 @@ def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]
 
 
 def caption(path: Path, name: str) -> str:
-    """What a figure of an experiment is called."""
+    """Return the caption of a figure of an experiment."""
     which = path.stem.removeprefix(name.partition("/")[2]).strip("_")
     return f"{name}: {in_words(which)}" if which else name
 
 
 def races_of(records: Mapping[str, dict], scripts: Path) -> list[Race]:
-    """Every benchmark that has a record or, in a checkout, a script."""
+    """Return every benchmark that has a record or, in a checkout, a script."""
     known = dict(benchmark_scripts(scripts))
     found = []
     for name in sorted({*known, *(name for name in records if is_speed(name))}):
@@ -326,12 +326,12 @@ def races_of(records: Mapping[str, dict], scripts: Path) -> list[Race]:
 
 
 def is_speed(name: str) -> bool:
-    """Whether a record is that of a benchmark."""
+    """Return True if a record belongs to a benchmark."""
     return name.startswith(f"{BENCHMARKS}/")
 
 
 def benchmark_scripts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Name of the record, with file name and first line, of every benchmark in a folder."""
+    """Yield the record name, file name and first line of every benchmark in a folder."""
     for path in sorted(folder.glob("*.py")):
         text = path.read_text()
         for name in re.findall(r'\bBenchmark\(\s*"(\w+)"', text):
@@ -342,14 +342,14 @@ def benchmark_scripts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def race_of(race: Race) -> str:
-    """The entry that a benchmark is about, by its name."""
+    """Return the name of the entry that a benchmark is about."""
     name = race.name.partition("/")[2]
     named = [entry for entry in list_models() if name.startswith(entry.replace("-", "_"))]
     return BENCHMARKED.get(name) or max(named, key=len, default="")
 
 
 def trained_weights() -> list[Trained]:
-    """Every card among the zoo's weights, with the size of what it belongs to."""
+    """Return every card among the zoo's weights, with the size of its weights."""
     found = []
     for path in sorted(WEIGHTS.glob("*.json")):
         weights = path.with_suffix(".safetensors")

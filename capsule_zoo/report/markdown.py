@@ -1,6 +1,6 @@
 """Tables in Markdown files, filled in from the records: `python -m capsule_zoo.report.markdown`.
 
-The pages are the README, that of the benchmarks, and those of the results of each model.
+The pages are the README, the page of the benchmarks, and the results page of each model.
 
 A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end -->` is replaced by
 the table of that record's metrics, so that no number is typed by hand. Shell patterns after the
@@ -27,10 +27,10 @@ _PAGES = ("README.md", "benchmarks/README.md", "results/*/README.md")
 
 
 def fill(text: str, folder: str | Path = FOLDER) -> str:
-    """The text with every block replaced by the table of its record.
+    """Return the text with every block replaced by the table of its record.
 
     Raises:
-        ValueError: a block names a record, or a metric, that is not there.
+        ValueError: a block names a record or a metric that does not exist.
     """
     return _BLOCK.sub(lambda m: m[1] + _filled(m, folder) + m["end"], text)
 
@@ -46,7 +46,7 @@ def _filled(block: re.Match[str], folder: str | Path) -> str:
 
 
 def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
-    """The metrics that match a pattern as a Markdown table, the command that makes them below."""
+    """Return the metrics that match a pattern as a Markdown table, with their command below."""
     rows = ["| metric | value | standard error | n |", "|---|---|---|---|"]
     for name, metric in record["metrics"].items():
         if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
@@ -59,7 +59,7 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
 
 
 def ratios(model: str, folder: str | Path = FOLDER) -> str:
-    """Every `ratio_<peer>` of the records of one folder as a table, their commands below."""
+    """Return every `ratio_<peer>` of one folder's records as a table, with commands below."""
     rows = [
         "| benchmark | peer | its time over ours | standard error | its memory over ours | n |",
         "|---|---|---|---|---|---|",
@@ -86,7 +86,7 @@ def _number(value: float) -> str:
 
 
 def pages(root: str | Path = ".") -> list[Path]:
-    """The Markdown files of a checkout that show records."""
+    """Return the Markdown files of a checkout that show records."""
     return [path for pattern in _PAGES for path in sorted(Path(root).glob(pattern))]
 
 

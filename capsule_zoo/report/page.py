@@ -1,4 +1,4 @@
-"""The page itself: what was gathered, in the template `page.html`."""
+"""The report page, rendered from the gallery with the template `page.html`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_page(path: str | Path, folder: str | Path) -> Path:
     """Write the report on the records in a folder, whole or not at all.
 
     Raises:
-        ValueError: there are no records in the folder, or a file that is none.
+        ValueError: the folder has no records, or a file that is not a record.
     """
     path = Path(path)
     write_whole(path, render(gather(Path(folder).resolve())).encode())
@@ -26,7 +26,7 @@ def write_page(path: str | Path, folder: str | Path) -> Path:
 
 
 def render(gallery: Gallery) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("capsule_zoo.report", "."),
         autoescape=True,
@@ -45,11 +45,11 @@ def render(gallery: Gallery) -> str:
 
 
 def marked(text: str) -> Markup:
-    """Text in which what stands between backticks is code."""
+    """Return text in which everything between backticks is marked as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def linked(text: str) -> Markup:
-    """References in which arXiv's numbers are links."""
+    """Return references with arXiv numbers as links."""
     link = r'<a href="https://arxiv.org/abs/\1">arXiv \1</a>'
     return Markup(re.sub(r"arXiv (\d{4}\.\d{5})", link, str(marked(text))))

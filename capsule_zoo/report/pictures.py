@@ -1,4 +1,4 @@
-"""Pictures small enough to lie inside a page: recompressed, and written out as data URIs."""
+"""Pictures small enough to be embedded in a page, recompressed and written as data URIs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ QUALITY = 80
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that needs no file beside it.
+    """An image that needs no separate file.
 
     Attributes:
         uri: the image itself, as WebP.
-        width, height: in pixels, so that the page keeps room for it.
-        words: what it shows.
+        width, height: size in pixels, so that the page reserves room for it.
+        words: description of the image.
     """
 
     uri: str
@@ -30,12 +30,12 @@ class Picture:
 
     @property
     def is_wide(self) -> bool:
-        """Too wide to be read at the width of a phone."""
+        """True if the picture is too wide to be read at the width of a phone."""
         return self.width > 2 * self.height
 
 
 def picture(path: Path, words: str) -> Picture:
-    """A PNG file as a picture of moderate width."""
+    """Return a PNG file as a picture of moderate width."""
     with Image.open(path) as opened:
         image = opened.convert("RGBA")
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

@@ -1,7 +1,7 @@
-"""Numbers that papers have published, and which of our metrics each is to be held against.
+"""Numbers published in papers, each with the metric of ours to compare it with.
 
-This is the one place where such numbers are written down. They are as printed, but for shares of a
-hundred, which are fractions here as they are in the records.
+Such numbers are written down only here. They are as printed, except that percentages are fractions
+here, as in the records.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ OTHERS = "public reproductions on small budgets"
 
 @dataclass(frozen=True)
 class Published:
-    """A published number.
+    """A published number with its source and our metric for comparison.
 
     Attributes:
-        experiment, metric: ours that it is held against.
-        quantity: what it measures, with its data.
+        experiment, metric: our experiment and metric that it is compared with.
+        quantity: the measured quantity, with its data.
         printed: the number.
         whose: the system that reached it.
-        source: who says so.
-        higher: whether higher is better.
-        note: what makes the two hard to compare.
-        sign: before the number, where it is a bound.
+        source: the publication.
+        higher: True if higher is better.
+        note: differences that make the comparison difficult.
+        sign: sign before the number if it is a bound.
     """
 
     experiment: str
@@ -217,7 +217,7 @@ MATRIX = (
 
 
 def _stored(experiment: str, decoder: str, inside: str, outside: str) -> tuple[Published, ...]:
-    """The authors' scores of one decoder on digit 4, asked for as in training and otherwise."""
+    """Return the authors' scores of a decoder on digit 4, for requests in and outside training."""
     return tuple(
         Published(
             f"generative-capsnet/{experiment}",

@@ -1,7 +1,7 @@
-"""A model's story, read off the docstring of its module, so that there is one text of it.
+"""The story of a model, read from the docstring of its module so that only one text exists.
 
-Every module that holds a model opens in the same way: a line with the name and what it is about,
-the story, the generative process in pseudo-code, what else there is to say, the references.
+The docstring of every model module has the same structure: a line with the name and the subject,
+the story, the generative process in pseudo-code, further text, and the references.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Story:
-    """What a model's module says of it.
+    """The parts of a model module's docstring.
 
     Attributes:
-        title, subtitle: its name, and what it is about.
-        told: up to the first block of pseudo-code, which is the generative process or the energy.
-        more: what follows.
-        references: as one paragraph.
+        title, subtitle: name and subject of the model.
+        told: blocks up to and including the first pseudo-code (generative process or energy).
+        more: the blocks that follow.
+        references: the references as one paragraph.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Story:
 
 
 def read_story(docstring: str | None) -> Story:
-    """The parts of a module's docstring."""
+    """Return the parts of a module's docstring."""
     first, _, rest = inspect.cleandoc(docstring or "").partition("\n")
     title, _, subtitle = first.partition(": ")
     body, _, references = rest.partition("\nReferences:\n")
@@ -56,19 +56,19 @@ def read_story(docstring: str | None) -> Story:
 
 
 def first_line(docstring: str | None) -> str:
-    """What a function or class is, in the first line of its docstring."""
+    """Return the first line of the docstring of a function or class."""
     return inspect.cleandoc(docstring or "").partition("\n")[0]
 
 
 def remainder(docstring: str | None) -> list[str]:
-    """The paragraphs after the first line, without arguments and errors."""
+    """Return the paragraphs after the first line, without arguments and errors."""
     _, _, rest = inspect.cleandoc(docstring or "").partition("\n")
     text = re.split(r"^(?:Args|Returns|Raises):$", rest, flags=re.MULTILINE)[0]
     return [block.text for block in _blocks(text) if not block.is_code]
 
 
 def _blocks(text: str) -> list[Block]:
-    """Paragraphs and pieces of code, which are indented; blank lines part paragraphs."""
+    """Split text into paragraphs, separated by blank lines, and indented pieces of code."""
     found = []
     lines = text.strip("\n").splitlines()
     for is_code, group in groupby(_kinds(lines), key=lambda pair: pair[0]):
@@ -81,7 +81,7 @@ def _blocks(text: str) -> list[Block]:
 
 
 def _kinds(lines: list[str]) -> list[tuple[bool, str]]:
-    """Each line with whether it is code; a blank one is what the line before it is."""
+    """Mark each line as code or text; a blank line has the kind of the line before it."""
     kinds, is_code = [], False
     for line in lines:
         is_code = line.startswith("    ") if line.strip() else is_code

@@ -1,4 +1,4 @@
-"""Numbers as they are read, and the metrics of a record as tables.
+"""Formatting of numbers for readers, and of the metrics of a record as tables.
 
 Metrics have flat names such as `elbo_normal` and `elbo_delta`. Where these are a quantity and a
 variant, so many of the one under so many of the other, they are shown as a table; `as_grids` finds
@@ -25,13 +25,13 @@ _WORDS = {
 
 
 def in_words(name: str) -> str:
-    """A metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
+    """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
     words = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
     return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _WORDS.get(m[0], m[0]), w) for w in words)
 
 
 def rounded(value: float, se: float | None = None) -> tuple[str, str]:
-    """A value rounded to two digits of its standard error, and that; four digits without one."""
+    """Round a value and its standard error to two digits of the error; to four without one."""
     if se:
         decimals = 1 - math.floor(math.log10(float(f"{se:.1e}")))
         texts = [f"{round(x, decimals):,.{max(decimals, 0)}f}" for x in (value, se)]
@@ -44,7 +44,7 @@ def rounded(value: float, se: float | None = None) -> tuple[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Wall time in the unit that suits it."""
+    """Return wall time in a suitable unit."""
     for unit, length in (("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.{1 if seconds < 10 * length else 0}f} {unit}"
@@ -53,11 +53,11 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Metrics that are quantities under variants.
+    """A table of metrics, by quantity and variant.
 
     Attributes:
         columns, rows: the quantities and the variants.
-        names: of the metric in each cell that there is, by (row, column).
+        names: name of the metric in each cell that is present, by (row, column).
     """
 
     columns: tuple[str, ...]
@@ -66,12 +66,12 @@ class Grid:
 
     @property
     def fill(self) -> float:
-        """Share of the cells that are there."""
+        """Return the share of the cells that are present."""
         return len(self.names) / (len(self.columns) * len(self.rows))
 
 
 def as_grids(names: Sequence[str]) -> tuple[list[Grid], list[str]]:
-    """Metrics as grids of two rows and two columns or more, and those that are in none.
+    """Return metrics as grids of at least two rows and columns, and the metrics in no grid.
 
     Every name is cut in two where the part that it shares with most others ends: its beginning or
     its end, whichever makes the fuller grids. Rows whose numbers do not compare with the others'
@@ -84,7 +84,7 @@ def as_grids(names: Sequence[str]) -> tuple[list[Grid], list[str]]:
 
 
 def _apart(grids: list[Grid]) -> Iterator[Grid]:
-    """Grids without relaxed variants, each followed by that of its relaxed variants."""
+    """Yield grids without relaxed variants, each followed by the grid of its relaxed variants."""
     for grid in grids:
         for relaxed in (False, True):
             names = {k: v for k, v in grid.names.items() if k[0].endswith(RELAXED) is relaxed}
@@ -110,7 +110,7 @@ def _cuts(name: str) -> list[Cut]:
 
 
 def _cut(names: Sequence[str], parts: Callable[[str], list[tuple[str, Cut]]]) -> dict[str, Cut]:
-    """Every name that can be cut, cut where the part that most share is longest."""
+    """Cut every name that can be cut, at the end of the longest part that most names share."""
     shared = Counter(part for name in names for part, _ in parts(name))
     return {
         name: max(parts(name), key=lambda p: (shared[p[0]], p[0].count("_")))[1]
@@ -120,7 +120,7 @@ def _cut(names: Sequence[str], parts: Callable[[str], list[tuple[str, Cut]]]) ->
 
 
 def _grids(cuts: dict[str, Cut]) -> list[Grid]:
-    """Grids of the quantities that have a variant in common."""
+    """Return grids of the quantities that have a variant in common."""
     groups: list[dict[str, Cut]] = []
     for name, cut in cuts.items():
         near = [g for g in groups if any(set(cut) & set(c) for c in _sides(g, cut))]
@@ -142,5 +142,5 @@ def _grids(cuts: dict[str, Cut]) -> list[Grid]:
 
 
 def _sides(group: dict[str, Cut], cut: Cut) -> list[Cut]:
-    """Cuts of a group that have the quantity or the variant of this one."""
+    """Return the cuts of a group that share a quantity or a variant with this cut."""
     return [other for other in group.values() if other[0] == cut[0] or other[1] == cut[1]]

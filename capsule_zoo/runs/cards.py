@@ -1,12 +1,12 @@
-"""Cards of trained weights: a number by which to know them, and the checks they have passed.
+"""Cards of trained weights: a number that identifies them, and the checks they have passed.
 
 >>> entry, card = load("part-whole-mnist"), read_recipe("part-whole-mnist")
 >>> found = headline(entry, every(load_dataset("mnist").test, 1000))
 >>> agrees(found, card["headline"])
 
-The headline is cheap and the same for all entries of a kind, so that it can be measured again
-whenever the code has changed: how far reconstructions are from test images, or how often a
-classifier errs.
+The headline is the squared error of reconstructions of test images, or the error rate of a
+classifier. It is cheap and the same for all entries of a kind, so it can be measured again after
+any change of the code.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ FIELDS = (
 
 
 class Headline(TypedDict):
-    """A number by which trained weights are known.
+    """The number that identifies trained weights.
 
     Attributes:
-        metric: "squared_error", of reconstructions, summed over the pixels of an image, or
-            "error_rate", of a classifier.
+        metric: "squared_error" of reconstructions, summed over the pixels of an image, or
+            "error_rate" of a classifier.
         value, se, n: mean over n images, and its standard error.
     """
 
@@ -61,12 +61,12 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
 
 
 def every(split: Split, number: int) -> Split:
-    """So many images, evenly spread: the first ones of MNIST are easier than the last."""
+    """Return `number` evenly spread images, because the first images of MNIST are the easiest."""
     return split[:: max(1, len(split) // number)][:number]
 
 
 def agrees(found: Headline, stated: Headline, errors: float = 5.0) -> bool:
-    """Whether two headlines differ by no more than so many standard errors."""
+    """Return True if two headlines differ by at most `errors` standard errors."""
     if found["metric"] != stated["metric"]:
         return False
     error = hypot(found["se"], stated["se"])
@@ -74,7 +74,7 @@ def agrees(found: Headline, stated: Headline, errors: float = 5.0) -> bool:
 
 
 def examine(entry: Entry, data: Dataset) -> dict:
-    """What a card says of an entry beside its origin: description, splits, headline, checks.
+    """Return a card's contents other than its origin: description, splits, headline, checks.
 
     Raises:
         ValueError: a weight is not finite, or model and guide do not fit.
@@ -107,17 +107,17 @@ def publish(
     into: Path | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Put a run's weights and their card among the zoo's trained weights.
+    """Add a run's weights and their card to the zoo's trained weights.
 
     The card holds the recipe, the command that trained the run, versions, machine, data and its
     splits, the headline and the checks of `examine`, and the metrics of each experiment's record.
-    Weights that were published before may be published again: the records on their card are read
-    again, and others added.
+    Published weights may be published again: the records on their card are then read again, and
+    further records are added.
 
     Args:
         source: a run folder, or the name of trained weights.
-        name: of the weights, lower case with hyphens.
-        experiments: whose records go on the card.
+        name: name of the weights, lower case with hyphens.
+        experiments: experiments whose records go on the card.
         into: the folder to write into; the zoo's own weights by default.
         overwrite: replace weights of that name.
 
@@ -151,7 +151,7 @@ def publish(
 
 
 def _training_of(made: dict, folder: Path) -> dict:
-    """Return what a card says of the training of a run: command, versions, machine, metrics."""
+    """Return a card's data on the training of a run: command, versions, machine, metrics."""
     metrics = read_metrics(folder)
     if "steps" not in metrics:
         raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")

@@ -1,16 +1,16 @@
-"""Run folders: what `capsule-zoo train` writes, and what the other commands read and add to.
+"""Run folders, which `capsule-zoo train` writes and the other commands read and extend.
 
 A folder holds
 
     config.json               how to make the entry and the run again
     checkpoint.safetensors    for `--resume`
-    model.safetensors         the trained weights, and guide.safetensors beside them
+    model.safetensors         the trained weights, with guide.safetensors next to them
     history.csv               one row a step
-    metrics.json              what training, evaluation and comparison found
+    metrics.json              results of training, evaluation and comparison
     *.png                     the entry's figures
 
-The first two are written together, when training saves its first checkpoint, and the others when
-training has ended. Nothing is written before: a command that is refused leaves a folder as it was.
+The first two are written together when training saves its first checkpoint, the others after
+training has ended. Nothing is written earlier, so a refused command leaves a folder as it was.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from capsule_zoo.records import save_figure, write_json
 from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
 
 LIMITS = ("epochs", "steps", "minutes")
-EPOCHS = 10  # where neither the user nor the entry gives a limit
-BATCH_SIZE = 128  # where neither of them gives one
-MAY_CHANGE = ("limits", "lr")  # in a run that goes on
+EPOCHS = 10  # if neither the user nor the entry gives a limit
+BATCH_SIZE = 128  # if neither of them gives one
+MAY_CHANGE = ("limits", "lr")  # in a resumed run
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "rotate": transforms.Rotate,
     "shift": transforms.Shift,
@@ -46,18 +46,18 @@ TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How a run is made; `config.json` holds these next to the entry's recipe.
+    """The settings of a run; `config.json` holds them next to the entry's recipe.
 
     Attributes:
         data: the data set's name.
         size: pixels of the images, such as "28" or "28x20"; None for the data set's own.
-        sizes: of the entry, over the entry's own.
+        sizes: sizes of the entry that replace its defaults.
         guide: one of the entry's guides; None for its default guide.
-        seed: of everything that is random.
+        seed: seed of all random numbers.
         batch_size: images of a step; None for the entry's own.
         lr: learning rate; None for the entry's own.
         transform: `rotate=DEGREES` or `shift=PIXELS`, of every training batch.
-        limits: of the run, in epochs, steps or minutes; empty for the entry's own.
+        limits: limits of the run in epochs, steps or minutes; empty for the entry's own.
     """
 
     data: str = "digits"
@@ -85,10 +85,10 @@ class RunSettings:
         return cls(**{**found, "sizes": sizes})
 
     def resumed(self, given: dict[str, Any], folder: Path) -> Self:
-        """Return the settings with which a run goes on.
+        """Return the settings of the resumed run.
 
         Raises:
-            ValueError: `given` differs in a setting that a run keeps.
+            ValueError: `given` changes a setting that must stay the same.
         """
         for option, own, value in self._kept(given):
             if plain(own) != plain(value):
@@ -100,7 +100,7 @@ class RunSettings:
         return replace(self, **{key: given[key] for key in MAY_CHANGE if key in given})
 
     def _kept(self, given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the given settings that a run keeps: option, this run's value, given value."""
+        """Yield given settings that must stay the same: option, this run's value, given value."""
         for key, value in given.items():
             if key == "sizes":
                 for name, size in value.items():
@@ -109,7 +109,7 @@ class RunSettings:
                 yield key, getattr(self, key), value
 
     def for_fit(self, entry: Entry) -> dict[str, Any]:
-        """Return the arguments of `fit`: the entry's own training settings, under these."""
+        """Return the arguments of `fit`: the entry's training settings, overridden by these."""
         settings = {"batch_size": BATCH_SIZE, **entry.training}
         chosen = {"lr": self.lr, "batch_size": self.batch_size}
         settings |= {key: value for key, value in chosen.items() if value is not None}
@@ -121,7 +121,7 @@ class RunSettings:
         return settings
 
     def config(self) -> dict[str, Any]:
-        """Return what `config.json` says next to the entry's recipe."""
+        """Return the contents of `config.json` other than the entry's recipe."""
         return {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sizes", "guide")
         }
@@ -147,8 +147,8 @@ def train(
         folder: where to write, from the first checkpoint on.
         given: fields of `RunSettings` that differ from the defaults; on resuming, limits and lr
             that differ from the run's own.
-        resume: go on from the folder's checkpoint.
-        overwrite: replace a run that lies in the folder, when the new run has its first checkpoint.
+        resume: continue from the folder's checkpoint.
+        overwrite: replace an existing run in the folder at the new run's first checkpoint.
 
     Raises:
         ValueError: the folder is in use, or a setting is not allowed; the folder is as it was.
@@ -191,13 +191,13 @@ def train(
 
 
 class _RunFiles:
-    """The files of a run, of which none is written before the first checkpoint.
+    """The files of a run, none of which is written before the first checkpoint.
 
     Args:
-        folder: of the run.
-        entry: what is trained.
-        config: what config.json says next to the entry's recipe.
-        begun: whether the folder holds this run already.
+        folder: folder of the run.
+        entry: the trained entry.
+        config: contents of config.json other than the entry's recipe.
+        begun: True if the folder already holds this run.
     """
 
     def __init__(self, folder: Path, entry: Entry, config: dict[str, Any], begun: bool) -> None:
@@ -205,7 +205,7 @@ class _RunFiles:
         self.checkpoint = folder / "checkpoint.safetensors"
 
     def save_checkpoint(self, tree: dict) -> None:
-        """Write a checkpoint; with the first one, config.json in the place of an older run."""
+        """Write a checkpoint; with the first one, write config.json and replace an older run."""
         save_checkpoint(self.checkpoint, tree)
         if not self.begun:
             write_json(self.folder / "config.json", {**recipe(self.entry), **self.config})
@@ -223,7 +223,7 @@ class _RunFiles:
 
 
 def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[Entry, Dataset]:
-    """Make an untrained entry, and load data of the size that it takes."""
+    """Create an untrained entry, and load data of the size that it takes."""
     shape = settings.sizes.get("image_shape")
     if shape is not None and not (
         isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
@@ -241,7 +241,7 @@ def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[En
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
-    """Raise ValueError unless a run can be written into the folder, or can go on there."""
+    """Raise ValueError unless a run can be written into the folder or resumed there."""
     if resume and overwrite:
         raise ValueError("choose one of --resume and --overwrite")
     holds_run = (folder / "config.json").is_file()
@@ -265,15 +265,15 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Return whether `folder` is a file, or a folder that is not empty."""
+    """Return True if `folder` is a file or a folder that is not empty."""
     return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def make_transform(words: str | None) -> Any:
-    """The transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
+    """Return the transform called `rotate=DEGREES` or `shift=PIXELS`, or None.
 
     Raises:
-        ValueError: there is no such transform, or its number is not one.
+        ValueError: the transform does not exist, or its number is not a number.
     """
     if words is None:
         return None
@@ -289,7 +289,7 @@ def make_transform(words: str | None) -> Any:
 def open_run(
     source: str, data: str | None = None, data_root: Path | None = None
 ) -> tuple[Entry, Dataset, Path]:
-    """A trained entry, data of the size that it takes, and the folder for what is found.
+    """Return a trained entry, data of the size that it takes, and the folder for results.
 
     Args:
         source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
@@ -306,7 +306,7 @@ def open_run(
 
 
 def output_folder(source: str) -> Path:
-    """Where findings about a trained entry go: its run folder, or `runs/<name>` for weights."""
+    """Return the folder for results on a trained entry: its run folder, or `runs/<name>`."""
     folder = Path(source)
     return folder if (folder / "config.json").is_file() else Path("runs") / folder.name
 
@@ -315,7 +315,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
     """Write one of the entry's figures into a folder.
 
     Raises:
-        ValueError: the entry has no such figure; says which it has.
+        ValueError: the entry has no such figure; the message names its figures.
     """
     if not entry.figures:
         raise ValueError(f"{entry.name} has no figures, and so none called {name!r}")
@@ -327,7 +327,7 @@ def draw(entry: Entry, name: str, images: Tensor, folder: Path) -> Path:
 
 
 def read_metrics(folder: Path) -> dict[str, Any]:
-    """Return what a folder's `metrics.json` holds; nothing where there is no such file.
+    """Return the contents of a folder's `metrics.json`, or an empty dict without the file.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -345,12 +345,12 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 
 
 def note(folder: Path, key: str, found: dict) -> None:
-    """Put what was found into the folder's `metrics.json`, beside what is there."""
+    """Add results to the folder's `metrics.json`, and keep its other contents."""
     write_json(folder / "metrics.json", plain({**read_metrics(folder), key: found}))
 
 
 def plain(value: Any) -> Any:
-    """The same in types that JSON knows; what is not finite becomes None."""
+    """Return a value in JSON-compatible types, with None for numbers that are not finite."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -360,5 +360,5 @@ def plain(value: Any) -> Any:
 
 
 def _words(value: Any) -> str:
-    """Write a setting as `--set` reads it."""
+    """Return a setting as text that `--set` reads."""
     return json.dumps(plain(value))

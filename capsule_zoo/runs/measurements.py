@@ -1,11 +1,11 @@
-"""What the commands measure of a trained entry: bounds, error rates, log-likelihoods.
+"""Measurements of a trained entry for the commands: bounds, error rates, log-likelihoods.
 
     capsule-zoo evaluate        bounds on log p(image); a classifier's error rate
     capsule-zoo compare         bounds of several guides to one model
     capsule-zoo error-rate      of a classifier
     capsule-zoo log-partition   log-likelihoods of an energy model, from both sides
 
-Each refuses an entry for which its number means nothing, and names the right command.
+Each refuses an entry for which its number is meaningless, and names the right command.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from capsule_zoo.runs.folder import RunSettings
 if TYPE_CHECKING:
     from torch import nn
 
-IMAGES = 1000  # of an evaluation, unless the user gives another number
+IMAGES = 1000  # in an evaluation, unless the user gives another number
 WIDEN_IMAGES = 2000
 SIDES = {"ais": "above", "raise": "below"}  # where each estimate of the log-likelihood lies
 
@@ -44,10 +44,10 @@ SIDES = {"ais": "above", "raise": "below"}  # where each estimate of the log-lik
 def evaluate_run(
     entry: Entry, data: Dataset, *, images: int | None, particles: int, seed: int
 ) -> dict:
-    """Held-out bounds on the discrete model (see `summarize`), or a classifier's error rate.
+    """Compute held-out bounds on the discrete model, or a classifier's error rate.
 
     Args:
-        images: how many test images; None for `IMAGES`, or for all of them with a classifier.
+        images: number of test images; None for `IMAGES`, or for all of them with a classifier.
 
     Raises:
         ValueError: an energy model, which gives no bound.
@@ -67,7 +67,7 @@ def evaluate_run(
 
 
 def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) -> dict:
-    """How often a classifier is wrong on test images, with its binomial standard error.
+    """Compute the error rate of a classifier on test images, with its binomial standard error.
 
     Raises:
         ValueError: the entry is not a classifier.
@@ -92,14 +92,16 @@ def log_partition_run(
     temperatures: int = 14_500,
     seed: int = 0,
 ) -> dict:
-    """Mean log p(image) of test images under an energy model, from both sides, nats per image.
+    """Estimate the mean log p(image) of test images under an energy model, in nats per image.
 
-    AIS underestimates log Z in expectation and so lies above, reverse AIS (RAISE) lies below; see
-    `inference.log_partition`. Images of a model of binary pixels are binarised once, with seed 0.
+    AIS underestimates log Z in expectation, so its log-likelihood is too high. The value of reverse
+    AIS (RAISE) is too low; see `inference.log_partition`. For a model of binary pixels the images
+    are binarised once, with seed 0.
 
     Returns:
-        By method ("ais", "raise"): log_likelihood_<method> and its standard error, which holds the
-        error of log Z and that of the mean over images, and log_z_<method> with its own.
+        By method ("ais", "raise"): log_likelihood_<method> with its standard error, and
+        log_z_<method> with its standard error. The error of the log-likelihood combines the error
+        of log Z and the error of the mean over images.
 
     Raises:
         ValueError: the entry is not an RBM, or a number is below 1.
@@ -139,11 +141,11 @@ def compare_run(
     seed: int,
     progress: bool = True,
 ) -> Comparison:
-    """Guides to one trained model, side by side.
+    """Compare guides to one trained model.
 
-    The entry's own guide is taken as it is; every other is made from the entry and tuned on
-    training images with the model frozen. A guide of points gets two rows: its MAP objective,
-    which is not a bound, and `<name>, widened`, which is.
+    The entry's own guide is used unchanged. Every other guide is created from the entry and tuned
+    on training images with the model frozen. A guide of points gets two rows: its MAP objective,
+    which is not a bound, and `<name>, widened`, which is a bound.
 
     Raises:
         ValueError: no guide, one that does not fit, or an entry that gives no bound.
@@ -180,7 +182,7 @@ def compare_run(
 
 
 def _first(split: Split, number: int | None) -> Split:
-    """Return the first images of a split; the split itself where no number is given."""
+    """Return the first images of a split, or the split itself if no number is given."""
     return split if number is None else split[:number]
 
 
@@ -192,7 +194,7 @@ def measuring_command(entry: Entry) -> str:
 
 
 def refuse_without_bound(entry: Entry) -> None:
-    """Raise ValueError, naming the right command, where an entry gives no bound on log p(image)."""
+    """Raise ValueError with the right command if an entry gives no bound on log p(image)."""
     reasons = {
         "error-rate": "a classifier, which has an error rate and no bound on log p(image)",
         "log-partition": "an energy model, which gives log p(image) only up to log Z",
@@ -203,7 +205,7 @@ def refuse_without_bound(entry: Entry) -> None:
 
 
 def refuse_without_images(entry: Entry) -> None:
-    """Raise ValueError, naming the right command, where an entry draws no images."""
+    """Raise ValueError with the right command if an entry draws no images."""
     if isinstance(entry.model, Classifier):
         raise ValueError(
             f"{entry.name} is a classifier, which draws labels and no images; see: "

@@ -1,19 +1,19 @@
-"""The checks and their verdicts: does the zoo's probability hold?
+"""The checks of the zoo's probabilities, and their verdicts.
 
     sbc_       prior draws have uniform ranks among the draws of their posterior, or follow the
                probabilities that it gives them
-    geweke_    samplers leave the law that they sample from as it is
-    gradient_  the mean of an objective's gradients is the gradient that it stands for
+    geweke_    samplers leave the law that they sample from invariant
+    gradient_  the mean of an objective's gradients is the exact gradient
 
-all on machines so small that the prior, the evidence and every gradient are known without the code
-that is checked. Exact inference has to pass. Approximate inference is checked in the same way and
-reported as what it is: expected to be off. A check is a function from the number of simulations to
-an `Outcome`, registered by a decorator in a module of this package:
+All checks use machines so small that the prior, the evidence and every gradient are known without
+the checked code. Exact inference must pass. Approximate inference is checked in the same way and
+reported as approximate, so it is expected to fail. A check is a function from the number of
+simulations to an `Outcome`, registered by a decorator in a module of this package:
 
     @check("sbc_exact_switches", of=[ExactSwitches])
     def exact_switches(number: int) -> Outcome: ...
 
-The chance that any exact check fails although all is well is at most `ALPHA` (Holm).
+The chance that any exact check fails although the code is correct is at most `ALPHA` (Holm).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients of the objectives: the mean of many is the gradient that is stood for.
+"""Gradient checks: averaged over many draws, each objective's gradient equals the exact one.
 
 Images are few and every latent is listed or integrated, so that both the loss and its gradient are
 known. A batch holds each image many times over, which makes the mean over a batch nearly normal.

@@ -1,15 +1,16 @@
-"""The centered gradient of a capsule RBM: descent that does not depend on where zero is.
+"""The centered gradient of a capsule RBM, which does not depend on the position of zero.
 
-Let c' = c - sum_j B(b_j). Then the couplings of F(x) are of x z h, x z, x, z h and z with W, Omega,
-a, b and c', and the energy can be written about the means mu of x, zeta of z and lambda of h given
-z = 1, with other coordinates of the same parameters:
+Let c' = c - sum_j B(b_j). Then F(x) couples x z h, x z, x, z h and z by W, Omega, a, b and c'. The
+energy can also be written about the means mu of x, zeta of z, and lambda of h given z = 1, with
+other coordinates of the same parameters:
 
     sum_k z_k (x - mu)'W_k (h_k - lambda_k) + (x - mu)'Omega~ (z - zeta) + a~.x
         + sum_k z_k b~_k.(h_k - lambda_k) + c~.z
 
-A gradient step in those coordinates is, in the old ones, a step along J J' g: g is the usual
-gradient, and J the derivative of old by new coordinates. For an RBM, whose switch is always on,
-this is the centered gradient of Melchior, Fischer and Wiskott 2016 with means over the data.
+A gradient step in these coordinates is a step along J J' g in the old coordinates. Here g is the
+usual gradient, and J is the derivative of old by new coordinates. For an RBM, whose switch is
+always on, this is the centered gradient of Melchior, Fischer and Wiskott 2016 with means over the
+data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOMENTUM = 0.99
 
 
 class RunningMeans:
-    """Running means over the data: of pixels mu, switches zeta, and hidden units on, lambda.
+    """The running means over the data: pixels mu, switches zeta, and hidden units when on, lambda.
 
     Attributes:
         visible: mu, (pixels,).
@@ -42,7 +43,7 @@ class RunningMeans:
 
         Args:
             images: (B, C, H, W).
-            law: the capsules' posterior given them.
+            law: the capsules' posterior given the images.
         """
         state = law.mean()
         switch = state.switch.mean(0)
@@ -56,13 +57,13 @@ class RunningMeans:
         return {f"mean_{name}": getattr(self, name) for name in ("visible", "switch", "hidden")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take up the means of `state_dict`; without, those of the next batch are the first."""
+        """Restore the means of `state_dict`; if it has none, the next batch sets them."""
         for name in ("visible", "switch", "hidden"):
             setattr(self, name, state.get(f"mean_{name}", torch.empty(0)))
 
 
 def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> Tensor:
-    """The same loss, whose gradient is J J' g where it was g."""
+    """Return the same loss with gradient J J' g instead of g."""
     parameters = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     gradient = {n: g for n, g in zip(parameters, found, strict=True) if g is not None}
@@ -74,7 +75,7 @@ def centered_gradient(loss: Tensor, model: CapsuleRBM, means: RunningMeans) -> T
 def _direction(
     gradient: dict[str, Tensor], model: CapsuleRBM, means: RunningMeans
 ) -> dict[str, Tensor]:
-    """J J' g of the parameters that centering mixes."""
+    """Return J J' g for the parameters that centering mixes."""
     mu, zeta, lam = means.visible, means.switch, means.hidden
     g_weight, g_hidden = gradient["weight"], gradient["hidden.bias"]
     g_visible = gradient["visible.bias"].flatten()
@@ -90,12 +91,12 @@ def _direction(
         }
     g_couple, g_switch = gradient["switch_weight"], gradient["switch_bias"]
     rate = model.hidden.mean()
-    # J': the gradient by W, Omega~, b~ (those by a~ and c~ are those by a and c)
+    # J': the gradient by W, Omega~, b~ (gradients by a~ and c~ equal those by a and c)
     hidden = g_hidden + rate * g_switch[:, None] - lam * g_switch[:, None]
     weight = torch.addcmul(g_weight, mu[:, None, None], hidden, value=-1)  # no product on the side
     weight.addcmul_(g_couple[..., None], lam, value=-1)
     couple = g_couple - mu[:, None] * g_switch - g_visible[:, None] * zeta
-    # J: what a step along it does to the old coordinates; c follows from c'
+    # J: the effect of a step along it on the old coordinates; c follows from c'
     pull = torch.einsum("mkj,m->kj", weight, mu)
     switch = g_switch - mu @ couple + ((pull - hidden) * lam).sum(1)
     return {

@@ -2,8 +2,8 @@
 
     loss = mean F_q(x_data) - mean F(x_model),      x_model: k sweeps of Gibbs, not differentiated
 
-Its gradient is that of the mean of -log p(x) as far as the negatives follow the model. Its value is
-no bound on anything, and models are never ranked by it: see `log_partition`.
+If the negatives follow the model, its gradient equals the gradient of the mean of -log p(x). Its
+value is not a bound on anything, and models are never ranked by it: see `log_partition`.
 
 >>> fit(model, ExactSwitches(model), images, objective=ContrastiveDivergence(persistent=True))
 
@@ -34,23 +34,23 @@ from capsule_zoo.models.checks import check_at_least
 
 
 class ContrastiveDivergence(Objective):
-    """CD-k for `CapsuleRBM` and `RBM`; see the top of this file.
+    """The contrastive divergence CD-k for `CapsuleRBM` and `RBM`; see the top of this file.
 
     The data term is the guide's variational free energy: F(x) itself under `ExactSwitches`, the
-    paper's mean field under `MeanFieldSwitches`. Before each loss it makes sure that the model has
-    a partition function (`CapsuleRBM.keep_normalisable`).
+    paper's mean field under `MeanFieldSwitches`. Before each loss the objective ensures that the
+    model has a partition function (`CapsuleRBM.keep_normalisable`).
 
     Args:
         k: Gibbs sweeps for each update.
-        persistent: let chains run on from update to update, instead of from the data.
-        chains: persistent chains; they are part of a checkpoint.
-        centered: use the gradient in coordinates centered at running means of the data, which
-            does not depend on whether pixels are counted as on or as off. For SGD: an optimizer
-            that rescales each parameter undoes it in part.
+        persistent: continue the chains from update to update, instead of restarting at the data.
+        chains: number of persistent chains; they are part of a checkpoint.
+        centered: use the gradient in coordinates centered at running means of the data. It does
+            not change if "on" and "off" pixels are exchanged. Use it with SGD: an optimizer that
+            rescales each parameter undoes it in part.
         tempering: inverse temperatures, 1 first and falling, such as (1, .9, .8), each with
             `chains` persistent chains that exchange their images.
-        sparsity: what each switch that is on in an image adds to the loss, in nats. Above 0 it
-            buys spectra that are easier to read with likelihood.
+        sparsity: loss added for each switch that is on in an image, in nats. Values above 0 give
+            spectra that are easier to read, at the cost of likelihood.
 
     Raises:
         ValueError: a number out of range, temperatures that do not fall from 1 or without
@@ -88,7 +88,7 @@ class ContrastiveDivergence(Objective):
     def differentiable_loss(
         self, model: CapsuleRBM, guide: Guide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """mean F_q(data) - mean F(negatives), in nats per image."""
+        """Return mean F_q(data) - mean F(negatives), in nats per image."""
         _check_pair(model, guide)
         model.keep_normalisable()
         negatives = self._negatives(model, images)
@@ -96,7 +96,7 @@ class ContrastiveDivergence(Objective):
         law = model.posterior(both)
         energy = model.free_energy(both, law)
         if self.persistent and self.tempering is None:
-            with torch.no_grad():  # what the next update starts from, at no product more
+            with torch.no_grad():  # start of the next update, without another product
                 self._state = law.rows(slice(len(images), None)).sample()
         data = energy[: len(images)]
         if not isinstance(guide, ExactSwitches):
@@ -112,7 +112,7 @@ class ContrastiveDivergence(Objective):
 
     @torch.no_grad()
     def _negatives(self, model: CapsuleRBM, images: Tensor) -> Tensor:
-        """Images after k more sweeps, (chains, C, H, W)."""
+        """Return the images of the chains after k more sweeps, (chains, C, H, W)."""
         if self.tempering is not None:
             if self._tempered is None:
                 self._tempered = TemperedChains(self.tempering, model.base_images(self.chains))
@@ -122,12 +122,12 @@ class ContrastiveDivergence(Objective):
         if self._state is None:
             start = model.base_images(self.chains) if self.persistent else images
             state = model.posterior(start).sample()
-        else:  # a checkpoint gives it back on the CPU
+        else:  # a checkpoint returns it on the CPU
             state = CapsuleState(*(value.to(model.weight) for value in self._state))
         return model.gibbs(model.draw_images(state), self.k - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Chains and running means, as checkpoints hold them."""
+        """Return the chains and running means, as checkpoints store them."""
         state: dict[str, Tensor] = {} if self.means is None else self.means.state_dict()
         if self._state is not None:
             state |= self._state._asdict()
@@ -136,7 +136,7 @@ class ContrastiveDivergence(Objective):
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take up the chains and means of `state_dict`."""
+        """Restore the chains and means of `state_dict`."""
         self._state = self._tempered = None
         if "activity" in state:
             self._state = CapsuleState(state["switch"], state["activity"])

@@ -1,4 +1,4 @@
-"""log Z of small capsule RBMs by summing over every state of one side."""
+"""The exact log Z of small capsule RBMs, by a sum over every state of one side."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ CHUNK = 2**12
 
 
 def exact_log_partition(model: CapsuleRBM) -> Tensor:
-    """log sum exp(-E) in nats: over images, over capsules, or over switches, whichever are fewer.
+    """Compute log sum exp(-E) in nats, over the side with the fewest states.
 
-    The other variables are summed out in closed form. Images can be listed when they are binary;
-    the states of a capsule (off, or on with each value of its units) when these are; and given
-    the switches two Gaussian sides are one Gaussian.
+    The sum runs over images, over capsules or over switches; the other variables are summed out in
+    closed form. Images can be listed if they are binary. The states of a capsule (off, or on with
+    each value of its units) can be listed if the units are binary. Given the switches, two Gaussian
+    sides are one Gaussian.
 
     Raises:
         ValueError: no side has `MOST_STATES` states or fewer.
@@ -47,12 +48,12 @@ def exact_log_partition(model: CapsuleRBM) -> Tensor:
 
 
 def _digits(numbers: Tensor, base: int, count: int) -> Tensor:
-    """The last `count` digits of each number, lowest first, (numbers, count)."""
+    """Return the last `count` digits of each number, lowest first, (numbers, count)."""
     return numbers[:, None] // base ** torch.arange(count, device=numbers.device) % base
 
 
 def _of_images(model: CapsuleRBM, states: Tensor) -> Tensor:
-    """-F(x) of the images with these numbers."""
+    """Compute -F(x) of the images with these numbers."""
     pixels = _digits(states, 2, math.prod(model.image_shape)).to(model.weight)
     return -model.free_energy(pixels.unflatten(1, model.image_shape))
 
@@ -62,12 +63,12 @@ def _capsule_states(model: CapsuleRBM) -> int:
 
 
 def _of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
-    """log sum_x exp(-E) of every capsule off (the last state) or on with given hidden units."""
+    """Compute log sum_x exp(-E) with given hidden units; the last state is a capsule off."""
     state = _digits(states, _capsule_states(model), model.num_capsules)  # (states, K)
     switch = (state < 2**model.num_units).to(model.weight)
     hidden = torch.stack([_digits(of_one, 2, model.num_units) for of_one in state.T], dim=1)
     activity = switch[..., None] * hidden
-    off = model.hidden.log_partition().sum(-1)  # hidden units that no image feels
+    off = model.hidden.log_partition().sum(-1)  # hidden units that do not affect the image
     on = model.hidden.log_base(activity).sum(-1)
     if model.switched:
         on = on + model.switch_bias
@@ -77,7 +78,7 @@ def _of_capsules(model: CapsuleRBM, states: Tensor) -> Tensor:
 
 
 def _of_switches(model: CapsuleRBM, states: Tensor) -> Tensor:
-    """log of the Gaussian integral over x and h with these switches."""
+    """Compute the log of the Gaussian integral over x and h with these switches."""
     switch = torch.ones(len(states), 1).to(model.weight)
     if model.switched:
         switch = _digits(states, 2, model.num_capsules).to(model.weight)

@@ -1,4 +1,4 @@
-"""The log partition function of a capsule RBM, and with it log p(x) = -F(x) - log Z.
+"""The log partition function log Z of a capsule RBM, which gives log p(x) = -F(x) - log Z.
 
 >>> log_z = log_partition(rbm, "ais", images=train)            # low in expectation
 >>> top = log_partition(rbm, "raise", images=test[:100])       # high in expectation
@@ -36,12 +36,12 @@ METHODS = ("exact", "ais", "raise")
 
 
 class LogPartition(NamedTuple):
-    """log Z of exp(-E), in nats.
+    """The log partition function of exp(-E), in nats.
 
     Attributes:
         value: the number or its estimate.
         standard_error: 0 where exact.
-        direction: "exact", "low" or "high": where the estimate errs in expectation.
+        direction: "exact", "low" or "high", the direction of the error in expectation.
     """
 
     value: float
@@ -58,22 +58,23 @@ def log_partition(
     temperatures: int = 14_500,
     seed: int = 0,
 ) -> LogPartition:
-    """log Z of a `CapsuleRBM` or an `RBM`, in nats.
+    """Compute log Z of a `CapsuleRBM` or an `RBM`, in nats.
 
     Args:
         method: "exact", "ais" or "raise".
-        images: (N, C, H, W). For "ais", training images: their mean is where chains start, or the
-            visible biases without. For "raise", images that the model has not seen: chains start
-            at the first `chains` of them, several at each where there are fewer.
-        chains: annealing chains, all in one batch.
-        temperatures: steps of the annealing.
-        seed: of the chains; torch's random state is left as it was.
+        images: (N, C, H, W). For "ais", training images: chains start from their mean, or from
+            the visible biases if no images are given. For "raise", images that the model has not
+            seen: chains start at the first `chains` of them, several at each image if there are
+            fewer.
+        chains: number of annealing chains, all in one batch.
+        temperatures: number of annealing steps.
+        seed: seed of the chains; torch's random state is left as it was.
 
     Returns:
         The value, its standard error over chains ("raise": over images), and its direction.
-        "raise" is the mean over images of an estimate that, put into log p(x) = -F(x) - log Z,
-        makes the mean log-likelihood of these very images a lower bound in expectation: for the
-        annealed machine, and for the machine itself when the images are draws from it.
+        "raise" is the mean over images of an estimate. Inserted into log p(x) = -F(x) - log Z, it
+        makes the mean log-likelihood of these same images a lower bound in expectation. This holds
+        for the annealed machine, and for the machine itself if the images are draws from it.
 
     Raises:
         ValueError: an unknown method, a number below 1, "raise" without images, "exact" on a
@@ -102,9 +103,9 @@ def log_partition(
 
 
 def annealing_schedule(temperatures: int) -> Tensor:
-    """Inverse temperatures from 0 to 1, (temperatures + 1,), denser towards 1.
+    """Return inverse temperatures from 0 to 1, (temperatures + 1,), denser towards 1.
 
-    The shares of Salakhutdinov and Murray: 500 to .5, 4,000 to .9 and 10,000 to 1.
+    The proportions are from Salakhutdinov and Murray: 500 to .5, 4,000 to .9 and 10,000 to 1.
     """
     shares = torch.tensor([0.0, 500, 4_500, 14_500], dtype=torch.float64) / 14_500
     betas = torch.tensor([0.0, 0.5, 0.9, 1.0], dtype=torch.float64)
@@ -139,7 +140,7 @@ def _raise(model: CapsuleRBM, images: Tensor, chains: int, betas: list[float]) -
 
 
 def _anneal(machine: TemperedRBM, images: Tensor, betas: list[float]) -> Tensor:
-    """Log weights, (chains,) in float64, of chains led through the temperatures in this order."""
+    """Return log weights, (chains,) in float64, of chains annealed in the order of `betas`."""
     fields = machine.model.fields(images)
     law = machine.posterior(fields, betas[0])
     log_weight = torch.zeros(len(images), dtype=torch.float64, device=images.device)

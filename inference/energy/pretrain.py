@@ -1,9 +1,10 @@
 """Layer-wise pre-training of a capsule Helmholtz machine by capsule RBMs, from the image upward.
 
-Each layer is trained as the capsules of an RBM on what the layer below does: the lowest on images,
-the next on the activities u = z h of the first, and so on. An RBM's couplings serve both halves:
-as generative weights downward and, the same, as recognition weights upward. Above the first layer
-an RBM has no Omega, for in the machine Omega couples switches to switches.
+Each layer is trained as the capsules of an RBM on the activities of the layer below: the lowest on
+images, the next on the activities u = z h of the first, and so on. The couplings of an RBM
+initialize both halves of the machine: generative weights downward and recognition weights upward.
+Above the first layer an RBM has no Omega, because in the machine Omega couples switches to
+switches.
 
 References:
     Hinton, Osindero & Teh 2006, "A Fast Learning Algorithm for Deep Belief Nets".
@@ -31,13 +32,13 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 def pretrain(
     machine: CapsuleHelmholtzMachine, guide: RecognitionMachine, images: Tensor, **settings: Any
 ) -> list[Run]:
-    """Train every layer in turn as a capsule RBM; sets the parameters of both halves in place.
+    """Train every layer in turn as a capsule RBM, and set the parameters of both halves in place.
 
     Args:
         machine, guide: a machine with Bernoulli units, and its recognition guide.
         images: training images (N, C, H, W).
-        settings: of `fit`, for each layer: epochs, steps or minutes at least. Default: SGD at .05
-            falling to zero, batches of 100, one persistent sweep.
+        settings: settings of `fit` for each layer: at least epochs, steps or minutes. Default: SGD
+            with a rate that falls from .05 to zero, batches of 100, one persistent sweep.
 
     Returns:
         The run of every layer, the lowest first.
@@ -72,7 +73,7 @@ def _rbm_like(
     below: GenerativeLayer | None,
     images: Tensor,
 ) -> CapsuleRBM:
-    """A fresh RBM between one layer and what is below it."""
+    """Return a new RBM between one layer and the layer or image below it."""
     visible = "bernoulli"
     if below is None:
         visible = next(n for n, kind in FAMILIES.items() if type(machine.visible) is kind)
@@ -92,7 +93,7 @@ def _take_over(
     below: GenerativeLayer | None,
     rbm: CapsuleRBM,
 ) -> None:
-    """Put an RBM's parameters into both halves."""
+    """Copy an RBM's parameters into both halves."""
     layer.hidden.load_state_dict(rbm.hidden.state_dict())
     layer.switch_bias.copy_(rbm.switch_bias)
     recognition.coupling.weight.copy_(rbm.weight)

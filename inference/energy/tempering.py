@@ -1,4 +1,4 @@
-"""A family of machines between independent pixels and a capsule RBM, for annealing and tempering.
+"""Machines between independent pixels and a capsule RBM, for annealing and tempering.
 
 At inverse temperature beta the couplings are scaled, and the visible biases are moved by an offset
 that vanishes at beta = 1:
@@ -18,11 +18,11 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 
 
 class TemperedRBM:
-    """The machines between; every `beta` is a number or one for each image, (B,).
+    """The family of tempered machines; every `beta` is a number or one number per image, (B,).
 
     Args:
         model: the machine at beta = 1.
-        offset: what is added to its visible biases at beta = 0, (C, H, W).
+        offset: offset added to the visible biases at beta = 0, (C, H, W).
     """
 
     def __init__(self, model: CapsuleRBM, offset: Tensor | None = None) -> None:
@@ -30,41 +30,42 @@ class TemperedRBM:
         self.offset = torch.zeros_like(model.visible.bias) if offset is None else offset
 
     def posterior(self, fields: Fields, beta: float | Tensor) -> CapsuleLaw:
-        """p_beta(z, h | x) from the fields that x has in the machine itself."""
+        """Return p_beta(z, h | x), given the fields of x in the machine at beta = 1."""
         return self.model.posterior_of(fields.scaled(beta))
 
     def free_energy(self, images: Tensor, law: CapsuleLaw, beta: float | Tensor) -> Tensor:
-        """-log sum_{h, z} exp(-E_beta), (B,), in nats; `law` is the posterior at `beta`."""
+        """Compute -log sum_{h, z} exp(-E_beta), (B,), in nats; `law` is the posterior at `beta`."""
         moved = (images * self.offset).flatten(1).sum(1)
         return self.model.free_energy(images, law) - (1 - beta) * moved
 
     def draw_images(self, law: CapsuleLaw, beta: float | Tensor) -> Tensor:
-        """x ~ p_beta(. | z, h) for a draw of (z, h) from their posterior, (B, C, H, W)."""
+        """Draw x ~ p_beta(x | z, h) with (z, h) drawn from the posterior `law`, (B, C, H, W)."""
         if isinstance(beta, Tensor):
             beta = beta[:, None, None, None]
         field = beta * self.model.visible_field(law.sample()) + (1 - beta) * self.offset
         return self.model.visible.sample(field)
 
     def base_images(self, batch: int) -> Tensor:
-        """Exact draws at beta = 0, (batch, C, H, W)."""
+        """Draw exact samples at beta = 0, (batch, C, H, W)."""
         return self.model.visible.law(self.offset).sample((batch,))
 
     def log_base_partition(self) -> Tensor:
-        """log Z at beta = 0, in nats."""
+        """Compute log Z at beta = 0, in nats."""
         visible = self.model.visible
         moved = visible.log_partition(self.offset) - visible.log_partition()
         return self.model.log_base_partition() + moved.sum()
 
 
 class TemperedChains:
-    """Parallel tempering: one Gibbs chain at each temperature, neighbours exchanging images.
+    """The chains of parallel tempering: neighbouring temperatures exchange their images.
 
-    Hot chains (small beta) move freely, and what they find wanders down to beta = 1.
+    There is one Gibbs chain at each temperature. Hot chains (small beta) move freely, and the
+    images that they find pass on to beta = 1.
 
     Args:
         betas: inverse temperatures, 1 first and falling.
-        images: where all chains start, (chains, C, H, W), or their state, (betas, chains, C, H, W).
-        exchanges: how many there have been: they alternate between even and odd pairs.
+        images: start of all chains, (chains, C, H, W), or their state, (betas, chains, C, H, W).
+        exchanges: number of exchanges so far; they alternate between even and odd pairs.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class TemperedChains:
         self.exchanges = int(exchanges)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What, with the temperatures, makes the same chains again."""
+        """Return the state that, with the temperatures, restores the same chains."""
         return {"images": self.images, "exchanges": torch.tensor(self.exchanges)}
 
     @torch.no_grad()
     def sweep(self, model: CapsuleRBM) -> None:
-        """One Gibbs sweep at every temperature, and one exchange."""
+        """Run one Gibbs sweep at every temperature, then one exchange."""
         machine = TemperedRBM(model)
         self.images, self.betas = self.images.to(model.weight), self.betas.to(model.weight)
         betas = self.betas.repeat_interleave(self.images.shape[1])
@@ -95,7 +96,7 @@ class TemperedChains:
         fields = machine.model.fields(images)
 
         def energies(betas: Tensor) -> Tensor:
-            """F of every image at these temperatures, one for each level, (levels, chains)."""
+            """Compute F of every image at its level's temperature, (levels, chains)."""
             rows = betas.repeat_interleave(chains)
             law = machine.posterior(fields, rows)
             return machine.free_energy(images, law, rows).view(levels, chains)

@@ -1,13 +1,13 @@
-"""A trained model run downwards: some sites are given, the model draws the rest.
+"""Ancestral sampling from a trained model: some sites are given, the model draws the rest.
 
-And its guide, which gives them: a draw of every site, or the mean of its law.
+The values of given sites come from the guide: a draw of every site, or the mean of its law.
 
->>> mean_images(model, 36)                                 # what the prior dreams of
+>>> mean_images(model, 36)                                 # samples of the prior
 >>> top = infer(guide, images, ["object_presence", "object_pose"])
 >>> mean_images(model, len(images), top)                   # the same objects, new parts
 >>> image_log_likelihood(model, images, top)               # log p(image | objects, new parts)
 
-Everything is on the discrete model.
+All functions use the discrete model.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def infer(
     seed: int = 0,
     batch_size: int = 500,
 ) -> dict[str, Tensor]:
-    """One draw of the guide at some of its sites (all that it covers), (N, ...) each.
+    """Draw once from the guide and return the values of some sites (default: all), (N, ...) each.
 
     Raises:
-        ValueError: no sites are given, and the guide does not say which it covers.
+        ValueError: no sites are given, and the guide does not name the sites that it covers.
     """
     discrete = discrete_form(guide)
     drawn: dict[str, list[Tensor]] = {name: [] for name in sites or _covered(guide)}
@@ -68,10 +68,11 @@ def _covered(guide: nn.Module) -> Sequence[str]:
 def law_means(
     guide: Callable, images: Tensor, sites: Sequence[str], seed: int = 0, batch_size: int = 500
 ) -> dict[str, Tensor]:
-    """The mean of the guide's law at some sites, given one draw of the sites before, (N, ...) each.
+    """Return the means (N, ...) of the guide's law at some sites, given one draw of earlier sites.
 
-    A site with `logits`, a presence, gives its probability, and a class the probabilities of its
-    values, (N, ..., values). A law that knows no mean gives its draw.
+    A presence (a site with `logits`) is represented by its probability. A class is represented by
+    the probabilities of its values, (N, ..., values). A law without a mean is represented by its
+    draw.
 
     Raises:
         ValueError: the guide draws no site of that name.
@@ -95,7 +96,7 @@ def _mean(law: TorchDistribution, value: Tensor) -> Tensor:
         law = law.base_dist
     if isinstance(law, Categorical):
         return law.logits.softmax(-1).expand(*value.shape, -1)
-    if getattr(law, "logits", None) is not None:  # of a one-hot class, or of a presence
+    if getattr(law, "logits", None) is not None:  # a one-hot class or a presence
         shares = law.logits.softmax(-1) if law.event_shape else law.logits.sigmoid()
         return shares.expand_as(value)
     try:
@@ -112,12 +113,12 @@ def mean_images(
     batch_size: int = 500,
     images: Tensor | None = None,
 ) -> Tensor:
-    """Images without pixel noise, (number, C, H, W): E[image | latents], the latents drawn.
+    """Return images without pixel noise, E[image | drawn latents], (number, C, H, W).
 
     Args:
         given: values (number, ...) of the sites that are not to be drawn.
-        images: (number, C, H, W) to run the model on, where all latents are given: an energy model
-            then need not run a chain for its draws.
+        images: (number, C, H, W) to run the model on when all latents are given; an energy model
+            then does not have to run a chain for its draws.
     """
 
     def read(trace: Trace) -> Tensor:
@@ -134,9 +135,9 @@ def draw_images(
     batch_size: int = 500,
     images: Tensor | None = None,
 ) -> Tensor:
-    """Images with pixel noise, (number, C, H, W): draws from p(image | latents), latents drawn.
+    """Draw images with pixel noise, from p(image | drawn latents), (number, C, H, W).
 
-    Args: as of `mean_images`.
+    Args: as for `mean_images`.
     """
 
     def read(trace: Trace) -> Tensor:
@@ -150,7 +151,7 @@ def draw_images(
 def image_log_likelihood(
     model: Model, images: Tensor, given: Sites, seed: int = 0, batch_size: int = 500
 ) -> Tensor:
-    """log p(image | latents) of every image, (N,), in nats; latents that are not given are drawn.
+    """Compute log p(image | latents) of every image, (N,), in nats; latents not given are drawn.
 
     Args:
         images: (N, C, H, W).
@@ -160,17 +161,20 @@ def image_log_likelihood(
 
 
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
-    """log p of values at the top of the model, (N,), in nats.
+    """Compute the log density of values at the top of the model, (N,), in nats.
 
     Args:
-        given: values (N, ...) of sites that depend on no site but on each other.
+        given: values (N, ...) of sites that depend on no sites other than each other.
     """
     number = len(next(iter(given.values())))
     return _run(model, _log_prob(list(given)), number, given, 0, batch_size)
 
 
 def _log_prob(sites: list[str]) -> Callable[[Trace], Tensor]:
-    """Reads the sum of these sites' log densities, (B,); the plate of the images is outermost."""
+    """Return a function that sums the log densities of these sites, (B,).
+
+    The plate of the images is outermost.
+    """
 
     def read(trace: Trace) -> Tensor:
         trace.compute_log_prob(site_filter=lambda name, site: name in sites)
@@ -189,7 +193,7 @@ def _run(
     batch_size: int,
     images: Tensor | None = None,
 ) -> Tensor:
-    """What `read` finds in traces of the discrete model, batch by batch, with these sites given."""
+    """Return the results of `read` on traces of the discrete model, batch by batch."""
     model, found = model.with_discrete_presences(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
         for begin in range(0, number, batch_size):

@@ -1,4 +1,4 @@
-"""Is the log weight of a pair a bound, and on what?"""
+"""Check whether the log weight of a pair is a bound, and name the bounded quantity."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from capsule_zoo.inference.check import is_delta, is_discrete, latent_sites
 
 
 def point_sites(model_trace: Trace, guide_trace: Trace) -> set[str]:
-    """Continuous sites at which the guide is a Delta, and so has no density.
+    """Return the continuous sites at which the guide is a Delta and so has no density.
 
-    The Deltas of Pyro's AutoGuides carry the density of an auxiliary site, where that has one, and
-    count as none. It belongs to one site (`<site>_unconstrained`, `<site>_aux`) or to all.
+    The Deltas of Pyro's AutoGuides carry the density of an auxiliary site. If that site has a
+    density, they are not counted. The auxiliary site belongs to one site (`<site>_unconstrained`,
+    `<site>_aux`) or to all.
     """
     wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
     dense = {
@@ -33,7 +34,7 @@ def point_sites(model_trace: Trace, guide_trace: Trace) -> set[str]:
 
 
 def not_a_bound(model: Callable, model_trace: Trace, points: set[str]) -> list[str]:
-    """Return every reason why the log weights are not a bound, none where they are one."""
+    """Return every reason why the log weights are not a bound; an empty list if they are."""
     reasons = []
     if points:
         reasons.append(f"the guide places points at {', '.join(sorted(points))}")
@@ -46,7 +47,7 @@ def not_a_bound(model: Callable, model_trace: Trace, points: set[str]) -> list[s
 
 
 def bound_on(model: Callable, model_trace: Trace, presence: str) -> str:
-    """Return what the log weights bound, were they a bound; see `evaluate`."""
+    """Return the name of the quantity that the log weights bound, see `evaluate`."""
     if getattr(model, "supervised", False):
         return "log p(label | image)"
     observed = [

@@ -1,22 +1,22 @@
-"""Whether posteriors, samplers and gradients are what they claim to be: tests with p-values.
+"""Tests with p-values that posteriors, samplers and gradients are correct.
 
     posterior   a parameter drawn from the prior and one drawn from the posterior of its data are
                 exchangeable, so its rank among posterior draws is uniform    `rank_uniformity`
-    sampler     one that leaves a joint law alone keeps every mean of it      `same_means`
-    gradient    the mean of many estimates is the gradient itself             `unbiased`
+    sampler     one that leaves a joint law invariant keeps all its means     `same_means`
+    gradient    the mean of many estimates equals the exact gradient          `unbiased`
 
-Each looks at many numbers at once and reports the worst of them, its p-value times their number
-(Bonferroni: right whatever their dependence). `holm` corrects for the number of tests.
+Each test examines many numbers at once and reports the worst. Its p-value is multiplied by the
+number of numbers (Bonferroni: valid under any dependence). `holm` corrects for the number of tests.
 
 >>> ranks = sbc_ranks(truth, draws)                       # (N, D) among (L, N, D)
->>> rank_uniformity(ranks, len(draws)).p                  # small: no posterior of this prior
+>>> rank_uniformity(ranks, len(draws)).p                  # small: not a posterior of this prior
 
 References:
     Talts, Betancourt, Simpson, Vehtari & Gelman 2018, "Validating Bayesian Inference Algorithms
     with Simulation-Based Calibration" (arXiv 1804.06788). Modrak et al. 2023, "Simulation-Based
     Calibration Checking for Bayesian Computation: The Choice of Test Quantities Shapes
     Sensitivity" (arXiv 2211.02383): ranks of parameters alone do not notice a posterior that
-    ignores the data, so that some quantity must depend on both. Geweke 2004, "Getting It Right:
+    ignores the data, so some quantity must depend on both. Geweke 2004, "Getting It Right:
     Joint Distribution Tests of Posterior Simulators". Holm 1979, "A Simple Sequentially Rejective
     Multiple Test Procedure".
 """
@@ -31,17 +31,17 @@ import torch
 from scipy.special import chdtrc, stdtr
 from torch import Tensor
 
-_ROUNDING = 1e-9  # relative: what float64 may lose in a gradient that does not vary at all
-_FEWEST = 5  # simulations that a bin of ranks expects; with fewer its chi-square is none
+_ROUNDING = 1e-9  # relative: rounding error of float64 in a gradient that does not vary
+_FEWEST = 5  # expected simulations per bin; with fewer the chi-square law fails
 
 
 class Outcome(NamedTuple):
-    """What a test found.
+    """The result of a test.
 
     Attributes:
         statistic: the worst chi-square, or the worst absolute z.
         n: independent simulations.
-        p: how likely one as bad is by chance, corrected for the numbers that were looked at.
+        p: the p-value of the worst statistic, corrected for the number of statistics examined.
     """
 
     statistic: float
@@ -50,11 +50,11 @@ class Outcome(NamedTuple):
 
 
 def sbc_ranks(truth: Tensor, draws: Tensor) -> Tensor:
-    """How many posterior draws lie below each prior draw, (N, D) from 0 to L; ties by lot.
+    """Return the number of posterior draws below each prior draw, (N, D); ties are broken randomly.
 
     Args:
         truth: quantities of the prior draws, (N, D).
-        draws: the same quantities of L posterior draws for each, (L, N, D).
+        draws: the same quantities of L posterior draws for each, (L, N, D); ranks go from 0 to L.
     """
     below = (draws < truth).sum(0)
     ties = (draws == truth).sum(0)
@@ -63,10 +63,10 @@ def sbc_ranks(truth: Tensor, draws: Tensor) -> Tensor:
 
 
 def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
-    """Chi-square test that ranks (N, D) are uniform from 0 to `draws`.
+    """Test by chi-square that ranks (N, D) are uniform from 0 to `draws`.
 
     Args:
-        bins: into which neighbouring ranks are put together; no more than there are ranks.
+        bins: number of bins of neighbouring ranks, at most the number of possible ranks.
 
     Raises:
         ValueError: fewer than five simulations are expected in a bin.
@@ -86,11 +86,11 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
 
 
 def same_means(first: Tensor, second: Tensor) -> Outcome:
-    """Welch's test that two samples (N, D) and (M, D) of independent rows have the same means.
+    """Test by Welch's t that two samples (N, D) and (M, D) of independent rows have the same means.
 
-    Its degrees of freedom are those of the smaller sample, which errs on the safe side. Geweke's
-    test: the one sample is from the joint law itself, a row of the other is the mean along a chain
-    that started at the joint law.
+    The degrees of freedom are taken from the smaller sample, which is conservative. For Geweke's
+    test, one sample is drawn from the joint law itself, and each row of the other is the mean along
+    a chain that started at the joint law.
     """
     mean = first.mean(0)
     variance = first.var(0) / len(first) + second.var(0) / len(second)
@@ -98,7 +98,7 @@ def same_means(first: Tensor, second: Tensor) -> Outcome:
 
 
 def unbiased(estimates: Tensor, exact: Tensor) -> Outcome:
-    """t-test that the mean of independent estimates (N, D) is `exact`, (D,)."""
+    """Test by Student's t that the mean of independent estimates (N, D) is `exact`, (D,)."""
     variance = estimates.var(0) / len(estimates)
     return _by_t(estimates.mean(0) - exact, variance, exact, len(estimates))
 
@@ -117,10 +117,10 @@ def _worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number: to reject those below alpha errs at most alpha often.
+    """Return p-values corrected for the number of tests by Holm's method.
 
-    That is, the chance that any true hypothesis is rejected is at most alpha, whatever the
-    dependence of the tests.
+    If every test with a corrected p-value below alpha is rejected, the chance of rejecting any true
+    hypothesis is at most alpha, under any dependence of the tests.
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     corrected, largest = [0.0] * len(p_values), 0.0

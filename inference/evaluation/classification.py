@@ -1,4 +1,4 @@
-"""How often a classifier is wrong, on images as they are and under attack.
+"""Error rates of a classifier, on unchanged images and under attack.
 
 >>> error_rate(model, split)
 >>> error_rate(model, fgsm(model, split, epsilon=0.05))
@@ -20,7 +20,7 @@ from capsule_zoo.models.modes import in_eval_mode
 
 
 class Share(NamedTuple):
-    """A share of answers, right or wrong, its binomial standard error, and how many were asked."""
+    """A share of answers, right or wrong, with its binomial standard error and the sample size."""
 
     value: float
     se: float
@@ -28,32 +28,33 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, answers: Tensor) -> Self:
-        """Of those that are True, (N,)."""
+        """Return the share of answers (N,) that are True."""
         value, count = answers.double().mean().item(), len(answers)
         return cls(value, (value * (1 - value) / count) ** 0.5, count)
 
 
 @torch.no_grad()
 def predictions(model: Classifier, images: Tensor, batch_size: int = 100) -> Tensor:
-    """The likeliest labels of images (N, C, H, W), (N,)."""
+    """Return the likeliest labels (N,) of images (N, C, H, W)."""
     with in_eval_mode(model):
         return torch.cat([model.predict(batch) for batch in images.split(batch_size)])
 
 
 def error_rate(model: Classifier, split: Split) -> Share:
-    """How often the likeliest label is not the right one."""
+    """Return the share of images whose likeliest label is not the correct one."""
     return Share.of(predictions(model, split.images) != split.labels)
 
 
 def fgsm(model: Classifier, split: Split, epsilon: float, batch_size: int = 100) -> Split:
-    """The split under a white-box attack: every pixel moved by epsilon, up or down.
+    """Return the split under a white-box attack that moves every pixel by epsilon, up or down.
 
-    Each goes to where the cross-entropy of the label under the model's scores grows, whatever the
-    model is trained by: the spread loss has no slope where its margin is kept, so that an attack on
-    it would leave the surest answers in peace. Pixels stay in the model's range.
+    Each pixel moves in the direction that increases the cross-entropy of the true label.
+    Cross-entropy is used even for models trained with the spread loss: that loss has zero gradient
+    once its margin is met, so an attack on it would spare the most confident predictions. Pixels
+    stay in the model's range.
 
     Args:
-        epsilon: in units of a pixel's value.
+        epsilon: size of the step, in units of a pixel's value.
 
     Raises:
         ValueError: a negative epsilon.

@@ -1,4 +1,4 @@
-"""Draws and log weights of an evaluation, with the names of their dims.
+"""Collection of the draws and log weights of an evaluation, with the names of their dims.
 
 A model's plates name the dims of its sites: a pose of every part in every image has the dims
 (chain, draw, image, parts, coordinate).
@@ -23,13 +23,13 @@ Names = tuple[str | None, ...]
 
 
 class Chain:
-    """What the passes of one chain leave behind.
+    """The results collected from the passes of one chain.
 
     Args:
-        draws: of the posterior, to keep for each image.
+        draws: number of posterior draws to keep for each image.
 
     Attributes:
-        names: of the dims of each variable behind the images, by group and variable.
+        names: names of the dims of each variable after the image dim, by group and variable.
     """
 
     def __init__(self, draws: int) -> None:
@@ -41,7 +41,7 @@ class Chain:
     def add(
         self, particles: tuple[int, int], log_weight: Tensor, model_trace: Trace, guide_trace: Trace
     ) -> None:
-        """Add one pass: `particles` are the first particle's number and how many there are."""
+        """Add one pass; `particles` is the index of its first particle and their number."""
         first, count = particles
         self._passes += 1
         self._append("sample_stats", "log_weight", log_weight.reshape(count, -1), first)
@@ -95,18 +95,18 @@ def named(site: dict, value: Tensor) -> tuple[Tensor, Names]:
     """Put the images first, drop the dims of size 1 that no plate owns, and name the others.
 
     Args:
-        site: a node of the model's trace, whose plates and event rank hold.
-        value: of that site, (*batch, *event).
+        site: a node of the model's trace, which determines the plates and the event rank.
+        value: a value of that site, (*batch, *event).
 
     Returns:
-        (images, ...) and the names of the dims behind the images, None where one has none.
+        (images, ...) and the names of the dims after the images, None for a dim without a name.
     """
     event = event_names(site["name"], site["fn"].event_dim)
     return images_first(value, (*plate_names(site, value.dim() - len(event)), *event))
 
 
 def images_first(value: Tensor, names: Names) -> tuple[Tensor, Names]:
-    """See `named`; a value without a dim of the images belongs to a single image."""
+    """Put the images first, as `named` does; a value without an image dim is of a single image."""
     stray = [dim for dim, name in enumerate(names) if name == "" and value.shape[dim] == 1]
     value = value.squeeze(tuple(stray))
     names = tuple(name or None for dim, name in enumerate(names) if dim not in stray)
@@ -117,13 +117,13 @@ def images_first(value: Tensor, names: Names) -> tuple[Tensor, Names]:
 
 
 def plate_names(site: dict, rank: int) -> Names:
-    """Return the plates of a site's batch dims, "" where there is none."""
+    """Return the names of the plates of a site's batch dims, "" where a dim has no plate."""
     frames = {frame.dim: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
     return tuple(frames.get(dim, "") for dim in range(-rank, 0))
 
 
 def event_names(site: str, rank: int) -> Names:
-    """Return the names of the dims of one event, None where the site does not tell."""
+    """Return the names of the dims of one event, None where they are unknown."""
     if site == "image" and rank == len(PIXELS):
         return PIXELS
     return ("coordinate",) if site.endswith("_pose") and rank == 1 else (None,) * rank
@@ -134,8 +134,8 @@ def dims_of_group(
 ) -> dict[str, list[str]]:
     """Return the dims of each variable (chain, draw, image, ...), unique within a variable.
 
-    A dim without a name is `<variable>_dim_<number>`, and so is a dim whose name stands for
-    another size elsewhere in the group, or for something else in every evaluation ("draw").
+    A dim without a name is called `<variable>_dim_<number>`. So is a dim whose name has another
+    size elsewhere in the group, or is reserved in every evaluation ("draw").
     """
     sizes: dict[str, set[int]] = {}
     for variable, array in values.items():

@@ -1,4 +1,4 @@
-"""Pairs of a model and a guide side by side, on the same images with the same seeds."""
+"""Comparison of several pairs of a model and a guide, on the same images with the same seeds."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _DRAWN = ("elbo", "elbo_se", "iwae", "iwae_se", "map_objective", "is_bound")
 
 
 class Comparison(pd.DataFrame):
-    """One row for each pair; a pandas DataFrame that can draw itself (`draw`).
+    """A pandas DataFrame with one row for each pair, which can draw itself (`draw`).
 
-    Columns are those of `summarize`, in nats per image, and elbo_difference with its standard
-    error: the mean over images of the paired difference to the first row that is a bound. A row
-    that is not a bound has its value under map_objective and NaN under every bound. What the
-    bounds are bounds on is `attrs["bound_on"]`.
+    The columns are the numbers that `summarize` returns, in nats per image, and elbo_difference
+    with its standard error: the mean over images of the paired difference to the first row that is
+    a bound. A row that is not a bound has its value under map_objective and NaN under every bound.
+    The quantity that the bounds refer to is `attrs["bound_on"]`.
     """
 
     @property
@@ -89,7 +89,7 @@ def compare(
     Every pair is checked before the first is evaluated.
 
     Args:
-        pairs: (model, guide) by name; the first with a bound is what others are compared to.
+        pairs: (model, guide) by name; the others are compared with the first pair that has a bound.
         images: (N, C, H, W), or a `Split`.
         labels, num_particles, seed, discrete, options: see `evaluate`.
 

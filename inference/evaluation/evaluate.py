@@ -1,4 +1,4 @@
-"""Evaluation on held-out images: bounds in nats, importance weights, and what the draws look like.
+"""Evaluation on held-out images: bounds in nats, importance weights and posterior draws.
 
 >>> idata = evaluate(model, guide, dataset.test[:1000], num_particles=100, seed=0)
 >>> idata.sample_stats.log_weight      # (chain, draw, image): log p(x, z) - log q(z | x)
@@ -39,7 +39,7 @@ from capsule_zoo.models.modes import in_eval_mode, seeded
 if TYPE_CHECKING:
     from arviz import InferenceData
 
-# the first particle's number and how many there are; images and labels, repeated for each particle
+# index of the first particle and number of particles; images and labels, repeated per particle
 Pass = tuple[tuple[int, int], Tensor, Tensor | None]
 
 
@@ -56,22 +56,22 @@ def evaluate(
     draws: int = 4,
     batch_size: int = 512,
 ) -> InferenceData:
-    """Importance-weigh a guide's draws against the model, image by image.
+    """Compute the importance weights of a guide's draws under the model, image by image.
 
     Args:
-        model, guide: the pair, on the device and in the precision they have. Modules or plain
-            functions of (images, labels=None); a function keeps what `pyro.param` holds for it.
-            Of Pyro's AutoGuides, AutoNormal and AutoDelta have a density for each image; the
-            others (AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal,
-            AutoIAFNormal, AutoLaplaceApproximation, AutoStructured) have one for the whole batch,
-            and are fitted and evaluated on one image at a time. None of them draws discrete sites:
-            for a model with relaxed presences pass `discrete=False`.
+        model, guide: the pair, on its present device and in its present precision. Both are modules
+            or plain functions of (images, labels=None); the parameters of a function stay in
+            Pyro's store. Among Pyro's AutoGuides, AutoNormal and AutoDelta have a density for each
+            image. The others (AutoDiagonalNormal, AutoMultivariateNormal,
+            AutoLowRankMultivariateNormal, AutoIAFNormal, AutoLaplaceApproximation, AutoStructured)
+            have one for the whole batch, and are fitted and evaluated on one image at a time. None
+            of them draws discrete sites: for a model with relaxed presences pass `discrete=False`.
         images: (N, C, H, W), a tensor, a NumPy array, or a `Split`, whose labels are not used.
         labels: (N,) whole numbers, given to both unless None. A supervised model needs them.
         num_particles: draws for each image, K, in each chain.
         chains: repetitions with other seeds, for r_hat and for errors between runs. The draws of
             a chain depend on the seed and on the chain's number only.
-        seed: of the draws; torch's random state is left as it was.
+        seed: seed of the draws; torch's random state is left as it was.
         discrete: evaluate `with_discrete_presences()` where model and guide offer it. A relaxed
             pair has a log weight too, but it is a bound on the relaxed model only.
         draws: posterior draws to keep for each image and chain, at most `num_particles`.
@@ -85,19 +85,21 @@ def evaluate(
         there, because `image` is the dim; other dims have the names of the model's plates.
 
         `log_likelihood` is log p(image | latents) at the kept draws. The draws come from the guide,
-        and each image has latents of its own: `arviz.loo` is then the harmonic mean estimate of
-        log p(image), right for the exact posterior only. Rank by `iwae` instead.
+        and each image has its own latents. `arviz.loo` is then the harmonic mean estimate of
+        log p(image), which is correct for the exact posterior only. Rank by `iwae` instead.
 
-        Its attributes (str, int and float, as netCDF needs them) hold estimator, num_particles,
-        num_chains, num_images, seed, names, versions and seconds, and what was measured:
+        The attributes of the result (str, int and float, as netCDF needs them) hold estimator,
+        num_particles, num_chains, num_images, seed, names, versions and seconds, and these
+        descriptions of the measurement:
 
         - presence: "discrete", "relaxed", or "none" for a model that has nothing to relax.
-        - bound_on: what the log weights bound in expectation: "log p(image)", or the same "of the
-          relaxed model", "log p(image, label)" where labels are observed as well, and
+        - bound_on: the quantity that the log weights bound in expectation: "log p(image)", or the
+          same "of the relaxed model", "log p(image, label)" where labels are observed as well, and
           "log p(label | image)" for a supervised model, exact where no site is latent.
         - is_bound: 1, or 0 where `not_a_bound` holds a reason: the guide has a Delta over a
           continuous site (named in point_sites), for which the log weight is a MAP objective; the
-          model is not `normalised` (see `log_partition`); or labels enter as a mere factor.
+          model is not `normalised` (see `log_partition`); or labels enter as a factor
+          only.
 
     Raises:
         ValueError: images or labels are not what the model takes, a supervised model is given no
@@ -139,13 +141,13 @@ def evaluate(
         "seconds": seconds,
         "capsule_zoo": capsule_zoo.__version__,
         "pyro": pyro.__version__,
-        "torch": str(torch.__version__),  # is of a subclass of str, which netCDF does not take
+        "torch": str(torch.__version__),  # a subclass of str, which netCDF does not take
     }
     return inference_data(_groups(kept, images), attributes)
 
 
 def chain_seed(seed: int, chain: int) -> int:
-    """Return the seed of one chain; chains of evaluations with neighboring seeds share none."""
+    """Return the seed of one chain, never shared by evaluations with neighboring seeds."""
     if chain == 0:
         return seed
     state = np.random.SeedSequence(seed, spawn_key=(chain,)).generate_state(1, np.uint64)
@@ -153,7 +155,7 @@ def chain_seed(seed: int, chain: int) -> int:
 
 
 def _groups(chains: list[Chain], images: Tensor) -> dict[str, Variables]:
-    """Dims and arrays by group and variable."""
+    """Return dims and arrays by group and variable."""
     by_chain = [chain.values() for chain in chains]
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for group, variable in by_chain[0]:
@@ -171,7 +173,7 @@ def _groups(chains: list[Chain], images: Tensor) -> dict[str, Variables]:
 def _run(
     model: Callable, guide: Callable, passes: Iterator[Pass], draws: int
 ) -> tuple[Chain, Trace, Trace]:
-    """One chain, and the traces of its last pass."""
+    """Run one chain and return it with the traces of its last pass."""
     chain = Chain(draws)
     for particles, images, labels in passes:
         log_weight, model_trace, guide_trace = log_weights(model, guide, images, labels)
@@ -182,7 +184,7 @@ def _run(
 def _passes(
     guide: Callable, images: Tensor, labels: Tensor | None, particles: int, rows: int
 ) -> Iterator[Pass]:
-    """Batches of at most `rows` rows: (first particle, how many), images repeated, labels."""
+    """Yield passes of at most `rows` rows: (first particle, number), repeated images, labels."""
     size = len(images) if is_per_image(guide) else min(len(images), rows)
     at_once = 1 if is_per_image(guide) else max(1, rows // size)
     for begin in range(0, len(images), size):

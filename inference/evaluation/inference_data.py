@@ -1,8 +1,8 @@
-"""The one place that knows which arviz is installed.
+"""The only module that depends on the installed version of arviz.
 
-Up to 0.23 an evaluation is an `arviz.InferenceData`; from 1.0 on it is a `xarray.DataTree`. Both
-are made of one `xarray.Dataset` for each group. Pareto smoothing has moved, and changed its sign,
-as well.
+Up to arviz 0.23 an evaluation is an `arviz.InferenceData`; from 1.0 on it is an `xarray.DataTree`.
+Both consist of one `xarray.Dataset` for each group. Pareto smoothing has moved between the
+versions, and its sign has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
 
     Args:
         groups: (dims, array) by group and variable.
-        attributes: of the whole; str, int and float only, the types that netCDF holds.
+        attributes: attributes of the whole; only str, int and float, the types that netCDF stores.
     """
     import xarray
 
@@ -51,11 +51,11 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
 
 
 def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
-    """Shape k of the Pareto law of the largest weights, over the last dim (draws).
+    """Return the shape k of the Pareto law of the largest weights, over the last dim (draws).
 
-    Below .7 importance sampling with these draws can be trusted (Vehtari et al. 2024,
-    arXiv 1507.02646). Zero where all weights are equal, infinite where the tail
-    has no fit, NaN with fewer than 25 draws.
+    Below .7, importance sampling with these draws can be trusted (Vehtari et al. 2024, arXiv
+    1507.02646). The shape is zero where all weights are equal, infinite where the tail has no fit,
+    and NaN with fewer than 25 draws.
     """
     if log_weight.shape[-1] < _FEWEST_DRAWS:
         return np.full(log_weight.shape[:-1], np.nan)

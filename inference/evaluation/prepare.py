@@ -1,4 +1,4 @@
-"""Check a pair, its images and its labels, and bring them into the form that is evaluated."""
+"""Check a pair, its images and its labels, and convert them to the form that is evaluated."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from capsule_zoo.models.modes import in_eval_mode, seeded
 
 
 class Prepared(NamedTuple):
-    """A pair that has passed all checks, as it is evaluated.
+    """The pair and its data after all checks, in the form that is evaluated.
 
     Attributes:
-        model, guide: in their discrete form, if so requested.
-        images, labels: on the device and, images, in the precision of the parameters.
+        model, guide: the pair, in its discrete form if requested.
+        images, labels: the data on the device of the parameters; images have their precision.
         presence: see `evaluate`.
-        name: of the data.
+        name: name of the data.
     """
 
     model: Callable
@@ -82,7 +82,7 @@ def prepare(
 
 
 def check_whole(minimum: int, **arguments: Any) -> None:
-    """Raise ValueError naming the first argument that is not a whole number from `minimum` on."""
+    """Raise ValueError for the first argument that is not a whole number of at least `minimum`."""
     for name, value in arguments.items():
         try:
             allowed = index(value) >= minimum
@@ -110,19 +110,19 @@ def as_labels(labels: Tensor | np.ndarray, number: int) -> Tensor:
 
 
 def is_per_image(guide: Callable) -> bool:
-    """Whether the guide's parameters belong to one batch of images, in its order."""
+    """Return True if the guide's parameters belong to one batch of images, in its order."""
     return isinstance(guide, AutoGuide) or getattr(guide, "per_image", False)
 
 
 def modules_of(*programs: Callable) -> list[nn.Module]:
-    """Return those programs that are modules, and not plain functions."""
+    """Return the programs that are modules and not plain functions."""
     return [program for program in programs if isinstance(program, nn.Module)]
 
 
 def _as_wanted(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Images and labels on the device of the parameters, images in their precision."""
+    """Return images and labels on the device of the parameters, images in their precision."""
     parameters = (p for module in modules_of(model, guide) for p in module.parameters())
     parameter = next(parameters, images)
     images = images.to(parameter.device, parameter.dtype)

@@ -1,7 +1,7 @@
-"""Which presences does a pair draw, relaxed or discrete?
+"""Determine whether a pair draws relaxed or discrete presences.
 
-A relaxed pair has a log weight too, but it is a bound on the relaxed model only: it may exceed
-log p(image) of the model with presences of 0 or 1. Evaluations say which of the two they are.
+A relaxed pair has a log weight too, but it is a bound on the relaxed model only: it may exceed log
+p(image) of the model with presences of 0 or 1. Evaluations report which kind they used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def presence_of(model: Callable, relaxed: set[str]) -> str:
     """Return "relaxed", "discrete", or "none" for a model that has nothing to relax.
 
     Args:
-        model: as it is evaluated.
+        model: the model in the form that is evaluated.
         relaxed: its `relaxed_sites`.
     """
     if relaxed:
@@ -60,14 +60,14 @@ def presence_of(model: Callable, relaxed: set[str]) -> str:
 def refuse_relaxed_draws(
     model: Callable, guide: Callable, sites: set[str], images: Tensor, labels: Tensor | None
 ) -> None:
-    """Raise IncompatibleGuide where a guide without a discrete form draws relaxed presences.
+    """Raise IncompatibleGuide if a guide without a discrete form draws relaxed presences.
 
     Args:
         model: the discrete model.
         sites: its presences that another form of the model relaxes.
 
     Raises:
-        IncompatibleGuide: in one line, which names the remedy.
+        IncompatibleGuide: a one-line message that names the remedy.
     """
     if not sites or discrete_form(guide) is not guide:
         return
@@ -85,7 +85,7 @@ def refuse_relaxed_draws(
 
 
 def _laws(program: Callable, images: Tensor, labels: Tensor | None) -> dict[str, dict]:
-    """The latent sites of one run, by name; the random state is left as it was."""
+    """Return the latent sites of one run, by name; the random state is left as it was."""
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         trace: Trace = poutine.trace(program).get_trace(*call_arguments(images, labels))
     return latent_sites(prune_subsample_sites(trace))

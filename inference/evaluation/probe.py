@@ -1,4 +1,4 @@
-"""How much of the class a latent knows: a linear classifier on what the guide infers.
+"""Linear probes: how well a linear classifier predicts the class from inferred latents.
 
 >>> train, test = (latents(guide, split.images, ["object_presence"]) for split in splits)
 >>> linear_probe(train, labels, test, test_labels)      # accuracy and its standard error
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Accuracy(Share):
-    """A share of right answers."""
+    """The share of correct answers, with its standard error and the sample size."""
 
 
 class Information(NamedTuple):
-    """What features tell of the class, in nats, its standard error, and how many were asked."""
+    """The information of features about the class, in nats, its standard error and sample size."""
 
     value: float
     se: float
@@ -37,10 +37,10 @@ class Information(NamedTuple):
 def latents(
     guide: nn.Module, images: Tensor, sites: list[str], batch_size: int = 500, seed: int = 0
 ) -> np.ndarray:
-    """What the guide infers at some sites, as one row of features for each image.
+    """Return the values that the guide infers at some sites, one row of features per image.
 
-    A site with `logits`, a presence, gives its probability; any other gives the mean of its law,
-    or its draw where the law knows no mean.
+    A presence (a site with `logits`) gives its probability. Any other site gives the mean of its
+    law, or its draw if the law has no mean.
 
     Args:
         images: (N, C, H, W).
@@ -59,7 +59,7 @@ def latents(
 def linear_probe(
     train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
 ) -> Accuracy:
-    """Test accuracy of a logistic regression fitted on standardised training latents.
+    """Compute the test accuracy of a logistic regression on standardised training latents.
 
     Args:
         train, test: features (N, features) from `latents`.
@@ -75,19 +75,19 @@ def linear_probe(
 def probe_scores(
     train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
 ) -> tuple[Accuracy, Information]:
-    """The accuracy of `linear_probe`, and what its probabilities say of the class.
+    """Return the accuracy of `linear_probe` and the information of its probabilities.
 
-    The latter, the mean of log q(class | features) - log p(class) over test images, is a lower
-    bound on the mutual information of class and features (Barber & Agakov 2003); -inf where a
-    class of the test images was never trained on.
+    The information is the mean of log q(class | features) - log p(class) over test images. It is a
+    lower bound on the mutual information of class and features (Barber & Agakov 2003), and -inf if
+    a class of the test images was never trained on.
 
-    Args, Raises: as `linear_probe`.
+    Args, Raises: as for `linear_probe`.
     """
     _check_lengths("test", test, test_labels)
     probe = fit_probe(train, labels, penalty)
     answers = test_labels.numpy()
     scores = probe.decision_function(test)
-    if scores.ndim == 1:  # of two classes scikit-learn gives the log-odds
+    if scores.ndim == 1:  # for two classes scikit-learn returns the log-odds
         scores = np.stack([np.zeros_like(scores), scores], axis=1)
     log_probability = log_softmax(scores, axis=1)  # `predict_log_proba` may take the log of 0
     known = probe.classes_
@@ -102,9 +102,9 @@ def probe_scores(
 
 
 def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeline:
-    """The classifier of `linear_probe`, fitted once to be asked about many features.
+    """Return the classifier of `linear_probe`, fitted once for use on many features.
 
-    Args, Raises: as `linear_probe`.
+    Args, Raises: as for `linear_probe`.
     """
     from sklearn.linear_model import LogisticRegression  # takes a second, and few need it
     from sklearn.pipeline import make_pipeline

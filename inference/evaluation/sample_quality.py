@@ -1,15 +1,15 @@
-"""How real samples look to a classifier: Frechet distance of its features, and its confidence.
+"""Sample quality as judged by a classifier: Frechet distance of its features and confidence.
 
 >>> classifier = train_classifier(mnist.train, epochs=3)
 >>> seen = classifier.read(samples)                        # features and confidences
 >>> frechet(seen.features, classifier.read(mnist.test.images).features)
 
-The distance of two sets of features is the Frechet (Wasserstein-2) distance, squared, of the
-Gaussians with their means and covariances,
+The distance between two sets of features is the squared Frechet (Wasserstein-2) distance between
+the Gaussians with their means and covariances,
 
     d = |mu_a - mu_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^{1/2}).
 
-It is biased upwards by sampling, so compare only distances of equally many images.
+It is biased upwards by sampling, so compare only distances computed from equal numbers of images.
 
 References:
     Heusel et al. 2017 (arXiv 1706.08500), who use the features of an Inception network.
@@ -32,7 +32,7 @@ from capsule_zoo.models.modes import in_eval_mode, seeded
 
 
 class Reading(NamedTuple):
-    """What a classifier makes of N images.
+    """The features and beliefs of a classifier about N images.
 
     Attributes:
         features: float64, (N, features).
@@ -74,12 +74,12 @@ class FeatureClassifier(nn.Module):
         self.classes = nn.Linear(features, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, classes) of images (B, C, H, W)."""
+        """Compute the logits (B, classes) of images (B, C, H, W)."""
         return self.classes(self.maps(images - 0.5))
 
     @torch.no_grad()
     def read(self, images: Tensor, batch_size: int = 1000) -> Reading:
-        """Features and beliefs about images (N, C, H, W)."""
+        """Return features of images (N, C, H, W) and beliefs about them."""
         with in_eval_mode(self):
             features = torch.cat([self.maps(x - 0.5) for x in images.split(batch_size)])
             belief, classes = self.classes(features).softmax(-1).max(-1)
@@ -89,7 +89,7 @@ class FeatureClassifier(nn.Module):
 def train_classifier(
     split: Split, num_classes: int = 10, epochs: int = 3, batch_size: int = 128, seed: int = 0
 ) -> FeatureClassifier:
-    """A classifier fitted to labelled images by Adam, its rate falling to zero."""
+    """Train a classifier on labelled images by Adam, with a rate that falls to zero."""
     check_at_least(1, epochs=epochs)
     with seeded(seed):
         channels, height, width = split.images.shape[1:]
@@ -108,7 +108,7 @@ def train_classifier(
 
 
 def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
-    """Squared Frechet distance of the Gaussians fitted to two sets of features (N, features).
+    """Compute the squared Frechet distance of Gaussians fitted to two sets of features, (N, D).
 
     Raises:
         ValueError: fewer than two rows, or different numbers of features.
@@ -124,7 +124,7 @@ def frechet_distance(a: np.ndarray, b: np.ndarray) -> float:
 def gaussian_distance(
     mean_a: np.ndarray, covariance_a: np.ndarray, mean_b: np.ndarray, covariance_b: np.ndarray
 ) -> float:
-    """Squared Frechet distance of two Gaussians; covariances may be singular."""
+    """Compute the squared Frechet distance of two Gaussians; covariances may be singular."""
     covariance_a, covariance_b = np.atleast_2d(covariance_a), np.atleast_2d(covariance_b)
     root = _root(covariance_a)
     # (C_a C_b)^{1/2} has the trace of (C_a^{1/2} C_b C_a^{1/2})^{1/2}, whose argument is symmetric
@@ -134,10 +134,10 @@ def gaussian_distance(
 
 
 def frechet(a: np.ndarray, b: np.ndarray, blocks: int = 20) -> tuple[float, float, int]:
-    """Frechet distance of two sets of features, its standard error, and the smaller number of rows.
+    """Return the Frechet distance of two sets of features, its error and the smaller row count.
 
-    The standard error is the jackknife's over blocks that are left out of both sets at once. It
-    repeats no row, as a bootstrap would, and so leaves the covariances alone.
+    The standard error is a jackknife over blocks that are left out of both sets at once. Unlike a
+    bootstrap it repeats no row, so it does not distort the covariances.
     """
     without = [
         frechet_distance(_all_but(a, i, blocks), _all_but(b, i, blocks)) for i in range(blocks)
@@ -151,6 +151,6 @@ def _all_but(rows: np.ndarray, block: int, blocks: int) -> np.ndarray:
 
 
 def _root(matrix: np.ndarray) -> np.ndarray:
-    """The symmetric square root of a covariance."""
+    """Return the symmetric square root of a covariance."""
     values, vectors = np.linalg.eigh(matrix)
     return (vectors * np.sqrt(values.clip(min=0))) @ vectors.T

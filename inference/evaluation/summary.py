@@ -1,4 +1,4 @@
-"""Headline numbers of an evaluation, in nats per image, over all of its chains and draws."""
+"""The headline numbers of an evaluation, in nats per image, over all chains and draws."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def summarize(idata: InferenceData) -> dict[str, float | int | bool]:
     """Compute the headline numbers of an evaluation, or of several joined by `arviz.concat`.
 
-    All chains and draws are pooled. What a bound is a bound on is `idata.attrs["bound_on"]`, and
-    which presences were drawn is `idata.attrs["presence"]`; see `evaluate`.
+    All chains and draws are pooled. `idata.attrs["bound_on"]` names the quantity that the bounds
+    refer to, and `idata.attrs["presence"]` names the kind of presences that were drawn; see
+    `evaluate`.
 
     Returns:
         elbo, iwae (log-mean-exp of K weights; Burda, Grosse and Salakhutdinov 2016) and their
@@ -70,7 +71,7 @@ def standard_error(values: np.ndarray) -> float:
 
 
 def refuse_mixture(idata: InferenceData) -> None:
-    """Raise ValueError where evaluations of different quantities or images were joined."""
+    """Raise ValueError if evaluations of different quantities or images were joined."""
     for name in ("presence", "bound_on", "data", "num_images"):
         values = sorted({str(value) for value in each_value(idata.attrs[name])})
         if len(values) > 1:
@@ -81,10 +82,11 @@ def refuse_mixture(idata: InferenceData) -> None:
 
 
 def each_value(attribute: Any) -> list[Any]:
-    """Return the values of an attribute, of one evaluation or of several.
+    """Return the values of an attribute of one evaluation or of several joined ones.
 
-    `arviz.concat` makes a list of an attribute whose values differ (and a nested list, when it
-    joins what was joined), netCDF an array of that, and both keep a value that is shared.
+    `arviz.concat` turns an attribute whose values differ into a list (and into a nested list if it
+    joins joined evaluations). netCDF turns that list into an array. Both keep a value that is
+    shared.
     """
     if not isinstance(attribute, list | tuple | np.ndarray):
         return [attribute]

@@ -1,4 +1,4 @@
-"""What one does with a model and a guide, by one verb each: the same verbs for every model.
+"""The same five verbs for every model: encode, reconstruct, predict, sample, classify.
 
 >>> encode(model, guide, images)["object_presence"]             # means of the latents, (N, ...)
 >>> reconstruct(model, guide, images)                           # (N, C, H, W)
@@ -6,9 +6,9 @@
 >>> sample(model, 36)                                           # (36, C, H, W)
 >>> classify(model, images)                                     # (N,)
 
-All run on the discrete model, in evaluation mode and without gradients. `seed` alone decides what
-is drawn: torch's own random state, Pyro's parameter store and the modules are left as they were. A
-model that lacks a verb refuses it and names what to do instead.
+All run on the discrete model, in evaluation mode and without gradients. `seed` alone determines the
+draws: torch's own random state, Pyro's parameter store and the modules are left as they were. A
+model that does not support a verb raises an error that names an alternative.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Images = Tensor | Split | np.ndarray
 
 
 class _Pass(NamedTuple):
-    """Images (draws x N, ...), how many go at once, seeds of what guide and model draw."""
+    """The images of one pass, (draws x N, ...), the batch size, and seeds of guide and model."""
 
     images: Tensor
     draws: int
@@ -62,23 +62,23 @@ def encode(
     seed: int = 0,
     batch_size: int = 500,
 ) -> dict[str, Tensor]:
-    """Return the posterior mean of every latent site, as the guide has it.
+    """Return the posterior mean of every latent site under the guide.
 
-    Each draw gives the mean of a site's law, given what the guide has drawn for the sites before
-    it; these means are averaged over the draws. So one draw is exact where the sites are
-    independent under the guide, as in a VAE, and for sites that come first, such as parts, which
-    are read off the image. It is an estimate for those that depend on them, such as objects.
+    Each draw gives the mean of a site's law, given the guide's draws of the earlier sites. These
+    means are averaged over the draws. One draw is exact if the sites are independent under the
+    guide, as in a VAE. It is also exact for sites that come first, such as parts, which depend on
+    the image alone. It is an estimate for sites that depend on earlier ones, such as objects.
 
     Args:
         model, guide: the pair.
         images: (N, C, H, W), a tensor or a NumPy array, or a `Split`.
         num_samples: draws of the guide for each image.
-        seed: of the draws.
+        seed: seed of the draws.
         batch_size: images in one pass.
 
     Returns:
-        By site, (N, ...): means, probabilities of presences, and of a class the probabilities of
-        its values. A law that knows no mean is represented by its draws.
+        (N, ...) by site: means, the probabilities of presences, and for a class the probabilities
+        of its values. A law without a mean is represented by its draws.
 
     Raises:
         ValueError: images that the model does not take, a number below 1, or a guide with relaxed
@@ -104,14 +104,15 @@ def reconstruct(
     seed: int = 0,
     batch_size: int = 500,
 ) -> Tensor:
-    """Return the images as the model paints what the guide infers, (N, C, H, W), without noise.
+    """Return the model's reconstructions of the images, (N, C, H, W), without pixel noise.
 
-    It is E[image | latents], averaged over `num_samples` draws of the latents from the guide.
+    A reconstruction is E[image | latents], averaged over `num_samples` draws of the latents from
+    the guide.
 
-    Args: as of `encode`.
+    Args: as for `encode`.
 
     Raises:
-        ValueError: as `encode`, or the model paints no images.
+        ValueError: as for `encode`, or the model draws no images.
     """
     _check_paints(model)
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
@@ -128,20 +129,20 @@ def posterior_predictive(
     seed: int = 0,
     batch_size: int = 500,
 ) -> Tensor:
-    """Return new images as the model draws them given what the guide infers, pixel noise included.
+    """Return new images that the model draws given the inferred latents, with pixel noise.
 
-    In Pyro's own words it is `Predictive(poutine.uncondition(model), guide=guide,
+    In Pyro's terms it is `Predictive(poutine.uncondition(model), guide=guide,
     num_samples=num_samples)(images)["image"]` on the discrete pair, without the plate's extra dim.
 
     Args:
         num_samples: draws of latents and pixels for each image.
-        model, guide, images, seed, batch_size: as of `encode`.
+        model, guide, images, seed, batch_size: as for `encode`.
 
     Returns:
         (num_samples, N, C, H, W).
 
     Raises:
-        ValueError: as `encode`, or the model paints no images.
+        ValueError: as for `encode`, or the model draws no images.
     """
     _check_paints(model)
     with _ready(model, guide, images, num_samples, seed, batch_size) as passes:
@@ -154,11 +155,11 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
     `capsule_zoo.inference.evaluation.ancestral.mean_images` gives the same draws without the noise.
 
     Args:
-        number: of images; of an energy model, of Gibbs chains.
-        seed, batch_size: as of `encode`.
+        number: number of images; for an energy model, number of Gibbs chains.
+        seed, batch_size: as for `encode`.
 
     Raises:
-        ValueError: a number below 1, or the model paints no images.
+        ValueError: a number below 1, or the model draws no images.
     """
     check_at_least(1, number=number, batch_size=batch_size)
     check_at_least(0, seed=seed)
@@ -168,12 +169,12 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
 
 
 def classify(model: Model, images: Images, *, batch_size: int = 100) -> Tensor:
-    """Return the likeliest labels of images (N, C, H, W), (N,).
+    """Return the likeliest labels (N,) of images (N, C, H, W).
 
-    How likely each class of a classifier is, `encode(model, guide, images)["label"]` says.
+    `encode(model, guide, images)["label"]` gives the probability of each class.
 
     Raises:
-        ValueError: the model tells no classes, or does not take the images.
+        ValueError: the model does not predict classes, or does not take the images.
     """
     check_at_least(1, batch_size=batch_size)
     if not hasattr(model, "predict"):
@@ -186,7 +187,7 @@ def classify(model: Model, images: Images, *, batch_size: int = 100) -> Tensor:
 
 
 def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., Tensor]) -> Tensor:
-    """Return what is painted of the guide's draws, (draws, N, C, H, W)."""
+    """Return the images that `paint` makes from the guide's draws, (draws, N, C, H, W)."""
     sites = [site.name for site in model.latent_sites]
     latents = infer(guide, each.images, sites, each.guide_seed, each.rows)
     number, seed = len(each.images), each.model_seed
@@ -198,7 +199,7 @@ def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., T
 def _ready(
     model: Model, guide: nn.Module, images: Images, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[Iterator[_Pass]]:
-    """Yield the passes over the images, with nobody else's parameters in Pyro's store."""
+    """Yield the passes over the images, with no foreign parameters in Pyro's store."""
     check_at_least(1, num_samples=num_samples, batch_size=batch_size)
     check_at_least(0, seed=seed)
     if not isinstance(guide, nn.Module):
@@ -213,7 +214,7 @@ def _ready(
 
 
 def _check_presences(model: Model, guide: nn.Module, images: Tensor) -> None:
-    """Raise ValueError for a guide whose presences the discrete model does not take."""
+    """Raise ValueError if the discrete model does not accept the guide's presences."""
     try:
         refuse_relaxed_draws(model, guide, relaxed_sites(model, images), images, None)
     except IncompatibleGuide as error:
@@ -226,10 +227,10 @@ def _check_presences(model: Model, guide: nn.Module, images: Tensor) -> None:
 def _passes(
     guide: nn.Module, images: Tensor, num_samples: int, seed: int, batch_size: int
 ) -> Iterator[_Pass]:
-    """Yield all draws, as many at once as `batch_size` images allow.
+    """Yield passes over all draws, with as many draws at once as `batch_size` images allow.
 
-    The parameters of a guide that is `per_image` belong to these images in this order, so that all
-    of them go at once. The first seed of the guide's is `seed`; the others follow from it.
+    The parameters of a guide that is `per_image` belong to these images in this order, so all
+    images are processed at once. The guide's first seed is `seed`; all other seeds follow from it.
     """
     alone = is_per_image(guide)
     at_once = 1 if alone else max(1, batch_size // len(images))
@@ -243,7 +244,7 @@ def _passes(
 
 
 def _as_wanted(model: Model, images: Images) -> Tensor:
-    """Return images, once they are checked, on the model's device and in its precision."""
+    """Check the images and return them on the model's device and in its precision."""
     images = images.images if isinstance(images, Split) else images
     images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
     check_images_of(model, images)

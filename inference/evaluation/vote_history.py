@@ -1,7 +1,7 @@
-"""How a capsule network's last routing gathers votes, iteration by iteration.
+"""The history of votes in a capsule network's last routing, iteration by iteration.
 
-As the paper draws it (Hinton, Sabour & Frosst 2018, figure 2): distances of votes to the mean of
-each class capsule, weighted by assignment.
+The history has the quantities of Hinton, Sabour & Frosst 2018, figure 2: distances of votes to the
+mean of each class capsule, weighted by assignment.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from capsule_zoo.models.modes import in_eval_mode
 
 
 class VoteHistory(NamedTuple):
-    """The votes for the class capsules, as seen after each iteration.
+    """The votes for the class capsules after each iteration.
 
     Attributes:
-        distance: of each vote to the mean of the class, (iterations, N, classes, children).
-        weight: what the class has of the child, presence included, of the same shape.
+        distance: distance of each vote to the class mean, (iterations, N, classes, children).
+        weight: share of the child assigned to the class, times its presence, of the same shape.
         wins: True for the likeliest class, (N, classes).
     """
 
@@ -29,18 +29,18 @@ class VoteHistory(NamedTuple):
     wins: Tensor
 
     def mean_distance(self, chosen: Tensor) -> Tensor:
-        """Over the votes for the classes that are chosen, (N, classes); (iterations, N)."""
+        """Return the mean distance (iterations, N) of votes for the chosen classes (N, classes)."""
         weight = self.weight * chosen[:, :, None]
         return (weight * self.distance).sum((2, 3)) / weight.sum((2, 3))
 
     def share_of_winner(self) -> Tensor:
-        """What the likeliest class has of all children, (iterations, N)."""
+        """Return the share of all children assigned to the likeliest class, (iterations, N)."""
         return (self.weight * self.wins[:, :, None]).sum((2, 3)) / self.weight.sum((2, 3))
 
 
 @torch.no_grad()
 def vote_history(model: MatrixCapsules, images: Tensor, batch_size: int = 100) -> VoteHistory:
-    """What the last routing makes of images (N, C, H, W)."""
+    """Return the vote history of the last routing for images (N, C, H, W)."""
     with in_eval_mode(model):
         parts = [_history(model, batch) for batch in images.split(batch_size)]
     distances, weights, wins = zip(*parts, strict=True)

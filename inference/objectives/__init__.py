@@ -1,1 +1,1 @@
-"""Objectives: what training minimizes."""
+"""Objectives: the losses that training minimizes."""

@@ -1,7 +1,7 @@
-"""Objectives: what training minimises, for `pyro.infer.SVI` and for torch optimizers alike.
+"""Objectives: losses that work with both `pyro.infer.SVI` and torch optimizers.
 
 An objective of the zoo is a `pyro.infer.ELBO` whose subclasses write `differentiable_loss` only, in
-nats per image. One object then serves both ways people work::
+nats per image. The same object can then be used in both ways::
 
     SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), loss=objective).step(images)
     objective(model, guide)(images).backward()
@@ -37,15 +37,16 @@ from capsule_zoo.models.blocks.sharing import sharing
 
 
 class Objective(ELBO):
-    """Base of the zoo's objectives: subclasses write `differentiable_loss` and nothing else.
+    """The base class of the zoo's objectives: subclasses write only `differentiable_loss`.
 
     An objective with a state of its own (persistent chains) also offers `state_dict()` and
-    `load_state_dict(state)`, a nested dict of tensors and numbers, which checkpoints then hold.
+    `load_state_dict(state)`. The state is a nested dict of tensors and numbers, and checkpoints
+    store it.
 
     Attributes:
-        units: what the loss is measured in.
+        units: the unit of the loss.
         is_bound: True when the negated loss is, in expectation, a lower bound on log p(images).
-            Models are never ranked by an objective that is none.
+            Models are never ranked by an objective that is not a bound.
     """
 
     units = "nats per image"
@@ -54,15 +55,15 @@ class Objective(ELBO):
     def differentiable_loss(
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """The scalar to minimise, averaged over the images of the batch, in nats per image."""
+        """Return the scalar to minimise, a mean over the images of the batch, in nats per image."""
         raise NotImplementedError(f"{type(self).__name__} must write differentiable_loss")
 
     def loss(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
-        """The value of the loss, in nats per image."""
+        """Return the value of the loss, in nats per image."""
         return torch_item(self.differentiable_loss(model, guide, *args, **kwargs))
 
     def loss_and_grads(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:
-        """The value of the loss, in nats per image; its gradients are added to the parameters."""
+        """Return the loss, in nats per image, and add its gradients to the parameters."""
         loss = self.differentiable_loss(model, guide, *args, **kwargs)
         torch_backward(loss, self.retain_graph)
         return torch_item(loss)
@@ -70,12 +71,12 @@ class Objective(ELBO):
     def _get_trace(
         self, model: Callable, guide: Callable, args: tuple, kwargs: dict
     ) -> tuple[Trace, Trace]:
-        """The model's and the guide's trace of one joint draw, log densities computed."""
+        """Return the traces of model and guide of one joint draw, with log densities computed."""
         return get_importance_trace("flat", self.max_plate_nesting, model, guide, args, kwargs)
 
 
 class _WithGradient(torch.autograd.Function):
-    """See `with_gradient`."""
+    """The autograd function behind `with_gradient`."""
 
     @staticmethod
     def forward(ctx, value: Tensor, gradients: list[Tensor | None], *parameters: Tensor) -> Tensor:
@@ -90,10 +91,11 @@ class _WithGradient(torch.autograd.Function):
 def with_gradient(
     value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> Tensor:
-    """A scalar whose gradient by each of these parameters is declared, whatever made the value.
+    """Return a scalar with given gradients with respect to these parameters.
 
-    For objectives whose direction is not the gradient of their value. Where a gradient is None,
-    the parameter has none.
+    The gradients do not depend on the computation of the value. This serves objectives whose
+    descent direction is not the gradient of their value. Where a gradient is None, the parameter
+    has none.
     """
     return _WithGradient.apply(value.detach(), list(gradients), *parameters)
 
@@ -103,10 +105,11 @@ _NO_BOUNDS = (TraceTailAdaptive_ELBO, TraceMeanField_ELBO)  # the latter drops D
 
 
 def is_bound(objective: ELBO) -> bool:
-    """Whether the negated loss is a lower bound on log p(images), for zoo and Pyro objectives.
+    """Return True if the negated loss is a lower bound on log p(images).
 
-    It is one for guides with a density: see `evaluate` for guides with a Delta over a continuous
-    site. A Renyi objective is a bound for alpha >= 0 (Li and Turner 2016, section 3).
+    Zoo and Pyro objectives are both accepted. The answer holds for guides with a density: see
+    `evaluate` for guides with a Delta over a continuous site. A Renyi objective is a
+    bound for alpha >= 0 (Li and Turner 2016, section 3).
     """
     if isinstance(objective, Objective):
         return objective.is_bound
@@ -122,12 +125,13 @@ def loss_per_image(
     images: Tensor,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """The loss on a batch, in nats per image, differentiable unless gradients are disabled.
+    """Return the loss on a batch in nats per image, differentiable unless gradients are disabled.
 
     Args:
-        objective: one of the zoo's or of Pyro's; Pyro's sum over the batch and are divided here.
+        objective: an objective of the zoo or of Pyro. Pyro's objectives sum over the batch; the
+            sum is divided by the number of images.
         images: (B, C, H, W).
-        labels: (B,), handed on to model and guide unless None.
+        labels: (B,), passed to model and guide unless None.
 
     Raises:
         ValueError: the objective offers no `differentiable_loss` (`pyro.infer.RenyiELBO`).
@@ -160,14 +164,14 @@ def check_objective(objective: ELBO | None) -> None:
 
 
 def repeated(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
-    """A batch `count` times over, one copy behind the other, (count B, C, H, W) and (count B,)."""
+    """Return `count` copies of a batch, one after the other: (count B, C, H, W) and (count B,)."""
     return images.repeat(count, 1, 1, 1), None if labels is None else labels.repeat(count)
 
 
 def default_objective(
     model: Callable, images: Tensor, labels: Tensor | None = None
 ) -> TraceEnum_ELBO | Trace_ELBO:
-    """`TraceEnum_ELBO` for a model that enumerates a site in parallel, `Trace_ELBO` for others."""
+    """Return `TraceEnum_ELBO` if the model enumerates a site in parallel, else `Trace_ELBO`."""
     with poutine.block(), torch.random.fork_rng(), torch.no_grad():
         trace = poutine.trace(model).get_trace(*call_arguments(images, labels))
     if not enumerated_sites(trace):

@@ -1,4 +1,4 @@
-"""The importance-weighted bound (IWAE): tighter than the ELBO, the tighter the more particles.
+"""The importance-weighted bound (IWAE), which becomes tighter as the number of particles grows.
 
 K particles z_k ~ q(z | x) are drawn for each image, with weights w_k = p(x, z_k) / q(z_k | x):
 
@@ -7,13 +7,13 @@ K particles z_k ~ q(z | x) are drawn for each image, with weights w_k = p(x, z_k
 The mean is taken image by image. (Pyro's `RenyiELBO` agrees where every site lies in the plate of
 images; otherwise it takes one mean over the whole batch.)
 
-Draws that can be reparametrised are differentiated through. For the others, such as presences,
+Draws that can be reparametrised are differentiated through. For all other draws, such as presences,
 
     (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = the same sum, w_k replaced by the
                                                          geometric mean of the other weights
 
-is added for each particle, its first factor held constant. The baseline b_k does not depend on
-z_k, so that the gradient stays unbiased.
+is added for each particle, with the first factor held constant. The baseline b_k does not depend on
+z_k, so the gradient stays unbiased.
 
 References:
     Burda, Grosse & Salakhutdinov 2016, "Importance Weighted Autoencoders" (ICLR), equation 8.
@@ -36,17 +36,17 @@ from capsule_zoo.models.checks import check_at_least
 
 
 class ImportanceWeightedELBO(Objective):
-    """Minus the importance-weighted bound of K particles for each image, in nats per image.
+    """The negated importance-weighted bound of K particles for each image, in nats per image.
 
     Sites that the model enumerates are summed out exactly within each weight. With a guide that
-    has a Delta over a continuous site the value is not a bound, since such a guide has no density
+    has a Delta over a continuous site the value is not a bound, because such a guide has no density
     there.
 
     Args:
-        num_particles: K, draws for each image; 1 gives the ELBO.
-        vectorize_particles: True draws all particles in one call, in which the batch holds every
-            image K times over. False calls the pair K times, as guides with parameters for each
-            image need (`FreeForm`, Pyro's AutoGuides).
+        num_particles: K, the number of draws for each image; 1 gives the ELBO.
+        vectorize_particles: True draws all particles in one call, in which the batch contains
+            every image K times. False calls the pair K times, which guides with parameters for
+            each image need (`FreeForm`, Pyro's AutoGuides).
 
     Raises:
         ValueError: fewer than one particle.
@@ -63,7 +63,7 @@ class ImportanceWeightedELBO(Objective):
     def differentiable_loss(
         self, model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Minus the bound, in nats per image; its gradient is unbiased."""
+        """Return the negated bound, in nats per image, with an unbiased gradient."""
         count = self.num_particles
         if self.vectorize_particles:
             log_weight, score = _draw(model, guide, *repeated(images, labels, count))
@@ -84,10 +84,11 @@ def log_mean_exp(log_weight: Tensor) -> Tensor:
 
 
 def score_credit(log_weight: Tensor) -> Tensor:
-    """Return what a particle's log q is multiplied by in the gradient, (K, B), constant.
+    """Return the constant factor of each particle's log q in the gradient, (K, B).
 
-    To the difference of the two log means it adds 1/K, the mean of what a weight's own gradient
-    takes away; with one particle it is then the log weight alone, as in Pyro's `Trace_ELBO`.
+    The factor is the difference of the two log means plus 1/K. The term 1/K compensates, on
+    average, for the gradient of the weight itself. With one particle the factor is the log weight
+    alone, as in Pyro's `Trace_ELBO`.
 
     Args:
         log_weight: (K, B).
@@ -109,7 +110,7 @@ def score_credit(log_weight: Tensor) -> Tensor:
 def _draw(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return log weights, and log q of all draws that were not reparametrised, (B,) each."""
+    """Return log weights and log q of all draws that were not reparametrised, (B,) each."""
     log_weight, _, drawn = log_weights(model, guide, images, labels)
     chosen = Trace()
     for name, site in drawn.nodes.items():

@@ -1,15 +1,15 @@
-"""The ELBO for latents that cannot be reparametrised: the score function with baselines.
+"""The ELBO with score-function gradients and baselines, for latents without reparametrisation.
 
-K particles are drawn for each image. Each one's log weight is set against the mean of the others',
-a baseline that costs no bias since it does not depend on the particle:
+K particles are drawn for each image. The mean log weight of the other particles is subtracted from
+each particle's log weight. This baseline adds no bias because it does not depend on the particle:
 
     -mean_k log p(x, z_k) + [log w_k - mean_{j != k} log w_j] log q(z_k | x)    z, log w constant
 
-Model and guide descend this alike, whatever they share. The whole latent of an image is one choice.
-(Pyro's `Trace_ELBO` credits a draw only with what may depend on it, and takes the elements of a
-plate for independent of each other given what lies outside. Where a layer is drawn given all
-capsules of another, as in a Helmholtz machine, they are not, and its gradient is biased:
-`capsule-zoo selfcheck` shows it.)
+Model and guide both descend this loss, whether or not they share parameters. All latents of an
+image are treated as one choice. (Pyro's `Trace_ELBO` credits a draw only with terms that may depend
+on it. It assumes that the elements of a plate are independent of each other given everything
+outside the plate. In a Helmholtz machine they are not, because a layer is drawn given all capsules
+of another layer. There its gradient is biased: `capsule-zoo selfcheck` shows it.)
 
 References:
     Williams 1992, "Simple Statistical Gradient-Following Algorithms" (REINFORCE). Kool, van Hoof &
@@ -29,7 +29,7 @@ class ScoreFunctionELBO(Objective):
     """The ELBO with the gradient above, unbiased for discrete and continuous latents alike.
 
     Args:
-        num_particles: K, draws for each image.
+        num_particles: K, the number of draws for each image.
 
     Raises:
         ValueError: fewer than two particles.
@@ -45,7 +45,7 @@ class ScoreFunctionELBO(Objective):
     def differentiable_loss(
         self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Minus the ELBO, a mean over K draws for each image, in nats per image."""
+        """Return the negated ELBO, a mean over K draws for each image, in nats per image."""
         count = self.num_particles
         _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, -1)

@@ -3,15 +3,15 @@
     wake    latents from the guide on images; the model learns to make both
     sleep   images and latents from the model; the guide learns to recognise them
 
-Reweighted wake-sleep draws K particles for each image and weighs them by w_k, the share of
-p(x, z_k) / q(z_k | x) among the image's own particles, in the wake phase of both:
+Reweighted wake-sleep draws K particles for each image. In the wake phase of both model and guide it
+weighs them by w_k, the share of p(x, z_k) / q(z_k | x) among the particles of the image:
 
     model   descends  -sum_k w_k log p(x, z_k)
-    guide   descends  -(1 - sleep) sum_k w_k log q(z_k | x)  -  sleep log q(z | x),  (z, x) dreamt
+    guide   descends  -(1 - sleep) sum_k w_k log q(z_k | x)  -  sleep log q(z | x),  (z, x) sampled
 
-The value of either objective is that of a bound, so that rows of one table compare: minus the ELBO
-for wake-sleep, minus the IWAE of K particles for the reweighted kind. Its gradient is not that of
-the bound: it is as above.
+The value of either objective is a negated bound, so rows of one table can be compared: the negated
+ELBO for wake-sleep, the negated IWAE of K particles for the reweighted kind. The gradient is not
+the gradient of the bound; it is the one given above.
 
 References:
     Hinton, Dayan, Frey & Neal 1995, "The Wake-Sleep Algorithm for Unsupervised Neural Networks".
@@ -37,12 +37,12 @@ from capsule_zoo.models.checks import check_at_least
 
 
 class WakeSleep(Objective):
-    """The wake-sleep algorithm; one draw for each image.
+    """The wake-sleep algorithm with one draw for each image.
 
     Args:
         recycle_top: start the sleep phase at the top layer that the wake phase has recognised, as
-            the paper does; the model then says which sites these are (`top_sites`). Otherwise it
-            starts at the prior, which is the classical algorithm.
+            the paper does; the model must then name these sites (`top_sites`). Otherwise the sleep
+            phase starts at the prior, which is the classical algorithm.
 
     Raises:
         ValueError: on use, `recycle_top` and a model without `top_sites`.
@@ -57,7 +57,7 @@ class WakeSleep(Objective):
     def differentiable_loss(
         self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Minus the ELBO of one draw, in nats per image, with the gradient of wake and sleep."""
+        """Return the negated ELBO of one draw, in nats per image, with the wake-sleep gradient."""
         recognised, log_p, log_q = wake(model, guide, images, labels)
         value = (log_q - log_p).mean()
         start = _only(recognised, top_sites(model)) if self.recycle_top else Trace()
@@ -66,12 +66,12 @@ class WakeSleep(Objective):
 
 
 class ReweightedWakeSleep(Objective):
-    """Reweighted wake-sleep with weights normalised for each image.
+    """The reweighted wake-sleep algorithm with weights normalised for each image.
 
     (Pyro's own objective of this name weighs whole batches.)
 
     Args:
-        num_particles: K, draws for each image.
+        num_particles: K, the number of draws for each image.
         sleep: share of the sleep phase in the guide's gradient, from 0 to 1.
 
     Raises:
@@ -90,7 +90,7 @@ class ReweightedWakeSleep(Objective):
     def differentiable_loss(
         self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
-        """Minus the IWAE of K particles, in nats per image, with the gradients above."""
+        """Return the negated IWAE of K particles, in nats per image, with the gradients above."""
         count, size = self.num_particles, len(images)
         _, log_p, log_q = wake(model, guide, *repeated(images, labels, count))
         log_weight = (log_p - log_q).detach().view(count, size)
@@ -106,7 +106,7 @@ class ReweightedWakeSleep(Objective):
 def wake(
     model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
 ) -> tuple[Trace, Tensor, Tensor]:
-    """The guide's draws, held constant, with log p(x, z) and log q(z | x), (B,) each, in nats."""
+    """Return the guide's draws, held constant, and log p(x, z) and log q(z | x), (B,), in nats."""
     arguments = call_arguments(images, labels)
     with _Constant():
         drawn = poutine.trace(guide).get_trace(*arguments)
@@ -121,10 +121,10 @@ def sleep(
     images: Tensor,
     labels: Tensor | None = None,
 ) -> Tensor:
-    """Mean of log q(z | x) over as many dreams (z, x) of the model as there are images, in nats.
+    """Return the mean of log q(z | x) over samples (z, x) of the model, one per image, in nats.
 
     Args:
-        start: sites at which the dreams begin; the rest is drawn from the model.
+        start: values of the sites from which sampling starts; the model draws the rest.
     """
     with torch.no_grad(), poutine.block():
         program = poutine.trace(poutine.replay(model, trace=start))
@@ -137,7 +137,7 @@ def sleep(
 
 
 def top_sites(model: nn.Module) -> Iterable[str]:
-    """Sites from which the model can dream the rest; ValueError where it does not say."""
+    """Return the sites from which the model can sample the rest; ValueError if it names none."""
     sites = getattr(model, "top_sites", None)
     if sites is None:
         raise ValueError(
@@ -148,7 +148,7 @@ def top_sites(model: nn.Module) -> Iterable[str]:
 
 
 def _only(trace: Trace, sites: Iterable[str]) -> Trace:
-    """A trace of these sites alone."""
+    """Return a trace of these sites alone."""
     kept = Trace()
     for name in sites:
         kept.add_node(name, **trace.nodes[name])
@@ -156,7 +156,7 @@ def _only(trace: Trace, sites: Iterable[str]) -> Trace:
 
 
 class _Constant(Messenger):
-    """Within it no draw depends on parameters, whether or not its law could be reparametrised."""
+    """A messenger that detaches every draw from the parameters, reparametrised or not."""
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["is_observed"]:
@@ -164,7 +164,7 @@ class _Constant(Messenger):
 
 
 def descending(value: Tensor, losses: Mapping[nn.Module, Tensor]) -> Tensor:
-    """This value, with the gradient of each loss by the parameters of its own module only."""
+    """Return this value with the gradient of each loss by its own module's parameters only."""
     parameters: list[Tensor] = []
     gradients: list[Tensor | None] = []
     for module, loss in losses.items():

@@ -1,1 +1,1 @@
-"""A trained pair improved or used again: refining, widening, transformations, priors."""
+"""Ways to improve or reuse a trained pair: refining, widening, transformations, priors."""

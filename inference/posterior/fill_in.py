@@ -1,15 +1,16 @@
-"""Fill in missing pixels, and say how well the hidden ones were foretold.
+"""Fill in missing pixels, and measure how well the hidden pixels were predicted.
 
 >>> mask = occluded((28, 28), "left")                     # True where a pixel is observed
 >>> found = fill_in(model, guide, images, mask, steps=100)
 >>> found.images, found.log_hidden                        # filled in; nats of each hidden half
 
-The latents z are inferred from the observed pixels alone, and the hidden pixels are foretold by a
+The latents z are inferred from the observed pixels alone. The hidden pixels are predicted by a
 mixture over K draws from the guide,
 
     z_k ~ q(z | observed),    p(hidden) = sum_k w_k p(hidden | z_k)
 
-whose weights are all 1 / K, or importance weights, proportional to p(observed, z_k) / q(z_k).
+where the weights w_k are either all 1 / K or importance weights, proportional to p(observed, z_k) /
+q(z_k).
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
 
-_LR = 0.05  # of normal laws that are fitted to the images at hand
+_LR = 0.05  # of normal laws that are fitted to the given images
 
 
 @dataclass(frozen=True)
 class FilledIn:
-    """What `fill_in` found.
+    """The result of `fill_in`.
 
     Attributes:
-        images: (N, C, H, W); hidden pixels have the mean of the mixture, so that its mean squared
-            error is the least that this mixture can have.
-        drawn: the same with the mean pixels of one z_k, chosen with probability w_k: a single
-            answer, where the mean of several is blurred.
-        log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels that were given
-            (those that are NaN are left out). Draws and weights have not seen these pixels, so that
-            the mixture is a density over them, and its logarithm a proper score: it is raised on
-            average by foretelling better, and by nothing else. It is the score of this mixture of
-            K laws. As K grows it rises on average; with equal weights it tends to the score of the
-            guide's own predictive law, and with importance weights to log p(hidden | observed) of
-            the model, where the guide has a density. It is not a bound on log p(image).
+        images: (N, C, H, W). Hidden pixels have the mean of the mixture, which gives the least
+            expected squared error under this mixture.
+        drawn: the same with the mean pixels of one z_k, chosen with probability w_k. It is a single
+            sharp answer, whereas the mean of several is blurred.
+        log_hidden: (N,), nats: log sum_k w_k p(hidden | z_k) at the hidden pixels whose values were
+            given (NaN pixels are left out). Draws and weights do not depend on these pixels, so the
+            mixture is a density over them and its logarithm is a proper score: on average only
+            better prediction raises it. It is the score of this mixture of K laws. As K grows it
+            rises on average. With equal weights it tends to the score of the guide's own predictive
+            law; with importance weights it tends to log p(hidden | observed) of the model, if the
+            guide has a density. It is not a bound on log p(image).
         ess: (N,), the effective number of draws, 1 / sum_k w_k^2; K with equal weights.
     """
 
@@ -75,26 +76,27 @@ def fill_in(
     seed: int = 0,
     batch_size: int = 512,
 ) -> FilledIn:
-    """Infer the latents from observed pixels alone and paint the pixels that are hidden.
+    """Infer the latents from the observed pixels alone and predict the hidden pixels.
 
-    Everything is on the discrete model. Model and guide stay as they are.
+    The discrete model is used. Model and guide are not changed.
 
     Args:
         model: any model whose pixels are independent given its latents.
         guide: a guide to it.
-        images: (N, C, H, W). What stands at a hidden pixel is used for `log_hidden` alone.
+        images: (N, C, H, W). The value of a hidden pixel is used for `log_hidden` alone.
         observed: bool, True where a pixel is observed: (H, W), (C, H, W), (N, 1, H, W) or
             (N, C, H, W); by default all pixels that are not NaN.
         num_particles: draws for each image, K.
-        weighted: whether draws have importance weights. These mend a guide whose draws are near the
-            posterior; where the effective number of draws is near 1, one draw carries the mixture,
-            and equal weights foretell better.
-        steps: of test-time inference on the observed pixels, with parameters of their own for every
-            image, started at the guide's answer: by `refine` for part-whole capsules, and by normal
-            laws (`FreeFormNormal`) for other models whose latents are real. 0 takes the guide's
-            answer to the filled image as it is, which it may never have been trained for.
-        fill: what the guide sees at hidden pixels, a number or (C, H, W).
-        seed: of all draws; torch's random state is left as it was.
+        weighted: True gives draws importance weights. They correct a guide whose draws are near the
+            posterior. If the effective number of draws is near 1, one draw dominates the mixture,
+            and equal weights predict better.
+        steps: steps of test-time inference on the observed pixels. Every image has its own
+            parameters, which start at the guide's answer. Part-whole capsules use `refine`; other
+            models with real latents use normal laws (`FreeFormNormal`). With 0 steps the guide's
+            answer to the filled image is used unchanged, although the guide may never have been
+            trained on such images.
+        fill: the value that the guide sees at hidden pixels, a number or (C, H, W).
+        seed: seed of all draws; torch's random state is left as it was.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
             gets all images in every pass.
 
@@ -126,13 +128,13 @@ def fill_in(
 
 
 def _in_passes(particles: int, at_once: int) -> list[int]:
-    """How many particles each pass draws, `at_once` at most."""
+    """Return the number of particles that each pass draws, at most `at_once`."""
     full, rest = divmod(particles, at_once)
     return [at_once] * full + [rest] * (rest > 0)
 
 
 def _answer(model: Model, guide: Guide, images: Tensor, steps: int) -> Guide:
-    """A guide with parameters for these images, fitted to their observed pixels."""
+    """Return a guide with parameters for these images, fitted to their observed pixels."""
     if isinstance(model, PartWholeCapsules):
         seed = int(torch.randint(2**31, ()))
         return refine(model, guide, images, steps=steps, pose="normal", seed=seed).guide
@@ -158,7 +160,7 @@ def _foretold(
     passes: list[int],
     weighted: bool,
 ) -> FilledIn:
-    """The mixture's answer for one batch, from passes of so many particles each."""
+    """Return the mixture's answer for one batch; `passes` are the particle numbers of each pass."""
     model, guide = model.with_discrete_presences(), guide.with_discrete_presences()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
@@ -178,7 +180,7 @@ def _foretold(
 def _draws(
     model: Model, guide: Guide, images: Tensor, observed: Tensor, particles: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log weights (K, B), log densities (K, B) of the hidden pixels, and means (K, B, C, H, W)."""
+    """Return log weights (K, B), hidden-pixel log densities (K, B) and means (K, B, C, H, W)."""
     shape = particles, len(images)
     images, observed = (x.repeat(particles, 1, 1, 1) for x in (images, observed))
     log_weight, trace, _ = log_weights(model, guide, hide(images, observed))

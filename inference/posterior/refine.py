@@ -1,14 +1,14 @@
-"""Test-time inference: repair a guide's answer image by image, with the model frozen.
+"""Test-time inference that improves a guide's answer for each image, with the model frozen.
 
 >>> better = refine(model, guide, images, steps=100)      # -> Refinement
 >>> evaluate(model, better.guide, images)                 # a FreeForm guide to these images
 >>> better.path                                           # mean objective at each step, nats
 
-The paper optimises for hundreds to thousands of steps and calls that a defect. Two things remove
-most of it: Adam with a short memory, whose steps grow over the first few, then fall to zero, and
-are longer for presences than for poses; and all images at once. Every step draws new noise for the
-presences: optimised under the same noise again and again, presences learn the noise (dozens of
-nats, which fresh draws then do not show).
+The paper optimises for hundreds to thousands of steps and calls that a defect. Two changes remove
+most of that cost. (1) All images are optimised in one batch. (2) Adam uses betas of 0.8, a
+five-step warm-up and a linear decay to zero, and a three times larger rate for presences than for
+poses. Every step draws new noise for the presences. Under fixed noise the presences would fit that
+noise and seem to gain dozens of nats, which fresh draws do not confirm.
 
 Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 """
@@ -35,21 +35,21 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 from capsule_zoo.models.modes import frozen, seeded
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
-_PRESENCES = 3  # how much larger the rate of presence logits is than that of poses
-_MISSING = -1e6  # in the place of NaN where images are told apart
-_JUDGED, _DRAWS = 2, 4  # how often an image is judged on the way, and over how many draws
+_PRESENCES = 3  # the rate of presence logits, in units of the rate of poses
+_MISSING = -1e6  # replaces NaN where images are compared
+_JUDGED, _DRAWS = 2, 4  # how often an image is judged in a run, and over how many draws
 
 
 @dataclass
 class Refinement:
-    """What `refine` found.
+    """The result of `refine`.
 
     Attributes:
         guide: the FreeForm guide that holds the best answer seen for each image.
         path: mean over images of the objective before each step and after the last, each under
             noise of its own, (steps + 1,), in nats per image.
         start, end: each image's objective before and after, (B,), under the same noise, to which
-            nothing was fitted; `end >= start`, for it is the best of all that was judged so.
+            nothing was fitted. `end >= start`, because `end` is the best value of all candidates.
     """
 
     guide: FreeForm
@@ -72,22 +72,22 @@ def refine(
 ) -> Refinement:
     """Optimise free-form variational parameters of every image, all images at once.
 
-    Halfway and at the end every image is judged, under noise that no step has seen; what lowered
-    its objective is not kept, so that no image ends below its start.
+    Halfway and at the end the objective of every image is computed under noise that no step has
+    used. Parameters that lowered it are discarded, so no image ends below its start.
 
     Args:
-        model: stays as it is.
-        guide: where to start; None starts at a draw from the prior.
+        model: the model; it is not changed.
+        guide: the guide to start from; None starts at a draw from the prior.
         images: (B, C, H, W).
-        steps: of the optimiser; each renders every image once, forward and backward.
+        steps: optimiser steps; each renders every image once, forward and backward.
         method: "scheduled" (Adam with betas of .8; the rate grows over five steps, then falls to
             zero along a line, and is three times as large for presences) or "adam" (plain Adam at
             a constant rate, the paper's way).
         lr: largest rate of the poses; default .03 for "scheduled", .003 for "adam".
-        starts: how many turns of the image, spread over the circle, the guide is tried on first;
-            each image goes on from the best.
+        starts: number of rotations of the image, spread over the circle, on which the guide is
+            tried first; each image continues from its best rotation.
         pose: "delta" or "normal", see `FreeForm`.
-        seed: of the noise.
+        seed: seed of the noise.
 
     Raises:
         ValueError: an unknown method, a number out of range, or images the model does not take.
@@ -120,7 +120,7 @@ def refine(
 
 
 def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:
-    """Adam at a constant rate, or, for so many steps, with a short memory and a schedule."""
+    """Return Adam at a constant rate or, given `steps`, with a short memory and a schedule."""
     if steps is None:
         optimizer = Adam(free.parameters(), rate)
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
@@ -136,22 +136,22 @@ def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, La
 
 
 class SemiAmortized(Guide):
-    """A guide's answer followed by free-form steps on the images at hand; for use at test time.
+    """The guide that adds free-form steps to another guide's answer, for use at test time.
 
-    It draws as `refine(...).guide` does, for whatever images it is called on, and has no parameters
-    of its own. An image that stands in the batch several times is refined once, and a batch that
-    comes again, as evaluation asks for particle after particle, is not refined again.
+    It draws as `refine(...).guide` does, for the images it is called on, and has no parameters of
+    its own. An image that occurs several times in a batch is refined once. A batch that is passed
+    again, as evaluation does for each particle, is not refined again.
 
     Args:
-        guide: where each refinement starts.
-        steps: of each refinement.
+        guide: the guide from which each refinement starts.
+        steps: optimiser steps of each refinement.
         options: further arguments of `refine`.
     """
 
     def __init__(self, guide: Guide, steps: int = 20, **options: Any) -> None:
         check_at_least(0, steps=steps)
         super().__init__(guide.model)
-        self._start = (guide,)  # in a tuple: it is not this guide's to train
+        self._start = (guide,)  # in a tuple, so that it is not trained with this guide
         self.options = {"steps": steps, **options}
         self.discrete = False
         self._last: list[tuple[Tensor, list[int], FreeForm]] = []  # a list: twins share it
@@ -164,12 +164,15 @@ class SemiAmortized(Guide):
         return self.sharing_parameters(discrete=True)
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> SemiAmortized:
-        """As for any guide; the start alone sees `fill`, refinement the observed pixels alone."""
+        """Return a guide for missing pixels.
+
+        Only the guide that starts sees `fill`; refinement uses the observed pixels alone.
+        """
         start = self._start[0].with_missing_pixels(fill)
         return self.sharing_parameters(_model=(start.model,), _start=(start,), _last=[])
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
-        """Refines, draws every level and returns the objects' choices."""
+        """Refine, draw every level and return the objects' choices."""
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
         free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
@@ -189,12 +192,12 @@ class SemiAmortized(Guide):
 
 
 def _comparable(images: Tensor) -> Tensor:
-    """Images whose missing pixels, NaN, have a number that no pixel has: NaN is unlike itself."""
+    """Return images with NaN pixels replaced by an impossible value, because NaN != NaN."""
     return images.nan_to_num(nan=_MISSING)
 
 
 class _Judge:
-    """Each image's objective, log p(image, z) - log q(z), under the same few draws every time."""
+    """The objective log p(image, z) - log q(z) of each image, always under the same few draws."""
 
     def __init__(self, model: PartWholeCapsules, images: Tensor) -> None:
         self.model, self.images = model, images
@@ -202,7 +205,7 @@ class _Judge:
 
     @torch.no_grad()
     def __call__(self, free: FreeForm) -> Tensor:
-        """(B,), in nats."""
+        """Compute the objective of every image, (B,), in nats."""
         total = self.images.new_zeros(len(self.images))
         for seed in self.seeds:
             with seeded(seed):
@@ -211,7 +214,7 @@ class _Judge:
 
 
 class _Best:
-    """The best parameters that each image has had."""
+    """The best parameters found so far for each image."""
 
     def __init__(self, free: FreeForm, start: Tensor) -> None:
         self.free, self.start, self.values = free, start, start
@@ -219,7 +222,7 @@ class _Best:
 
     def keep(self, values: Tensor) -> None:
         """Record the parameters of every image whose objective is the highest so far."""
-        better = values > self.values  # False for NaN: such an answer is not kept either
+        better = values > self.values  # False for NaN, so such an answer is not kept
         self.values = torch.where(better, values, self.values)
         for kept, now in zip(self.parameters, self.free.parameters(), strict=True):
             kept[better] = now.detach()[better]
@@ -232,7 +235,7 @@ class _Best:
 
 
 def _best_start(judge: _Judge, guide: Guide | None, starts: int, pose: str) -> FreeForm:
-    """A free-form guide that begins at the best of several turned parses, image by image."""
+    """Return a free-form guide that starts at the best of several rotated parses of each image."""
     images = judge.images
     free = FreeForm(judge.model, images, guide, pose)
     if guide is None or starts == 1:

@@ -1,16 +1,17 @@
 """A better prior for the top of a trained model, fitted to what its guide infers.
 
-A factorial prior is a bad account of what objects an image holds: it draws every object by itself.
-After training, and with everything below as it is, the top is given a mixture instead, fitted by
-expectation maximisation to the guide's draws on the training images (the aggregate posterior):
+A factorial prior is a poor model of the objects in an image, because it draws every object
+independently. After training, a mixture replaces the prior of the top sites, and everything below
+stays as it is. The mixture is fitted by expectation maximisation to the guide's draws on the
+training images (the aggregate posterior):
 
     z ~ Categorical(weight)                                 # the kind of image, one of M
     t | z ~ Bernoulli(probability_z)                        # all binary numbers, (T,)
     a | z ~ Normal(mean_z, covariance)                      # all real numbers, (R,)
 
-One covariance serves all kinds, so that how objects move together (slant, width) is learned from
-all images at once. It is a proper density: `log_prob` on held-out images says what it gains in
-nats, and any model whose top sites can be given takes it.
+All kinds share one covariance, so joint movements of objects (slant, width) are learned from all
+images at once. The mixture is a proper density: `log_prob` on held-out images measures its gain in
+nats. It works with any model whose top sites can be given values.
 
 >>> top = fit_top_prior(model, infer(guide, images, ["object_presence", "object_pose"]))
 >>> mean_images(model, 36, top.sample(36))
@@ -36,18 +37,18 @@ from capsule_zoo.models.modes import seeded
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
 _NARROWEST = 1e-3  # of all deviations over the images, in units of the widest
-_COUNT = 0.5  # images of either kind that every binary number is taken to have seen beforehand
+_COUNT = 0.5  # pseudo-count of each value of a binary number
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where each site's numbers lie: binary sites in one table, real ones in the other."""
+    """The columns of each site: binary sites in one table, real ones in the other."""
 
     shapes: Mapping[str, torch.Size]
     binary: frozenset[str]
 
     def tables(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Binary (N, T) and real (N, R) numbers of the sites' values (N, ...)."""
+        """Return the binary (N, T) and real (N, R) numbers of the sites' values (N, ...)."""
         rows = {name: values[name].flatten(1) for name in self.shapes}
         nothing = next(iter(rows.values()))[:, :0]
         binary = [rows[name] for name in rows if name in self.binary]
@@ -55,7 +56,7 @@ class _Layout:
         return torch.cat([nothing, *binary], dim=1), torch.cat([nothing, *real], dim=1)
 
     def values(self, binary: Tensor, real: Tensor) -> dict[str, Tensor]:
-        """The inverse of `tables`."""
+        """Return the sites' values from the two tables; the inverse of `tables`."""
         found, rest = {}, {True: binary, False: real}
         for name, shape in self.shapes.items():
             is_binary = name in self.binary
@@ -66,15 +67,15 @@ class _Layout:
 
 @dataclass(frozen=True, eq=False)
 class TopPrior:
-    """The fitted mixture; see the top of this file.
+    """The mixture prior fitted by `fit_top_prior`; see the top of this file.
 
     Attributes:
-        layout: which numbers are whose.
-        log_weight: (M,).
-        logits: of the binary numbers, (M, T).
-        mean: of the real numbers, (M, R).
+        layout: the columns of each site in the two tables.
+        log_weight: log weights of the kinds, (M,).
+        logits: logits of the binary numbers, (M, T).
+        mean: means of the real numbers, (M, R).
         scale_tril: lower Cholesky factor of their covariance, (R, R).
-        dtype: of draws. The mixture itself is in float64: some poses hardly vary.
+        dtype: type of the draws. The mixture itself is in float64 because some poses hardly vary.
     """
 
     layout: _Layout
@@ -85,7 +86,7 @@ class TopPrior:
     dtype: torch.dtype = torch.float64
 
     def sample(self, number: int, seed: int = 0) -> dict[str, Tensor]:
-        """Values (number, ...) by site."""
+        """Draw values (number, ...) of every site."""
         with seeded(seed):
             kind = torch.multinomial(self.log_weight.exp(), number, replacement=True)
             binary = torch.bernoulli(self.logits[kind].sigmoid())
@@ -94,18 +95,18 @@ class TopPrior:
         return self.layout.values(binary.to(self.dtype), real.to(self.dtype))
 
     def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Log density (N,) of the sites' values (N, ...), in nats."""
+        """Compute the log density (N,) of the sites' values (N, ...), in nats."""
         binary, real = (table.to(self.mean) for table in self.layout.tables(values))
         return self.log_joint(binary, real).logsumexp(1)
 
     def log_joint(self, binary: Tensor, real: Tensor) -> Tensor:
-        """log p(z, t, a) for every kind, (N, M)."""
+        """Compute log p(z, t, a) for every kind z, (N, M)."""
         on, off = F.logsigmoid(self.logits), F.logsigmoid(-self.logits)
         of_binary = binary @ on.T + (1 - binary) @ off.T
         return self.log_weight + of_binary + self._log_normal(real)
 
     def _log_normal(self, real: Tensor) -> Tensor:
-        """log Normal(a; mean_z, covariance), (N, M)."""
+        """Compute log Normal(a; mean_z, covariance), (N, M)."""
         white = torch.linalg.solve_triangular(self.scale_tril, real.T, upper=False).T
         centre = torch.linalg.solve_triangular(self.scale_tril, self.mean.T, upper=False).T
         distance = torch.cdist(white, centre).square()
@@ -123,11 +124,11 @@ def fit_top_prior(
     """Fit the mixture to the guide's draws at the top of a model, by expectation maximisation.
 
     Args:
-        model: says which of the sites are binary.
+        model: the model, which knows the binary sites.
         values: draws (N, ...) by site, as `infer` gives them.
         components: kinds of images, M.
-        steps: of expectation maximisation.
-        seed: of the images at which the kinds start.
+        steps: steps of expectation maximisation.
+        seed: seed of the choice of images at which the kinds start.
 
     Raises:
         ValueError: fewer draws than components, a site that the model does not have.
@@ -160,7 +161,7 @@ def fit_top_prior(
 
 
 def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
-    """Every row (N, D) wholly of the kind of the nearest of `components` rows, (N, M)."""
+    """Assign every row (N, D) wholly to the nearest of `components` chosen rows, (N, M)."""
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     nearest = torch.cdist(rows, rows[chosen[:components]]).argmin(1)
     return F.one_hot(nearest, components).to(rows)
@@ -169,9 +170,10 @@ def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
 def _maximise(
     layout: _Layout, binary: Tensor, real: Tensor, responsibility: Tensor, total: Tensor
 ) -> TopPrior:
-    """The likeliest mixture given the responsibility of every kind for each image, (N, M).
+    """Return the likeliest mixture given the responsibility of every kind for each image, (N, M).
 
-    `total` is the scatter of all real numbers, (R, R): that within kinds is total less between.
+    `total` is the scatter of all real numbers, (R, R). The scatter within kinds is the total minus
+    the scatter between kinds.
     """
     count = responsibility.sum(0) + 1e-9
     mean = responsibility.T @ real / count[:, None]

@@ -1,17 +1,18 @@
-"""Transformations that a model is asked for: trained with random ones, and inferred when unknown.
+"""Training with random requested transformations, and inference of unknown transformations.
 
 >>> fit(Requested(model, Rotations(), [(-180, 180)] * 10), guide, data, labels=True, epochs=5)
 >>> found = infer_transformation(model, guide, images, Rotations(), grid=torch.arange(0, 360, 15.0))
 >>> found.best                                            # (B, 1), degrees
 >>> found.probabilities                                   # (B, 24), over the grid
 
-A model that paints on request (`models.conditional_autoencoder`) takes the request as known. Where
-it is not known it can be inferred, by importance weighting of the guide's codes: for each request
+A model that renders on request (`models.conditional_autoencoder`) takes the transformation T as
+known. An unknown transformation can be inferred by importance weighting of the guide's codes. For
+each request the evidence
 
     log p(image | T) = log mean_k p(image, z_k | T) / q(z_k | image, moved back by T)
 
-is estimated with the same noise for all of them. The guide is only a proposal here, so that the
-estimate holds however badly it reads an image that was moved back wrongly.
+is estimated with the same noise for all requests. The guide is only a proposal here, so the
+estimate is valid even if the guide reads an image badly that was moved back wrongly.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from capsule_zoo.models.on_request import OnRequest
 
 
 class Requested(NamedModule):
-    """A model in training: every image is asked for under a random transformation of its own.
+    """A model in training that requests every image under its own random transformation.
 
-    The guide reads the plain image, and the loss is a bound on the log density of the transformed
-    one, given the request, on average over requests. Call it with labels.
+    The guide reads the plain image. The loss bounds the log density of the transformed image given
+    the request, on average over requests. Call it with labels.
 
     Args:
         model: trained in place; its parameters are not copied.
@@ -66,14 +67,14 @@ class Requested(NamedModule):
 
 @dataclass(frozen=True)
 class Transformations:
-    """What `infer_transformation` found, for B images and G requests of n parameters.
+    """The result of `infer_transformation` for B images and G requests of n parameters.
 
     Attributes:
         grid: the requests that were tried, (G, n).
-        log_evidence: log p(image | request), (B, G), in nats; for a guide of points the log density
-            of the image at its points, in which codes are not integrated out.
-        best: parameters after the climb, (B, n).
-        best_log_evidence: at these, (B,); nowhere below the largest on the grid.
+        log_evidence: log p(image | request), (B, G), in nats. For a guide of points it is the log
+            density of the image at its points, in which codes are not integrated out.
+        best: parameters after the gradient ascent, (B, n).
+        best_log_evidence: evidence at `best`, (B,), at least the largest value on the grid.
     """
 
     grid: Tensor
@@ -83,7 +84,7 @@ class Transformations:
 
     @property
     def probabilities(self) -> Tensor:
-        """p(request | image), (B, G), when all on the grid are as likely beforehand."""
+        """The posterior p(request | image), (B, G), under a uniform prior on the grid."""
         return self.log_evidence.softmax(-1)
 
 
@@ -100,19 +101,19 @@ def infer_transformation(
     num_particles: int = 8,
     seed: int = 0,
 ) -> Transformations:
-    """How each image was transformed: a posterior on a grid, and a climb from its best requests.
+    """Infer the transformation of each image by a grid of requests and gradient ascent.
 
     Args:
-        model, guide: the pair, which stays as it is; hand over both `with_discrete_presences()` for
-            the evidence of the discrete model.
+        model, guide: the pair, which is not changed; pass both `with_discrete_presences()` for the
+            evidence of the discrete model.
         images: (B, C, H, W), transformed.
         requests: the family of transformations.
         grid: requests to try, (G, n), or (G,) where there is one parameter.
-        starts: how many of the best requests on the grid each image climbs from.
-        steps: of Adam, under new noise each; 0 for the best of the grid.
-        lr: how far the first step goes, in the unit of the parameters; it falls to zero.
+        starts: number of best requests on the grid from which each image's ascent starts.
+        steps: Adam steps, each under new noise; 0 returns the best of the grid.
+        lr: length of the first step, in the unit of the parameters; it falls to zero.
         num_particles: codes drawn for each image and request.
-        seed: of the noise.
+        seed: seed of the noise.
 
     Raises:
         ValueError: images that the model does not take, a grid of another shape, or a number out of
@@ -147,7 +148,7 @@ def infer_transformation(
 
 
 class _Evidence:
-    """log p(image | request) of every image, by importance weighting."""
+    """The estimate of log p(image | request) for every image, by importance weighting."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class _Evidence:
         self.particles, self.images = particles, images.repeat(particles, 1, 1, 1)
 
     def __call__(self, parameters: Tensor) -> Tensor:
-        """(B,), in nats, differentiable by the parameters (B, n)."""
+        """Compute the evidence (B,), in nats, differentiable by the parameters (B, n)."""
         parameters = parameters.repeat(self.particles, 1)
         numbers = self.requests.numbers(parameters)
         upright = self.requests.move(self.images, -parameters)
@@ -175,12 +176,12 @@ class _Evidence:
 
     @torch.no_grad()
     def judged(self, parameters: Tensor, seed: int) -> Tensor:
-        """The same under the noise of a seed, so that requests compare."""
+        """Compute the evidence under the noise of a seed, so that requests can be compared."""
         torch.manual_seed(seed)
         return self(parameters)
 
     def climb(self, parameters: Tensor, steps: int, lr: float) -> Tensor:
-        """Parameters (B, n) after gradient ascent, each image on its own."""
+        """Return the parameters (B, n) after gradient ascent, separately for each image."""
         with torch.enable_grad():
             parameters = parameters.clone().requires_grad_()
             optimizer = torch.optim.Adam([parameters], lr)

@@ -1,9 +1,9 @@
-"""Widening: a guide of points becomes a guide with a density, and its loss a bound.
+"""Widening: turn a guide of points into a guide with a density, so that its loss is a bound.
 
-A Delta over a continuous site has no density: its log weight can exceed log p(image). Here every
-such Delta becomes a Normal around the same value, with one scale for each coordinate of the site,
-shared by all images and fitted with everything else frozen. Whatever the scales, the negated loss
-is then a bound; fitting them makes it tight.
+A Delta over a continuous site has no density, so its log weight can exceed log p(image). Here every
+such Delta becomes a Normal around the same value. Each coordinate of the site has one scale, shared
+by all images; the scales are fitted with everything else frozen. The negated loss is then a bound
+for any scales, and fitting them makes it tighter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Widened(Guide):
         model: the model that both guides belong to.
         guide: the guide to widen; its parameters are shared, not copied.
         images: (B, C, H, W), from which the sites and their shapes are read.
-        scale: of every coordinate, before it is fitted.
+        scale: initial scale of every coordinate.
 
     Raises:
         ValueError: the guide has no Delta over a continuous site.
@@ -52,7 +52,7 @@ class Widened(Guide):
         self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
     ) -> None:
         check_positive(scale=scale)
-        super().__init__(model)  # type: ignore[arg-type]  # nothing is asked of it but to run
+        super().__init__(model)  # type: ignore[arg-type]  # it only has to run
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
         self.per_image = is_per_image(guide)
         guide_trace, model_trace = _traces(model, guide, images)
@@ -79,15 +79,15 @@ class Widened(Guide):
             return self.guide(*call_arguments(images, labels))
 
     def scale(self, site: str) -> Tensor:
-        """The scale of each coordinate of a site, (1, ...): the same for every image."""
+        """Return the scale of each coordinate of a site, (1, ...), the same for every image."""
         return getattr(self, f"{site}_log_scale").exp()
 
     def scales(self) -> list[nn.Parameter]:
-        """What is fitted."""
+        """Return the parameters that `widen` fits: the log scales of all widened sites."""
         return [getattr(self, f"{name}_log_scale") for name in self.supports]
 
     def with_discrete_presences(self) -> Widened:
-        """The same scales around the discrete guide's poses; no scale where a site is discrete."""
+        """Return the discrete guide with the same scales; discrete sites have none."""
         discrete = _discrete(self.guide)
         if discrete is self.guide:
             return self
@@ -106,12 +106,12 @@ def _traces(model: nn.Module, guide: nn.Module, images: Tensor) -> tuple[Trace, 
 
 
 def _discrete(module: nn.Module) -> nn.Module:
-    """Return the module with discrete presences, where it offers that."""
+    """Return the module with discrete presences, if it offers them."""
     return getattr(module, "with_discrete_presences", lambda: module)()
 
 
 class _Widening(Messenger):
-    """Replaces the Deltas of the widened sites by Normals."""
+    """A messenger that replaces the Deltas of the widened sites by Normals."""
 
     def __init__(self, widened: Widened) -> None:
         super().__init__()
@@ -140,13 +140,13 @@ def widen(
     objective: ELBO | None = None,
     progress: bool = False,
 ) -> Widened:
-    """Turn a guide of points into a guide with a density, and so its loss into a valid bound.
+    """Turn a guide of points into a guide with a density, so that its loss is a valid bound.
 
     Args:
         images: training images (N, C, H, W), or a `Split`; never the held-out ones.
-        steps, lr, batch_size, seed, objective, progress: of the fit of the scales, see `fit`.
-            The learning rate falls to zero along a cosine.
-        scale: where the fit starts.
+        steps, lr, batch_size, seed, objective, progress: settings of the fit of the scales, see
+            `fit`. The learning rate falls to zero along a cosine.
+        scale: initial scale of every coordinate.
 
     Returns:
         A guide that shares the parameters of `guide`, which are not changed.

@@ -1,1 +1,1 @@
-"""Training: one loop for every model, guide and objective."""
+"""Training by one loop for every model, guide and objective."""

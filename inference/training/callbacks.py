@@ -1,4 +1,4 @@
-"""Functions of the user's that `fit` calls after every check, to log or to stop the run."""
+"""Callbacks: user functions that `fit` calls after every check, to log or to stop the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Where a run stands when its checkpoint, if it writes one, has just been written.
+    """The state of a run at a check, just after its checkpoint (if any) has been written.
 
     Attributes:
         model, guide: the modules that are trained, in evaluation mode.
@@ -44,7 +44,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
 
 
 def call_back(callbacks: Sequence[Callback], check: Check) -> str | None:
-    """Call every callback; return the name of the first one that wants to stop, if any does."""
+    """Call every callback and return the name of the first one that requests a stop, or None."""
     stopping = None
     for callback in callbacks:
         answer = callback(check)

@@ -1,7 +1,7 @@
-"""Checkpoints: safetensors files that are written whole or not at all, and never a pickle.
+"""Checkpoints as safetensors files, written whole or not at all and never as a pickle.
 
-A checkpoint is a tree of dicts, lists, numbers and tensors. The tensors are stored as safetensors;
-the tree around them, as JSON, in the same file's header.
+A checkpoint is a tree of dicts, lists, numbers and tensors. The tensors are stored as safetensors.
+The tree around them is stored as JSON in the header of the same file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _TENSOR = "__tensor__"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be written, cannot be read, or belongs to something else."""
+    """The error raised for a checkpoint that cannot be written or read, or does not fit."""
 
 
 def save_checkpoint(path: str | os.PathLike, tree: dict) -> None:
     """Write `tree` (nested dicts and lists of tensors, numbers, strings, None) to `path`.
 
     Raises:
-        CheckpointError: the file cannot be written; what lay at `path` before is intact.
+        CheckpointError: the file cannot be written; an existing file at `path` is intact.
     """
     tensors: dict[str, Tensor] = {}
     skeleton = _pack(tree, "", tensors)
@@ -45,10 +45,10 @@ def save_checkpoint(path: str | os.PathLike, tree: dict) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike) -> dict:
-    """Read what `save_checkpoint` wrote; tensors on the CPU.
+    """Read a tree that `save_checkpoint` wrote, with its tensors on the CPU.
 
     Raises:
-        CheckpointError: there is no such file, or it is truncated, or not a zoo checkpoint.
+        CheckpointError: the file does not exist, is truncated or is not a zoo checkpoint.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {path}; check the path")
@@ -95,7 +95,7 @@ def check_same_module(role: str, module: nn.Module, saved_class: str, saved: dic
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """The JSON skeleton of `node`; its tensors are put into `tensors` under their paths."""
+    """Return the JSON skeleton of `node`, and put its tensors into `tensors` by path."""
     if isinstance(node, Tensor):
         tensors[path] = node.detach().to("cpu", copy=True).contiguous()
         return {_TENSOR: path}
@@ -123,7 +123,7 @@ def _unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def to_cpu(state: Any) -> Any:
-    """A copy of a state (nested dicts and lists of tensors) that later training does not change."""
+    """Return a copy on the CPU of a state (nested dicts and lists of tensors)."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
@@ -132,7 +132,7 @@ def to_cpu(state: Any) -> Any:
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The state of torch's generators that a run on `device` draws from."""
+    """Return the states of the torch generators that a run on `device` uses."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -140,7 +140,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Undo every draw since `random_state`."""
+    """Restore the states that `random_state` returned."""
     torch.set_rng_state(state["cpu"].to(torch.uint8))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].to(torch.uint8), device)

@@ -1,4 +1,4 @@
-"""Training: one loop for every model, guide and objective.
+"""The training function `fit`, one loop for every model, guide and objective.
 
 >>> run = fit(model, guide, load_dataset("digits"), epochs=20, seed=0, checkpoint="run.safetensors")
 >>> run.stopped, run.best_loss
@@ -62,7 +62,7 @@ def fit(
     progress: bool = True,
     labels: bool = False,
 ) -> Run:
-    """Train a model and a guide in place; they end on `device`.
+    """Train a model and a guide in place, and move them to `device`.
 
     The same call under `torchrun` spreads every batch over its processes. Ctrl-C stops at the end
     of a step, writes the checkpoint and returns the run. A callback logs, or ends the run::
@@ -79,40 +79,41 @@ def fit(
             - a `Dataset` (trained on `.train`, held out `.validation`) or a `Split`;
             - images (N, C, H, W), a tensor or a numpy array, in the model's range of pixels;
             - a map-style torch `Dataset` of images or of (image, label), such as torchvision's;
-              images are read when they are needed, except those of a `TensorDataset`;
+              images are read when they are needed, except the images of a `TensorDataset`;
             - a torch `DataLoader`, which decides on batches and their order, see `LoaderBatches`;
-              a resumed run reads again, and skips, what it has seen of its epoch.
+              a resumed run reads its current epoch again and skips the batches it has used.
 
-            Batches are shuffled unless one batch holds all the images, which then keep their
-            order, as guides with parameters per image need.
-        objective: default `TraceEnum_ELBO` where the model enumerates a site, else `Trace_ELBO`.
+            Batches are shuffled unless one batch holds all the images. The images then keep their
+            order, which guides with parameters per image need.
+        objective: default `TraceEnum_ELBO` if the model enumerates a site, else `Trace_ELBO`.
         optimizer: a class such as `torch.optim.SGD`, any function that makes a torch optimizer from
             parameter groups, or one of Pyro's such as `pyro.optim.Adam({"lr": 1e-3})`, whose own
-            rate replaces `lr`; default `torch.optim.Adam`, a parameter's update in one kernel.
+            rate replaces `lr`; default fused `torch.optim.Adam`.
         lr: one learning rate, or `{"model": ..., "guide": ...}`; read by the default optimizer
-            and set on the groups of any other. Where `lr`, `schedule`, `warmup` or `clip` is None,
-            the guide's `fit_settings` say it, else they are 1e-3, "constant", 0 and no clipping.
+            and set on the groups of any other. If `lr`, `schedule`, `warmup` or `clip` is None, the
+            value comes from the guide's `fit_settings`, else it is 1e-3, "constant", 0 or no
+            clipping.
         schedule: "constant", "cosine" or "linear"; the latter two end at zero.
         warmup: steps over which the rates rise to their full size, from the first one on.
         epochs, steps, minutes: at least one; the first limit that is reached ends the run.
-        batch_size: images of a step, those of all processes together; default 128, and not given
-            with a `DataLoader`.
-        seed: governs the order of the data and every draw of the run.
+        batch_size: images of a step, over all processes together; default 128. Not allowed with a
+            `DataLoader`.
+        seed: determines the order of the data and every draw of the run.
         transform: called on the images of each batch, see `capsule_zoo.data.Batches`.
-        freeze: "model" or "guide" keeps its parameters as they are.
-        validation: held-out images in place of those of a `Dataset`, of any kind that `data` may
-            be; at most 1,000 are kept in memory.
+        freeze: "model" or "guide", whose parameters are then not trained.
+        validation: held-out images that replace the validation split of a `Dataset`, of any kind
+            that `data` may be; at most 1,000 are kept in memory.
         validate_every: steps between two checks (held-out value, checkpoint, callbacks); default an
             epoch, but at least 100 steps.
-        patience: stop after so many checks without a lower value, and restore the best state.
+        patience: stop after this many checks without a lower value, and restore the best state.
         callbacks: functions called with a `Check` after every check, when the checkpoint has been
             written, also at the end and after Ctrl-C, by the first process only. True stops the
-            run. What they draw does not change the run.
+            run. Their random draws do not change the run.
         clip: largest norm of the gradient; `math.inf` for none.
         checkpoint: safetensors file, replaced whole at every check and at the end; or a function
             that is called with the tree to save, in the first process only.
-        resume: checkpoint to go on from, to the numbers of an uninterrupted run.
-        labels: hand the labels to model and guide too, as a supervised model needs.
+        resume: checkpoint from which to continue, with the results of an uninterrupted run.
+        labels: pass the labels to model and guide too, which a supervised model needs.
 
     Raises:
         ValueError: an argument is not allowed.
@@ -160,7 +161,7 @@ def fit(
 def _modules(
     model: Callable, guide: Callable, batches: BatchSource, device: torch.device, labels: bool
 ) -> tuple[nn.Module, nn.Module]:
-    """Return model and guide as modules; functions are run once, the guide first."""
+    """Return model and guide as modules, after running functions once, the guide first."""
     images, numbers = batches.example()
     example = (images.to(device), numbers.to(device) if labels else None)
     guide = as_module(guide, *example)
@@ -203,7 +204,7 @@ def _check_arguments(
 
 
 def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
-    """Return counts as ints, None as None; ValueError names the first that is not whole."""
+    """Return counts as ints and None as None; raise ValueError for the first that is not whole."""
     for name, value in counts.items():
         if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
             remedy = "; for part of an epoch give steps" if name == "epochs" else ""

@@ -1,4 +1,4 @@
-"""What a training run leaves behind: its history, its best value and why it stopped."""
+"""The record of a training run: its history, its best value and the reason why it stopped."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Run:
             where it was not computed), gradient_norm, lr, seconds since the start.
         best_loss: lowest held-out value, or, without a validation split, the lowest mean training
             loss between two checks; nats per image.
-        best_step: the step at which it was seen.
-        steps: optimizer steps taken, those before a resume included.
-        seconds: wall time, that before a resume included.
+        best_step: the step at which `best_loss` was reached.
+        steps: optimizer steps taken, including steps before a resume.
+        seconds: wall time, including time before a resume.
         stopped: why the run ended, in words.
     """
 
@@ -38,7 +38,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float | int | str]:
-        """Everything but the history."""
+        """Return everything except the history."""
         return {
             "best_loss": self.best_loss,
             "best_step": self.best_step,
@@ -49,7 +49,7 @@ class Run:
         }
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Write `history.csv` and `metrics.json` into `folder`, which is made if need be."""
+        """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""
         folder = Path(folder)
         write_whole(folder / "history.csv", self.history.to_csv(index=False).encode())
         metrics = json.dumps(self.metrics, indent=2) + "\n"

@@ -1,8 +1,8 @@
-"""Memory that one training step frees, kept for the next.
+"""A setting that keeps the memory freed by one training step for the next step.
 
-glibc gives large blocks back to the system as soon as they are freed. A step that allocates and
-frees hundreds of MiB of activations then faults every page in anew: tens of thousands of page
-faults and about a seventh of the step's time on the CPU (`benchmarks/part_whole_step.py`).
+glibc returns large blocks to the system as soon as they are freed. A step that allocates and frees
+hundreds of MiB of activations must then fault every page in again. This costs tens of thousands of
+page faults and about a seventh of the step's time on the CPU (`benchmarks/part_whole_step.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # names of mallopt's options 
 
 
 def keep_memory() -> bool:
-    """Tell glibc, for this process, to keep freed memory instead of giving it back.
+    """Configure glibc, for this process, to keep freed memory instead of returning it.
 
-    The peak does not grow, but the process stays near it. What the user has set (MALLOC_*_,
-    GLIBC_TUNABLES) is respected.
+    The peak does not grow, but the process stays near it. Settings of the user (MALLOC_*_,
+    GLIBC_TUNABLES) are respected.
 
     Returns:
-        Whether it could be done; False without glibc.
+        True on success; False without glibc.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False

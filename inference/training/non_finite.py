@@ -1,4 +1,4 @@
-"""What went wrong: the site at which a loss stopped being finite."""
+"""Diagnosis of a loss that is not finite: the first site at which it occurs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from capsule_zoo.inference.log_weight import call_arguments
 
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient is NaN or infinite; the parameters are those of the step before.
+    """The error raised when the loss or its gradient is not finite; parameters stay unchanged.
 
     Attributes:
         step: the step that was not taken.
-        site: the first site, guide before model, whose value or log density is not finite, or
-            None where all are (the gradient overflowed).
+        site: the first site, guide before model, whose value or log density is not finite, or None
+            if all are finite (the gradient overflowed).
     """
 
     def __init__(self, step: int, site: str | None, checkpoint: str | os.PathLike | None) -> None:
@@ -38,7 +38,7 @@ class NonFiniteLoss(RuntimeError):
 def first_bad_site(
     model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
 ) -> str | None:
-    """Name of the first site with a value or log density that is not finite, guide before model."""
+    """Return the first site, guide before model, whose value or log density is not finite."""
     arguments = call_arguments(images, labels)
     with poutine.block(), torch.no_grad(), pyro.validation_enabled(False):
         guide_trace = poutine.trace(guide).get_trace(*arguments)

@@ -1,4 +1,4 @@
-"""What `fit` takes as an optimizer, brought into one form: a function of parameter groups."""
+"""Conversion of every optimizer that `fit` accepts to a function of parameter groups."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 
 OptimizerFactory = Callable[[list], torch.optim.Optimizer]
 
-default_optimizer = partial(torch.optim.Adam, fused=True)  # a tenth off a large decoder's step
+default_optimizer = partial(torch.optim.Adam, fused=True)  # a large decoder's step is 10% faster
 
 
 def optimizer_factory(optimizer: OptimizerFactory | PyroOptim | None) -> OptimizerFactory:
     """Return a function that makes a torch optimizer from parameter groups.
 
     Args:
-        optimizer: such a function, which a class of torch optimizers is; or one of Pyro's
-            optimizers, whose `lr`, if it has one, replaces the rates of the groups; or None for
-            Adam.
+        optimizer: such a function, for example a class of torch optimizers; or a Pyro optimizer,
+            whose `lr` (if set) replaces the rates of the groups; or None for Adam.
 
     Raises:
         ValueError: anything else, or a Pyro optimizer with a scheduler, settings by parameter, or
@@ -51,7 +50,7 @@ def optimizer_factory(optimizer: OptimizerFactory | PyroOptim | None) -> Optimiz
 
 
 def make_optimizer(factory: OptimizerFactory, groups: list[dict[str, Any]]) -> Any:
-    """Return the optimizer of these groups; ValueError where it does not suit `fit`."""
+    """Return the optimizer of these groups; raise ValueError if `fit` cannot use it."""
     optimizer = factory(groups)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How long a run lasts, and how its learning rate falls on the way."""
+"""The length of a run, and the schedule of its learning rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Budget:
-    """The end of a run: so many steps, so many seconds, or whichever comes first.
+    """The limit of a run: a number of steps, a number of seconds, or whichever comes first.
 
     Attributes:
         steps: optimizer steps in all, infinite when only time counts.
@@ -37,7 +37,7 @@ class Budget:
     def of(
         cls, epochs: int | None, steps: int | None, minutes: float | None, per_epoch: int
     ) -> Budget:
-        """Raises ValueError where no limit is given or one is not positive."""
+        """Return a budget; raise ValueError if no limit is given or one is not positive."""
         asked = {"epochs": epochs, "steps": steps, "minutes": minutes}
         limits = {name: limit for name, limit in asked.items() if limit is not None}
         if not limits:
@@ -51,21 +51,21 @@ class Budget:
         return cls(most, seconds, given)
 
     def fraction(self, progress: Progress) -> float:
-        """How much of the run is over; 1 ends it."""
+        """Return the completed fraction of the run; 1 ends it."""
         return max(progress.step / self.steps, progress.seconds / self.seconds)
 
     def reason(self) -> str:
-        """Why a run that used up its budget stopped."""
+        """Return the reason why a run with a spent budget stopped."""
         return f"reached {self.given}"
 
     def bar(self, shown: bool) -> tqdm:
-        """A progress bar over the steps or, where only time counts, over the seconds."""
+        """Return a progress bar over the steps or, if only time counts, over the seconds."""
         counted = math.isfinite(self.steps)
         total = self.steps if counted else self.seconds
         return tqdm(total=round(total), unit=" steps" if counted else " s", disable=not shown)
 
     def advance(self, bar: tqdm, progress: Progress) -> None:
-        """Move the bar to where the run stands."""
+        """Move the bar to the present state of the run."""
         if not bar.disable:
             done = progress.step if math.isfinite(self.steps) else int(progress.seconds)
             bar.set_postfix(progress.summary(), refresh=False)

@@ -1,4 +1,4 @@
-"""The state of a training run, and the step that moves it on; `fit` is what drives it."""
+"""The state of a training run and its training step, driven by `fit`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 
 class Trainer:
-    """The state of one run, and the step that moves it on."""
+    """The state of one run and its training step."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Trainer:
         self.callbacks = callbacks
 
     def start(self, resume: str | os.PathLike | None, seed: int) -> None:
-        """Seed the run, or take up the state of the one that `resume` holds."""
+        """Seed the run, or restore the state in the checkpoint `resume`."""
         pyro.set_rng_seed(seed + self.workers.rank)
         self.random = random_state(self.workers.device)
         if resume is not None:
@@ -115,7 +115,7 @@ class Trainer:
             self.saved = resume
 
     def run(self, budget: Budget, bar: tqdm) -> str:
-        """Step until something ends the run; returns what it was."""
+        """Take steps until something ends the run, and return the reason."""
         stream = self._stream()
         stopped = None
         with _interrupts_deferred() as interrupted:
@@ -176,7 +176,7 @@ class Trainer:
             raise NonFiniteLoss(self.progress.step + 1, site, self.saved)
 
     def _check(self) -> str | None:
-        """Held-out value, best state, checkpoint; the reason to stop early, if there is one."""
+        """Update held-out value, best state and checkpoint; return a reason to stop, or None."""
         improved = self.progress.check(self._held_out())
         if improved and self.patience is not None:
             self.best = {role: to_cpu(m.state_dict()) for role, m in self.modules.items()}
@@ -190,19 +190,19 @@ class Trainer:
         )
 
     def _call_back(self) -> str | None:
-        """Call the callbacks on the first process; the reason to stop, if one wants to."""
+        """Call the callbacks on the first process, and return a reason to stop or None."""
         if not self.callbacks:
             return None
         name = None
         if self.workers.is_first:
             with in_eval_mode(*self.pair):
                 name = call_back(self.callbacks, Check(*self.pair, **self.progress.latest))
-            set_random_state(self.random, self.workers.device)  # whatever they have drawn
+            set_random_state(self.random, self.workers.device)  # undo the callbacks' draws
         wanted = self.workers.agree(float(name is not None))
         return f"stopped by the callback {name or 'of the first process'}" if wanted else None
 
     def _held_out(self) -> float:
-        """Loss on the validation split, nats per image; NaN where there is none."""
+        """Return the loss on the validation split, in nats per image; NaN without a split."""
         if self.validation is None:
             return math.nan
         total = 0.0
@@ -226,14 +226,14 @@ class Trainer:
                 module.load_state_dict(self.best[role])
 
     def _stream(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches from the present step on."""
+        """Yield the batches from the present step on."""
         epoch, start = divmod(self.progress.step, len(self.batches))
         yield from self.batches.epoch(epoch, start)
         for later in itertools.count(epoch + 1):
             yield from self.batches.epoch(later)
 
     def _ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A batch where and as the modules want it."""
+        """Return a batch on the device and in the precision of the modules."""
         device = self.workers.device
         images = images.to(device, self.dtype or images.dtype)
         return images, labels.to(device) if self.labels else None
@@ -274,7 +274,7 @@ class Trainer:
         rates = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(tree["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["initial_lr"] = rate  # of this call, which may differ from the one before
+            group["initial_lr"] = rate  # of this call, which may differ from the previous one
         if hasattr(self.objective, "load_state_dict"):
             self.objective.load_state_dict(tree["objective"])
         self.best = tree["best"]
@@ -283,7 +283,7 @@ class Trainer:
         set_random_state(self.random, self.workers.device)
 
     def _config(self) -> dict[str, str | int]:
-        """What must be the same for a resumed run to be the uninterrupted one."""
+        """Return the settings that must match between a checkpoint and the run that resumes it."""
         return {
             "objective": type(self.objective).__name__,
             "optimizer": type(self.optimizer).__name__,
@@ -297,7 +297,7 @@ class Trainer:
 
 @contextmanager
 def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
-    """No gradients, modules in eval mode, and the objective's own state put back afterwards."""
+    """Disable gradients, set modules to eval mode, and restore the objective's state afterwards."""
     state = to_cpu(objective.state_dict()) if hasattr(objective, "state_dict") else None
     try:
         with in_eval_mode(*modules), torch.no_grad():
@@ -309,7 +309,7 @@ def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_deferred() -> Iterator[threading.Event]:
-    """Ctrl-C sets the event instead of breaking a step in two; a second one breaks it."""
+    """Yield an event that Ctrl-C sets; only a second Ctrl-C interrupts a step."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted

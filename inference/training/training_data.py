@@ -1,4 +1,4 @@
-"""What `fit` may be trained on, brought into one form: batches, and a held-out split."""
+"""Conversion of all data that `fit` accepts to batches and a held-out split."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def training_batches(
     transform: Transform | None,
     labels: bool,
 ) -> BatchSource:
-    """Return the batches that a run is trained on.
+    """Return the training batches of a run.
 
     Args:
         data: see `fit`.
-        model: may say which images it takes.
+        model: the model, which may define the images that it takes.
         batch_size: default `BATCH_SIZE`; a `DataLoader` has its own.
         seed, transform: see `BatchSource`.
-        labels: whether labels are needed.
+        labels: True if labels are needed.
 
     Raises:
-        ValueError: `data` is of another kind, or holds what the model does not take.
+        ValueError: `data` is of another kind, or holds images that the model does not take.
     """
     check = partial(check_images_of, model)
     readable = _readable(data.train if isinstance(data, Dataset) else data, "data", check, labels)
@@ -67,9 +67,9 @@ def training_batches(
 def held_out(data: Data, validation: Data | None, model: Callable, labels: bool) -> Split | None:
     """Return at most `HELD_OUT_IMAGES` images that training does not see, or None.
 
-    They are those of `validation` if it is given, else the validation split of a `Dataset`. A
-    `DataLoader` is read until there are enough; of anything else a random choice is taken, which
-    does not depend on the run.
+    The images come from `validation` if it is given, else from the validation split of a `Dataset`.
+    A `DataLoader` is read until there are enough images. From any other source a random subset is
+    taken, which does not depend on the run.
     """
     if validation is None and isinstance(data, Dataset) and len(data.validation or ()):
         validation = data.validation
@@ -106,7 +106,7 @@ def _first_images(loader: DataLoader, parts: Callable) -> Split:
 def _readable(
     data: Data, name: str, check: Callable[[Tensor], None], labels: bool
 ) -> Split | TorchDataset | DataLoader:
-    """Return data as one of three kinds; what lies in memory becomes a split."""
+    """Return data as one of three kinds; data in memory becomes a split."""
     if isinstance(data, np.ndarray):
         data = _tensor(data, name)
     if isinstance(data, Tensor):

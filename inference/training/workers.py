@@ -1,7 +1,7 @@
-"""The processes that share one training run: one, or as many as `torchrun` started.
+"""The processes that share one training run: one process, or all that `torchrun` started.
 
-Each takes its slice of every batch, and the gradients are summed with the slices' weights, so that
-a step is the step that a single process would have taken on the whole batch.
+Each process takes its slice of every batch. The gradients are summed with the slices' weights, so a
+step equals the step of a single process on the whole batch.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor, distributed, nn
 
 @dataclass(frozen=True)
 class Workers:
-    """This process's place among those that share the run.
+    """The place of this process among the processes that share the run.
 
     Attributes:
         rank: number of this process; 0 reports and writes.
-        size: how many processes there are.
-        device: where this process computes.
+        size: number of processes.
+        device: the device on which this process computes.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class Workers:
         return self.rank == 0
 
     def share(self, batch: Tensor) -> Tensor:
-        """This process's slice of a batch; slices differ by at most one row."""
+        """Return this process's slice of a batch; slice sizes differ by at most one row."""
         if self.size == 1:
             return batch
         return torch.tensor_split(batch, self.size)[self.rank]
@@ -49,14 +49,14 @@ class Workers:
                 distributed.all_reduce(parameter.grad)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum of a scalar over processes."""
+        """Return the sum of a scalar over processes."""
         if self.size > 1:
             value = value.detach().clone()
             distributed.all_reduce(value)
         return value
 
     def agree(self, value: float) -> float:
-        """The first process's value, so that all take the same decision."""
+        """Return the first process's value, so that all processes take the same decision."""
         if self.size == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -64,7 +64,7 @@ class Workers:
         return shared.item()
 
     def gather(self, value: Tensor) -> list[Tensor]:
-        """Every process's tensor, in the order of their ranks."""
+        """Return every process's tensor, in the order of their ranks."""
         if self.size == 1:
             return [value]
         values = [torch.empty_like(value, device=self.device) for _ in range(self.size)]
@@ -85,7 +85,7 @@ def is_first_process() -> bool:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Return a device by its name; ValueError, naming those that are there, where it is not."""
+    """Return a device by its name; if it is absent, raise ValueError with the present ones."""
     there = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
         there.append("mps:0")
@@ -100,7 +100,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 @contextmanager
 def join_workers(device: str | torch.device) -> Iterator[Workers]:
-    """The workers of this run; under `torchrun` the process group is made where there is none."""
+    """Yield the workers of this run; under `torchrun`, create the process group if necessary."""
     device = torch.device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     initialized = distributed.is_available() and distributed.is_initialized()
@@ -110,8 +110,9 @@ def join_workers(device: str | torch.device) -> Iterator[Workers]:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     if not initialized:
-        # The first optimizer of a process imports this. Imported while a group stands, it keeps the
-        # group for good: its threads outlive `destroy_process_group` and may abort the exit.
+        # The first optimizer of a process imports this module. If that happens while a process
+        # group exists, the module keeps the group alive: its threads outlive
+        # `destroy_process_group` and may abort the exit.
         importlib.import_module("torch._dynamo")
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
