@@ -73,6 +73,9 @@ class Entry:
         name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
         default_guide: the name of the entry's guide among `guides`.
         guide: the entry's guide.
+
+    Raises:
+        ValueError: `default_guide` is not among `guides`.
     """
 
     model: Model
@@ -86,8 +89,9 @@ class Entry:
     guide: Guide = field(default=None)  # type: ignore[assignment]  # made below where it is not given
 
     def __post_init__(self) -> None:
-        if not self.default_guide:
-            self.default_guide = next(iter(self.guides))
+        self.default_guide = self.default_guide or next(iter(self.guides))
+        if self.default_guide not in self.guides:
+            raise ValueError(unknown("default_guide", self.default_guide, list(self.guides)))
         if self.guide is None:
             self.guide = self.make_guide(self.default_guide)
 

@@ -40,7 +40,7 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
 
 
 def _not_owned_by(modules: list[nn.Module]) -> Any:
-    """The state of the global store without the parameters of these modules."""
+    """Return the state of the global store without the parameters of these modules."""
     state: Any = pyro.get_param_store().get_state()
     names = [part._pyro_name for module in modules for part in module.modules() if _named(part)]
     prefixes = tuple(f"{name}." for name in names)
