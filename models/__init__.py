@@ -8,10 +8,12 @@ from capsule_zoo.models.baselines.cnn import ConvolutionalClassifier
 from capsule_zoo.models.baselines.conditional_autoencoder import ConditionalAutoencoder
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
 from capsule_zoo.models.blocks import poses, templates
+from capsule_zoo.models.blocks.leading import over_leading
 from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
@@ -39,7 +41,11 @@ __all__ = [
     "SwitchableGaussians",
     "VariationalAutoencoder",
     "Votes",
+    "check_at_least",
+    "check_one_of",
+    "check_positive",
     "free_energy",
+    "over_leading",
     "poses",
     "splat",
     "templates",

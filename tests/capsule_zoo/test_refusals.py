@@ -125,7 +125,7 @@ COMMANDS = {
     ),
     "publish, taken": (["publish", "run", "taken"], "replace these weights by --overwrite"),
     "publish, path": (["publish", "run", "../evil"], "lower case with hyphens"),
-    "publish, absolute": (["publish", "run", "/tmp/evil"], "lower case with hyphens"),
+    "publish, absolute": (["publish", "run", "/elsewhere/evil"], "lower case with hyphens"),
     "publish, capitals": (["publish", "run", "Bad Name"], "lower case with hyphens"),
     "publish, two lines": (["publish", "run", "bad\n"], "lower case with hyphens"),
     "publish, no record": (["publish", "run", "mine", "--record", "vae/never"], "no record"),
