@@ -54,7 +54,7 @@ class Size:
 
     name: str
     default: object
-    hint: Any = Any
+    hint: Any
     what: str = ""
     inner: Mapping[str, Size] = field(default_factory=dict)
 
