@@ -146,7 +146,7 @@ def test_rows_bound_one_thing():
 def test_every_pair_is_checked_before_the_first_is_evaluated(monkeypatch):
     model, images = Conjugate().double(), conjugate_images(3)
     pairs = {"good": (model, ExactGuide(model)), "bad": (model, NoGuide(model))}
-    monkeypatch.setattr(sys.modules["capsule_zoo.inference.compare"], "evaluate", None)
+    monkeypatch.setattr(sys.modules["capsule_zoo.inference.evaluation.compare"], "evaluate", None)
     with pytest.raises(IncompatibleGuide, match="'code' is missing"):
         compare(pairs, images)
 

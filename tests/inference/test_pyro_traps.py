@@ -280,13 +280,13 @@ def test_autoguides_have_no_parameters_before_their_first_call_and_fit_resumes_t
 
 
 def test_the_groups_are_where_they_belong_in_the_installed_arviz():
+    draws = ("chain", "draw", "image")
     groups = {
-        "posterior": {"code": np.zeros((1, 2, 5))},
-        "sample_stats": {"log_weight": np.ones((1, 7, 5))},
-        "observed_data": {"pixels": np.zeros((5, 1, 2, 2))},
+        "posterior": {"code": (draws, np.zeros((1, 2, 5)))},
+        "sample_stats": {"log_weight": (draws, np.ones((1, 7, 5)))},
+        "observed_data": {"pixels": (("image", "c", "row", "column"), np.zeros((5, 1, 2, 2)))},
     }
-    dims = {"log_weight": ["image"], "code": ["image"], "pixels": ["image", "c", "row", "column"]}
-    idata = inference_data(groups, dims, {"seed": 3})
+    idata = inference_data(groups, {"seed": 3})
     assert idata.sample_stats["log_weight"].dims == ("chain", "draw", "image")
     assert idata.observed_data["pixels"].shape == (5, 1, 2, 2)
     assert idata.attrs["seed"] == 3
