@@ -56,7 +56,7 @@ def run(house: Path, *words: str) -> str:
 
 
 def test_the_example_passes_the_tests_of_every_model(house):
-    chosen = " or ".join(["blob", *OF_ALL])
+    chosen = f"({' or '.join(['blob', *OF_ALL])}) and not diagram"  # these need graphviz
     folders = ["tests/test_contract.py", "tests/capsule_zoo", "tests/docs"]
     printed = run(house, "-m", "pytest", "-v", "-p", "no:cacheprovider", *folders, "-k", chosen)
     verdicts = re.findall(r"::.+ ([A-Z]+) +\[ *\d+%\]$", printed, re.MULTILINE)
