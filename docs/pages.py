@@ -11,7 +11,7 @@ no list is typed by hand:
 
 An entry shows its plate diagram too, where `write_diagrams` could draw one.
 
-Tables of chosen metrics are asked for as in the README: see `capsule_zoo.readme`.
+Tables of chosen metrics are asked for as in the README: see `capsule_zoo.report.markdown`.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ References:
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -98,12 +100,7 @@ class FreeForm(Guide):
 
         `images` may be the guide's own images several times over, as evaluation passes them.
         """
-        repeats, rest = divmod(len(images), self.num_images)
-        if rest or not repeats:
-            raise ValueError(
-                f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
-                "FreeForm for other images"
-            )
+        repeats = repeats_of(self, images)
         with pyro.plate("images", len(images), dim=-2):
             drawn = [self._draw(level, repeats) for level in self.model.levels]
         return drawn[0]
@@ -119,3 +116,25 @@ class FreeForm(Guide):
         with pyro.plate(level.plate, level.size, dim=-1):
             presence = pyro.sample(f"{level.name}_presence", self.model.presence_law(logits))
             return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
+
+
+class _OfImages(Protocol):
+    """A guide whose parameters belong to `num_images` images."""
+
+    @property
+    def num_images(self) -> int: ...
+
+
+def repeats_of(guide: _OfImages, images: Tensor) -> int:
+    """Return how many times over `images` are the images that a guide's parameters belong to.
+
+    Raises:
+        ValueError: they are not a multiple of the guide's own images.
+    """
+    repeats, rest = divmod(len(images), guide.num_images)
+    if rest or not repeats:
+        raise ValueError(
+            f"this guide belongs to {guide.num_images} images, not {len(images)}; make a new "
+            f"{type(guide).__name__} for other images"
+        )
+    return repeats

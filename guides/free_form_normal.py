@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.free_form import repeats_of
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.modes import in_eval_mode
 
@@ -65,12 +66,7 @@ class FreeFormNormal(Guide):
 
         `images` may be the guide's own images several times over, as evaluation passes them.
         """
-        repeats, rest = divmod(len(images), self.num_images)
-        if rest or not repeats:
-            raise ValueError(
-                f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
-                "FreeFormNormal for other images"
-            )
+        repeats = repeats_of(self, images)
         sizes = {"images": len(images)}
         for site in self.model.latent_sites:
             dims = {name: self.model.plate_dims[name] for name in site.plates if name != "images"}

@@ -47,7 +47,8 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.blocks.exponential_family import GaussianUnits, PoissonUnits, make_units
-from capsule_zoo.models.blocks.plates import outer_sizes, unflat_batch
+from capsule_zoo.models.blocks.leading import unflat_batch
+from capsule_zoo.models.blocks.plates import outer_sizes
 from capsule_zoo.models.blocks.switched_units import (
     CapsuleLaw,
     CapsuleMachine,

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks import templates
+from capsule_zoo.models.blocks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.blocks.parent_selection import (
     Capsules,
     ChildLaw,
@@ -48,12 +49,7 @@ from capsule_zoo.models.blocks.parent_selection import (
     ParentSelection,
 )
 from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
-from capsule_zoo.models.blocks.plates import (
-    bayesian_parameters,
-    flat_batch,
-    per_image,
-    unflat_batch,
-)
+from capsule_zoo.models.blocks.plates import bayesian_parameters, per_image
 from capsule_zoo.models.blocks.selection import (
     LogitRelaxedBernoulli,
     ParentMixture,

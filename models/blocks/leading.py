@@ -24,10 +24,19 @@ def over_leading(network: Callable[[Tensor], Tensor], inputs: Tensor, event_dim:
         (*batch, *output). With one batch dim it is `network(inputs)`, without any reshape.
     """
     batch = inputs.shape[: inputs.dim() - event_dim]
-    if len(batch) == 1:
-        return network(inputs)
-    output = network(inputs.reshape(-1, *inputs.shape[len(batch) :]))
-    return output.reshape(*batch, *output.shape[1:])
+    return unflat_batch(network(flat_batch(inputs, event_dim)), 0, batch)
+
+
+def flat_batch(value: Tensor, event_dim: int) -> Tensor:
+    """Return a value (*batch, *event) with its batch dims, if any, flattened into one."""
+    if value.dim() <= event_dim + 1:
+        return value
+    return value.reshape(-1, *value.shape[value.dim() - event_dim :])
+
+
+def unflat_batch(value: Tensor, dim: int, batch: torch.Size) -> Tensor:
+    """Return a value whose flattened batch at `dim` is spread over the dims of `batch` again."""
+    return value if len(batch) == 1 else value.unflatten(dim, batch)
 
 
 def joined(tensors: list[Tensor], dim: int) -> Tensor:

@@ -76,15 +76,3 @@ def per_image(parameter: Tensor, event_dim: int) -> Tensor:
     if len(outer) >= _INNER and outer[-_INNER:] == (1,) * _INNER:
         outer = outer[:-_INNER]
     return parameter.reshape(*outer, 1, *event)
-
-
-def flat_batch(value: Tensor, event_dim: int) -> Tensor:
-    """Return a value (*batch, *event) with its batch dims, if any, flattened into one."""
-    if value.dim() <= event_dim + 1:
-        return value
-    return value.reshape(-1, *value.shape[value.dim() - event_dim :])
-
-
-def unflat_batch(value: Tensor, dim: int, batch: torch.Size) -> Tensor:
-    """Return a value whose flattened batch at `dim` is spread over the dims of `batch` again."""
-    return value if len(batch) == 1 else value.unflatten(dim, batch)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.plates import flat_batch
+from capsule_zoo.models.blocks.leading import flat_batch
 
 
 @lru_cache(maxsize=16)

@@ -16,8 +16,7 @@ from pyro.nn import PyroSample
 
 from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine, RoutingPartWhole
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
-from capsule_zoo.models.blocks import parent_selection
-from capsule_zoo.models.blocks import switched_units as capsule_layer
+from capsule_zoo.models.blocks import parent_selection, switched_units
 from capsule_zoo.models.blocks.layers import BalancedLogits
 from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
 from capsule_zoo.models.blocks.plates import EnumeratedPresence
@@ -87,7 +86,7 @@ def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
 )
 def test_without_the_refusal_the_elbo_would_be_wrong(monkeypatch, make, site, plate):
     """By far: what is read outside the plate is not weighted by the states' probabilities."""
-    for module in (parent_selection, capsule_layer):
+    for module in (parent_selection, switched_units):
         monkeypatch.setattr(module, "refuse_enumeration", lambda *_: None)
     for capsules in (1, 2):
         exact, sampled, enumerated = three_elbos(make(capsules), site, plate)
