@@ -30,7 +30,7 @@ def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
     """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     colour, alpha = model.layers(parts)
     if model.likelihood == "mixture":
-        share = model.image_law(parts).share[1:]
+        share = model.image_law(parts).mixing[1:]
     else:
         share = templates.visibility(alpha)
     return (share * colour).mean(1)
