@@ -17,7 +17,7 @@ from capsule_zoo.cli.options import (
     print_list,
     print_metrics,
 )
-from capsule_zoo.records import FOLDER
+from capsule_zoo.records import FOLDER, flatten
 
 
 def reproduce(
@@ -68,7 +68,7 @@ def reproduce(
         result, path = experiments.reproduce(experiment, options, folder=out, keep=keep)
         if result.table is not None:
             print(result.table.round(3).to_string(na_rep=""))
-        print_metrics({name: metric[:2] for name, metric in result.metrics.items()})
-        print(f"written to {path} and figures beside it")
-        found = experiments.as_metrics(result)
+        found, _ = flatten(result.metrics)
+        print_metrics({name: (metric["value"], metric["se"]) for name, metric in found.items()})
+        print(f"written to {path}, with the figures next to it")
     print_json(as_json, found)

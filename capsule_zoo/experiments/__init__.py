@@ -13,7 +13,7 @@ import fnmatch
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING
 
 import pyro
 
-from capsule_zoo.records import FOLDER, Metric, check_experiment_name, read_record, write_record
+from capsule_zoo.nearest import unknown
+from capsule_zoo.records import (
+    FOLDER,
+    Metrics,
+    check_experiment_name,
+    flatten,
+    read_record,
+    write_record,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,9 +37,7 @@ if TYPE_CHECKING:
 
     from capsule_zoo.registry import Entry
 
-
-Number = tuple[float, float | None, int]  # value, standard error (None: exact), count
-Metrics = dict[str, Number]
+ROLES = ("comparison",)
 
 
 @dataclass(frozen=True)
@@ -82,13 +88,13 @@ class Result:
     """What an experiment found.
 
     Attributes:
-        metrics: headline numbers by name.
+        metrics: headline numbers by name, and tables of them; see `capsule_zoo.records.Metrics`.
         figures: by name.
-        table: what to print beside the metrics.
+        table: what to print next to the metrics.
         entry: what was trained, for those who want to go on with it.
     """
 
-    metrics: Mapping[str, Number]
+    metrics: Metrics
     figures: dict[str, Figure] = field(default_factory=dict)
     table: pd.DataFrame | None = None
     entry: Entry | None = None
@@ -102,11 +108,19 @@ class Experiment:
         name: `<model>/<name>`.
         function: what it does.
         data: name of the data set that it is about.
+        about: name of the entry whose family it belongs to.
+        role: "comparison" if it compares the model's guides, routings or decoders, and opens the
+            model's section of the report.
+        lead: name of the figure with which the model's section begins, if it is one of this
+            experiment's figures.
     """
 
     name: str
     function: Callable[[Options], Result]
     data: str
+    about: str = ""
+    role: str | None = None
+    lead: str | None = None
 
     def __call__(self, options: Options) -> Result:
         pyro.set_rng_seed(options.seed)  # parameters are drawn before anything else is seeded
@@ -122,16 +136,28 @@ _Function = Callable[[Options], Result]
 _experiments: dict[str, Experiment] = {}
 
 
-def experiment(name: str, *, data: str | None = None) -> Callable[[_Function], _Function]:
-    """Decorator that lists a function under `<model>/<name>`.
+def experiment(
+    name: str,
+    *,
+    data: str | None = None,
+    about: str | None = None,
+    role: str | None = None,
+    lead: str | None = None,
+) -> Callable[[_Function], _Function]:
+    """Return a decorator that lists a function under `<model>/<name>`.
 
     Args:
-        data: the data set's name; by default the experiment's own.
+        data: the data set's name; by default `<name>`.
+        about: the entry whose family it belongs to; by default `<model>`.
+        role, lead: see `Experiment`.
 
     Raises:
-        ValueError: the name is taken, or not of that form.
+        ValueError: the name is taken, or not of that form, or the role is unknown.
     """
     check_experiment_name(name)
+    if role is not None and role not in ROLES:
+        raise ValueError(unknown("role", role, ROLES))
+    model, _, own = name.partition("/")
 
     def decorate(function: _Function) -> _Function:
         if name in _experiments:
@@ -139,7 +165,7 @@ def experiment(name: str, *, data: str | None = None) -> Callable[[_Function], _
                 f"an experiment named {name!r} is registered already, by "
                 f"{_experiments[name].function.__module__}; choose another name"
             )
-        _experiments[name] = Experiment(name, function, data or name.partition("/")[2])
+        _experiments[name] = Experiment(name, function, data or own, about or model, role, lead)
         return function
 
     return decorate
@@ -158,8 +184,6 @@ def find_experiment(name: str) -> Experiment:
     Raises:
         ValueError: there is none; names the nearest ones.
     """
-    from capsule_zoo.registry import unknown
-
     known = list_experiments()
     if name not in known:
         raise ValueError(unknown("experiment", name, known))
@@ -194,9 +218,11 @@ def reproduce(
     minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
     seed = f" --seed {options.seed}" if options.seed else ""
     run = f" --run {options.run}" if options.run else ""
+    metrics, tables = flatten(result.metrics)
     path = write_record(
         name,
-        as_metrics(result),
+        metrics,
+        tables=tables,
         command=f"capsule-zoo reproduce {name}{minutes}{seed}{run}",
         seed=options.seed,
         data=chosen.data,
@@ -211,11 +237,3 @@ def reproduce(
     elif keep is not None:
         options.say(f"{name} has no single entry to keep in {keep}")
     return result, path
-
-
-def as_metrics(result: Result) -> dict[str, Metric]:
-    """A result's headline numbers as records hold them."""
-    return {
-        name: Metric(value=value, se=error, n=count)
-        for name, (value, error, count) in result.metrics.items()
-    }

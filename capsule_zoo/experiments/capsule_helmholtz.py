@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capsule_zoo.data import Binarize, Dataset
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import (
     DRAWN,
     binary_mnist,
@@ -14,24 +14,25 @@ from capsule_zoo.experiments.energy import (
 from capsule_zoo.experiments.findings import bounds_of_rows, held_out_bounds, pictures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import ReweightedWakeSleep, ScoreFunctionELBO, WakeSleep, compare
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 PARTICLES = 1000
 WEIGHED = 500  # images
 
 
-def bounds(entry: Entry, data: Dataset, options: Options) -> Metrics:
+def bounds(entry: Entry, data: Dataset, options: Options) -> Numbers:
     """ELBO and IWAE of the first test images."""
     return held_out_bounds(entry, data.test[:WEIGHED], PARTICLES, options.seed)
 
 
-@experiment("capsule-helmholtz/mnist")
+@experiment("capsule-helmholtz/mnist", lead="sums")
 def mnist(options: Options) -> Result:
     """Helmholtz machine, two layers of 40 capsules, by reweighted wake-sleep (90 minutes)."""
     return measured("capsule-helmholtz", options, 90, bounds)
 
 
-@experiment("capsule-helmholtz/objectives", data="mnist")
+@experiment("capsule-helmholtz/objectives", data="mnist", role="comparison")
 def objectives(options: Options) -> Result:
     """One machine under wake-sleep, reweighted wake-sleep and the ELBO, in one table (an hour)."""
     options.refuse_run()

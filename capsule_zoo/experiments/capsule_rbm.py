@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_zoo.data import Binarize, load_dataset
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import (
     DRAWN,
     binary_mnist,
@@ -23,11 +23,12 @@ from capsule_zoo.experiments.energy import (
     spectra,
     standard_fashion,
 )
-from capsule_zoo.experiments.findings import mean_and_error, pictures
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, pictures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import learning_curves
 from capsule_zoo.guides import ExactSwitches
+from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import create
 
 UPDATES = (0, 10, 30, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 12_000)
@@ -36,7 +37,7 @@ ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm", "vae": "vae"}
 FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 
 
-@experiment("capsule-rbm/mnist")
+@experiment("capsule-rbm/mnist", lead="sums")
 def mnist(options: Options) -> Result:
     """Capsule RBM, 40 capsules of 16, with exact switches: nats from both sides (30 minutes)."""
     return measured("capsule-rbm", options, 30, log_likelihoods)
@@ -48,7 +49,8 @@ def learning_curve(options: Options) -> Result:
     options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
-    curves, metrics = pd.DataFrame(index=pd.Index(UPDATES[1:], name="updates")), Metrics()
+    curves = pd.DataFrame(index=pd.Index(UPDATES[1:], name="updates"))
+    errors: dict[str, Numbers] = {}
     for name in ("capsules", "rbm"):
         options.say(f"Training {ENTRIES[name]!r}")
         entry = create(ENTRIES[name], image_shape=data.image_shape)
@@ -63,29 +65,29 @@ def learning_curve(options: Options) -> Result:
                 for part, images in parts.items():
                     found = reconstruction_error(entry, images)
                     curves.loc[end, f"{name}, {part}"] = found[0]
-                    metrics[f"reconstruction_error_{part}_{name}_{end}"] = found
+                    errors.setdefault(f"{part}_{name}", {})[str(end)] = found
     figure = learning_curves(curves, "mean absolute error of a pixel", PAPER)
-    return Result(metrics, {"": figure}, curves)
+    table = Table(errors, names="reconstruction_error_{quantity}_{variant}")
+    return Result({"error after updates": table}, {"": figure}, curves)
 
 
-@experiment("capsule-rbm/mean-field", data="mnist")
+@experiment("capsule-rbm/mean-field", data="mnist", role="comparison")
 def mean_field(options: Options) -> Result:
     """What the paper's mean field costs: the same machine trained by it and exactly (an hour)."""
     options.refuse_run()
     data = binary_mnist(options)
-    metrics: Metrics = {}
+    found: dict[str, Numbers] = {}
     for name in ("exact", "mean_field"):
         entry = create("capsule-rbm", image_shape=data.image_shape).use_guide(name)
         options.say(f"Training with the guide {name!r}")
         train(entry, data, options, (options.minutes or 60) / 2, transform=Binarize())
-        for metric, value in log_likelihoods(entry, data, options).items():
-            metrics[f"{metric}_{name}"] = value
+        found[name] = log_likelihoods(entry, data, options)
         with torch.no_grad():
             images = data.test.images[:1000]
             gap = entry.make_guide("mean_field").free_energy(images)
             gap = gap - ExactSwitches(entry.model).free_energy(images)
-        metrics[f"mean_field_gap_{name}"] = mean_and_error(gap)
-    return Result(metrics, {}, None, entry)
+        found[name]["mean_field_gap"] = mean_and_error(gap)
+    return Result(by_quantity(found), {}, None, entry)
 
 
 @experiment("capsule-rbm/spectra", data="mnist")
@@ -93,7 +95,8 @@ def spectra_of_three(options: Options) -> Result:
     """What 40 switches tell of a digit, beside 640 hidden units and a VAE's code (30 minutes)."""
     options.refuse_run()
     data = binary_mnist(options)
-    rows, metrics = {}, Metrics()
+    rows = {}
+    found: dict[str, Numbers] = {}
     for name, kind in ENTRIES.items():
         options.say(f"Training {kind!r}")
         sizes = dict(likelihood="bernoulli") if kind == "vae" else {}
@@ -101,9 +104,10 @@ def spectra_of_three(options: Options) -> Result:
         minutes = (options.minutes or 30) / len(ENTRIES)
         train(entry, data, options, minutes, transform=Binarize())
         (rows[name],) = spectra(entry, data.test.images).values()
-        metrics[f"probe_{name}"], metrics[f"information_{name}"] = probe(entry, data)
+        accuracy, information = probe(entry, data)
+        found[name] = {"probe": accuracy, "information": information}
     figure = energy_figures.spectra(rows, data.test.labels.numpy())
-    return Result(metrics, {"": figure})
+    return Result(by_quantity(found), {"": figure})
 
 
 @experiment("capsule-rbm/fashion", data="fashion-mnist")
@@ -117,15 +121,13 @@ def fashion(options: Options) -> Result:
     families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges
     figures: dict[str, Figure] = {}
-    metrics = Metrics()
+    found: dict[str, Numbers] = {}
     for name, sizes in FASHION.items():
         options.say(f"Training {ENTRIES[name]!r}")
         entry = create(ENTRIES[name], image_shape=data.image_shape, **families, **sizes)
         train(entry, data, options, (options.minutes or 20) / 2, **descent)
         error = reconstruction_error(entry, data.test.images, standard.scale)
-        metrics[f"reconstruction_error_{name}"] = error
-        for metric, value in log_likelihoods(entry, data, options).items():
-            metrics[f"{metric}_{name}"] = value
+        found[name] = {"reconstruction_error": error, **log_likelihoods(entry, data, options)}
         drawn = pictures(entry, data.test.images[:DRAWN])
         figures |= {f"{name}_{key}": figure for key, figure in drawn.items()}
-    return Result(metrics, figures)
+    return Result(by_quantity(found), figures)

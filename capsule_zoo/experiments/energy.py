@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result
+from capsule_zoo.experiments import Options, Result
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
@@ -28,6 +28,7 @@ from capsule_zoo.inference.evaluation.probe import (
     probe_scores,
 )
 from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.records import Metrics, Number, Numbers
 from capsule_zoo.registry import Entry
 
 TEMPERATURES = 14_500
@@ -53,7 +54,7 @@ def measured(
     name: str,
     options: Options,
     minutes: float,
-    numbers: Callable[[Entry, Dataset, Options], Metrics],
+    numbers: Callable[[Entry, Dataset, Options], Numbers],
 ) -> Result:
     """Train an entry on MNIST, unless the options name a run, and measure and draw it."""
     data = binary_mnist(options)
@@ -83,7 +84,7 @@ def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Nu
 
 
 @torch.no_grad()
-def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Metrics:
+def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Numbers:
     """Mean log p(x) of the test images by AIS, which errs high, and by reverse AIS, which is low.
 
     Standard errors hold that of log Z and that of the mean over images.
@@ -91,7 +92,7 @@ def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Metrics:
     model: Any = entry.model
     free_energy = torch.cat([model.free_energy(x) for x in data.test.images.split(500)]).numpy()
     shared: dict[str, Any] = dict(chains=CHAINS, temperatures=TEMPERATURES, seed=options.seed)
-    found: Metrics = {}
+    found: Numbers = {}
     for method, images in (("ais", data.train.images), ("raise", data.test.images[:CHAINS])):
         log_z = log_partition(model, method, images=images, **shared)
         error = float(np.hypot(standard_error(free_energy), log_z.standard_error))

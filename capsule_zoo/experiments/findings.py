@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.experiments import Metrics, Number
 from capsule_zoo.inference import Comparison, evaluate, summarize
+from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
 BOOTSTRAPS = 2000  # resampled sets of images
@@ -37,7 +37,7 @@ def squared_error(painted: Tensor, images: Tensor) -> Number:
     return mean_and_error((painted - images).square().sum((1, 2, 3)))
 
 
-def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Metrics:
+def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Numbers:
     """`elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
     idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
     found = summarize(idata)
@@ -47,13 +47,29 @@ def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> M
     }
 
 
-def bounds_of_rows(table: Comparison) -> Metrics:
-    """`elbo_<row>` and `iwae_<particles>_<row>` of every row that is a bound."""
+def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
+    """Return `elbo`, `iwae_<particles>` and `elbo_difference` of every row that is a bound.
+
+    The difference is paired, over the same images: to the first bound, which itself has none.
+    """
     particles, images = table.attrs["num_particles"], table.attrs["num_images"]
-    found: Metrics = {}
-    for name, row in table[table["is_bound"]].iterrows():
-        found[f"elbo_{snake_case(name)}"] = row["elbo"], row["elbo_se"], images
-        found[f"iwae_{particles}_{snake_case(name)}"] = row["iwae"], row["iwae_se"], images
+    columns = {"elbo": "elbo", f"iwae_{particles}": "iwae", "elbo_difference": "elbo_difference"}
+    bounds = table[table["is_bound"]]
+    found: dict[str, Numbers] = {}
+    for quantity, column in columns.items():
+        rows = bounds.iloc[1:] if quantity == "elbo_difference" else bounds
+        for name, row in rows.iterrows():
+            number = float(row[column]), float(row[f"{column}_se"]), images
+            found.setdefault(quantity, {})[snake_case(name)] = number
+    return found
+
+
+def by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
+    """Return the numbers of several variants by quantity, then by variant."""
+    found: dict[str, Numbers] = {}
+    for variant, numbers in variants.items():
+        for quantity, number in numbers.items():
+            found.setdefault(quantity, {})[variant] = number
     return found
 
 

@@ -27,12 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error, median_and_error
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, median_and_error
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load, save
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def one_shot(options: Options) -> Result:
     return study(replace(TURNED, rare=(18, 18), lines={"circle": line}), options)
 
 
-@experiment("generative-capsnet/rotate-beyond", data="mnist")
+@experiment("generative-capsnet/rotate-beyond", data="mnist", role="comparison", lead="painted")
 def rotate_beyond(options: Options) -> Result:
     """All digits within 90 degrees, and asked for on the whole circle (85 core-minutes)."""
     return study(replace(TURNED, usual=(-90, 90), rare=(-90, 90)), options)
@@ -176,22 +177,26 @@ def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
         }
     data = on_canvas(protocol, options)
     blank, errors = errors_of_rare(None, data, protocol), {}
-    metrics: Metrics = {}
+    runs: dict[str, Numbers] = {}
     for name, entry in entries.items():
         own = [run for job, run in zip(jobs, found, strict=True) if job.decoder == name]
         errors[name] = {line: np.stack([run[1][line] for run in own]) for line in protocol.lines}
-        metrics[f"{name}_steps"] = mean_and_error([float(run[0]) for run in own])
-        metrics[f"{name}_parameters"] = (float(entry.model.num_parameters), None, 1)
+        runs[name] = {
+            "steps": mean_and_error([float(run[0]) for run in own]),
+            "parameters": (float(entry.model.num_parameters), None, 1),
+        }
         if infer:
             options.say(f"Inferring by {name} how images were turned")
-            metrics[f"{name}_inferred_degrees"] = inferred_angles(entry, data, options)
-    metrics |= measured(errors, blank, protocol)
+            runs[name]["inferred_degrees"] = inferred_angles(entry, data, options)
+    tables = measured(errors, blank, protocol)
+    training = Table(by_quantity(runs), names="{variant}_{quantity}")
     drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
     drawn["painted"] = painted(entries, data, protocol)
     if infer:
         for name in CONCEPTS:
             drawn[f"concepts_{name}"] = concepts(entries[name], data, protocol)
-    return Result(metrics, drawn, as_table(metrics), entries["digit_capsules"])
+    metrics = {**tables, "training": training}
+    return Result(metrics, drawn, as_table(tables), entries["digit_capsules"])
 
 
 def plan(protocol: Protocol, options: Options, folder: Path) -> list[Job]:
@@ -271,31 +276,50 @@ def of_class(data: Dataset, digit: int) -> Tensor:
     return data.test.images[data.test.labels == digit][:IMAGES]
 
 
-def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> Metrics:
-    """Headline numbers: errors inside and outside along the first line, those of others by name.
+def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> dict[str, Table]:
+    """Return tables of errors for every rare class and line: absolute ones, and "to blank".
 
     Args:
         errors: by decoder and line, (seeds, rare classes, points).
         blank: by line, (rare classes, points).
     """
-    metrics: Metrics = {}
+    tables: dict[str, Table] = {}
     for line, points in protocol.lines.items():
         inside = protocol.inside(points)
-        suffix = "" if line == next(iter(protocol.lines)) else f"_{line}"
+        is_first = line == next(iter(protocol.lines))
+        suffix, words = ("", "") if is_first else (f"_{line}", f", {line}")
         for i, digit in enumerate(RARE):
-            for where, chosen in (("inside", inside), ("outside", ~inside)):
-                black = blank[line][i, chosen].mean()
-                metrics[f"blank_digit{digit}_{where}{suffix}"] = (float(black), None, 1)
-                for name in errors:
-                    error = errors[name][line][:, i, chosen].mean(1)
-                    key = f"{name}_digit{digit}_{where}{suffix}"
-                    metrics[key] = mean_and_error(error)
-                    metrics[f"{key}_to_blank"] = mean_and_error(error / black)
-            for name in errors:
-                error = errors[name][line][:, i]
-                ratio = error[:, ~inside].mean(1) / error[:, inside].mean(1)
-                metrics[f"{name}_digit{digit}_ratio{suffix}"] = mean_and_error(ratio)
-    return metrics
+            own = {name: found[line][:, i] for name, found in errors.items()}
+            absolute, relative = inside_and_outside(own, blank[line][i], inside)
+            names = f"{{variant}}_digit{digit}_{{quantity}}{suffix}"
+            tables[f"digit {digit}{words}"] = Table(absolute, names)
+            tables[f"digit {digit}{words}, to blank"] = Table(relative, f"{names}_to_blank")
+    return tables
+
+
+def inside_and_outside(
+    errors: Mapping[str, np.ndarray], blank: np.ndarray, inside: np.ndarray
+) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+    """Return errors inside and outside and their ratio, and errors relative to a black image's.
+
+    Args:
+        errors: by decoder, (seeds, points).
+        blank: of a black image, (points,).
+        inside: True for requests that were seen in training, (points,).
+    """
+    absolute: dict[str, Numbers] = {}
+    relative: dict[str, Numbers] = {}
+    for where, chosen in (("inside", inside), ("outside", ~inside)):
+        black = blank[chosen].mean()
+        means = {name: error[:, chosen].mean(1) for name, error in errors.items()}
+        absolute[where] = {"blank": (float(black), None, 1)}
+        absolute[where] |= {name: mean_and_error(error) for name, error in means.items()}
+        relative[where] = {name: mean_and_error(error / black) for name, error in means.items()}
+    absolute["ratio"] = {
+        name: mean_and_error(error[:, ~inside].mean(1) / error[:, inside].mean(1))
+        for name, error in errors.items()
+    }
+    return absolute, relative
 
 
 def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
@@ -317,11 +341,14 @@ def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Ten
     return moved, angles, found.best
 
 
-def as_table(metrics: Metrics) -> pd.DataFrame:
-    """Errors inside and outside, and their ratio, a row for each decoder."""
-    columns = [f"digit{d}_{what}" for d in RARE for what in ("inside", "outside", "ratio")]
-    rows = {name: [metrics[f"{name}_{column}"][0] for column in columns] for name in DECODERS}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+def as_table(tables: Mapping[str, Table]) -> pd.DataFrame:
+    """Return errors inside and outside, and their ratio, with a row for each decoder."""
+    columns = {
+        f"digit{digit}_{quantity}": {name: number[0] for name, number in numbers.items()}
+        for digit in RARE
+        for quantity, numbers in tables[f"digit {digit}"].numbers.items()
+    }
+    return pd.DataFrame(columns).loc[list(DECODERS)]
 
 
 def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Rotations
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import bounds_of_rows, pictures
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import bounds_of_rows, by_quantity, pictures
 from capsule_zoo.experiments.generative_capsnet import (
     TURNED,
     inferred_angles,
@@ -32,6 +32,7 @@ from capsule_zoo.experiments.generative_capsnet import (
 from capsule_zoo.experiments.training import side_by_side
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import compare
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load
 
 if TYPE_CHECKING:
@@ -54,25 +55,27 @@ def mnist(options: Options) -> Result:
     data = on_canvas(EVERY_ANGLE, options)
     names = ("vae", *CAPSNETS)
     runs = [(name, options.seed) for name in names]
-    metrics: Metrics = {}
+    measured: dict[str, Numbers] = {}
     with TemporaryDirectory() as folder:
         jobs = jobs_of(runs, EVERY_ANGLE, options, Path(folder), "variational")
         options.say(f"Training {', '.join(names)}")
         for name, (steps, errors) in zip(names, side_by_side(learn, jobs), strict=True):
-            metrics[f"updates_{name}"] = (float(steps), None, 1)
-            metrics[f"error_all_angles_{name}"] = (float(errors["circle"].mean()), None, 1)
+            measured[name] = {
+                "updates": (float(steps), None, 1),
+                "error_all_angles": (float(errors["circle"].mean()), None, 1),
+            }
         entries = {job.decoder: load(job.folder) for job in jobs}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
     table = compare(pairs, data.test[:WEIGHED], num_particles=PARTICLES, seed=options.seed)
-    metrics |= bounds_of_rows(table)
+    bounds = bounds_of_rows(table)
     for name, entry in entries.items():
         options.say(f"Inferring by {name} how images were turned")
-        metrics[f"inferred_degrees_{name}"] = inferred_angles(entry, data, options)
-    kept = entries[max(CAPSNETS, key=lambda name: metrics[f"elbo_{name}"][0])]
+        measured[name]["inferred_degrees"] = inferred_angles(entry, data, options)
+    kept = entries[max(CAPSNETS, key=lambda name: bounds["elbo"][name][0])]
     drawn = pictures(kept, data.test.images)
     drawn["dreams"] = dreams(kept, some_requests(data, EVERY_ANGLE), options.seed)
     drawn["turned_back"] = turned_back(kept, data.test.images[:12], options.seed)
-    return Result(metrics, drawn, table, kept)
+    return Result({**bounds, **by_quantity(measured)}, drawn, table, kept)
 
 
 @torch.no_grad()

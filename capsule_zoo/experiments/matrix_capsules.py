@@ -10,13 +10,14 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.matrix_capsules import ROUTINGS
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.figures.routing import by_iterations, mistakes, votes
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 ITERATIONS = (1, 2, 3, 4, 5)
@@ -56,21 +57,25 @@ def gathering(options: Options) -> Result:
         "distance_others": history.mean_distance(~history.wins),
         "share_winner": history.share_of_winner(),
     }
-    metrics: Metrics = {
-        f"{name}_{t + 1}": mean_and_error(values)
+    numbers = {
+        name: {str(t): mean_and_error(values) for t, values in enumerate(iterations, start=1)}
         for name, iterations in found.items()
-        for t, values in enumerate(iterations)
     }
-    return Result(metrics, {"": votes(entry, images)}, None, entry)
+    return Result({"iteration": Table(numbers)}, {"": votes(entry, images)}, None, entry)
 
 
 NETWORK = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small preset's votes
 STEPS = 1200  # for each of fifteen trainings
 REFERENCE = ("em", 3)  # whose votes the free energies are of
+MEASURES = {
+    "error": "error",
+    "images_per_second": "images per second",
+    "free_energy": "free energy",
+}
 COMPARED = 500  # images, of the free energies
 
 
-@experiment("matrix-capsules/routing", data="mnist")
+@experiment("matrix-capsules/routing", data="mnist", role="comparison")
 def routings(options: Options) -> Result:
     """EM, variational Bayes and dynamic routing, one to five iterations: error, nats, speed (1 h).
 
@@ -80,7 +85,7 @@ def routings(options: Options) -> Result:
     """
     options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
-    metrics: Metrics = {}
+    found: dict[str, dict[str, Numbers]] = {quantity: {} for quantity in MEASURES}
     errors, speeds = pd.DataFrame(index=ITERATIONS), pd.DataFrame(index=ITERATIONS)
     entries: dict[tuple[str, int], Entry] = {}
     for name, number in product(ROUTINGS, ITERATIONS):
@@ -91,16 +96,21 @@ def routings(options: Options) -> Result:
         run = train(entry, data, options, steps=limit, transform=SHIFT)
         error = error_rate(entry.model, data.test)
         speed = run.steps * entry.training["batch_size"] / run.seconds
-        metrics[f"error_{name}_{number}"] = error
-        metrics[f"images_per_second_{name}_{number}"] = (speed, None, run.steps)
+        found["error"].setdefault(name, {})[str(number)] = error
+        rate = speed, None, run.steps
+        found["images_per_second"].setdefault(name, {})[str(number)] = rate
         errors.loc[number, name], speeds.loc[number, name] = error.value, speed
     reference = entries[REFERENCE]
     energies = free_energies(reference, data.test[:COMPARED])
     for (name, number), energy in energies.items():
-        metrics[f"free_energy_{name}_{number}"] = mean_and_error(energy)
+        found["free_energy"].setdefault(name, {})[str(number)] = mean_and_error(energy)
     nats = pd.Series({key: energy.mean().item() for key, energy in energies.items()}).unstack(0)
     panels = {"test error": errors, "free energy (nats)": nats, "images per second": speeds}
     table = pd.concat(panels, axis=1)
+    metrics = {
+        f"{words} after iterations": Table(found[quantity], f"{quantity}_{{quantity}}_{{variant}}")
+        for quantity, words in MEASURES.items()
+    }
     return Result(metrics, {"": by_iterations(panels)}, table, reference)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.matrix_capsules import SHIFT, digits_and_entry
 from capsule_zoo.figures.routing import nudges
@@ -17,6 +17,7 @@ from capsule_zoo.inference import fit
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.blocks.capsule_convolution import POSE, RIGHT_COLUMN
 from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry
 
 NUDGES = torch.linspace(-2, 2, 9)  # deviations
@@ -39,7 +40,7 @@ def pose(options: Options) -> Result:
     images = data.test.images[:MEASURED]
     with torch.no_grad(), in_eval_mode(entry.model):
         codes = torch.cat([guide(few) for few in images.split(100)])
-        metrics: Metrics = {"squared_error": squared_error(decoder.mean_image(codes), images)}
+        metrics: Numbers = {"squared_error": squared_error(decoder.mean_image(codes), images)}
         for axis, (row, column) in enumerate(RIGHT_COLUMN):
             ends = [nudged(codes, row * POSE + column, by) for by in (-0.5, 0.5)]
             before, after = (ink_centre(decoder.mean_image(code)) for code in ends)

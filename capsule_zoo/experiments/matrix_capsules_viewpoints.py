@@ -25,10 +25,11 @@ from capsule_zoo.data import SmallNORB, Split, Toys3D, Views
 from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
-from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.inference.evaluation.classification import Share, error_rate, fgsm
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 SIZE = 32  # pixels
@@ -143,22 +144,27 @@ def compared(source: str, options: Options) -> Result:
     jobs = [Job(*run, share * COSTS[run[0]], source, quiet) for run in runs]
     found = dict(zip(runs, side_by_side(train_and_measure, jobs), strict=True))
     attacks = errors_under_attack(found)
-    metrics = errors_where_matched(found)
+    under_attack: dict[str, Numbers] = {}
     for (network, size), error in attacks.items():
-        metrics[f"fgsm_{round(1000 * size)}_error_{network}"] = error
+        under_attack.setdefault(f"fgsm_{round(1000 * size)}_error", {})[network] = error
+    metrics = {**errors_where_matched(found), "attacked": Table(under_attack)}
     return Result(metrics, {"": paths_figure(found), "attack": attack_figure(attacks)})
 
 
-def errors_where_matched(found: Mapping[Run, Outcome]) -> Metrics:
+def errors_where_matched(found: Mapping[Run, Outcome]) -> dict[str, Numbers]:
     """Over the seeds, by factor, kind of view and network."""
-    points: dict[str, list[float]] = {}
+    points: dict[str, dict[str, list[float]]] = {}
     seeds = sorted({seed for _, _, seed in found})
     for factor, seed in product(FAMILIAR, seeds):
         paths = {network: found[network, factor, seed].path for network in ENTRIES}
         for network, point in matched(paths).items():
-            points.setdefault(f"{factor}_error_{network}", []).append(point.novel)
-            points.setdefault(f"{factor}_familiar_error_{network}", []).append(point.familiar)
-    return {name: mean_and_error(errors) for name, errors in points.items()}
+            for kind, error in (("", point.novel), ("familiar_", point.familiar)):
+                of_networks = points.setdefault(f"{factor}_{kind}error", {})
+                of_networks.setdefault(network, []).append(error)
+    return {
+        quantity: {network: mean_and_error(errors) for network, errors in of_networks.items()}
+        for quantity, of_networks in points.items()
+    }
 
 
 def errors_under_attack(found: Mapping[Run, Outcome]) -> dict[tuple[str, float], Number]:
@@ -171,7 +177,7 @@ def errors_under_attack(found: Mapping[Run, Outcome]) -> dict[tuple[str, float],
     return {key: mean_and_error(values) for key, values in errors.items()}
 
 
-@experiment("matrix-capsules/viewpoints", data="toys3d")
+@experiment("matrix-capsules/viewpoints", data="toys3d", lead="")
 def viewpoints(options: Options) -> Result:
     """Capsules against a CNN on novel azimuths and elevations of rendered toys (4 core-hours).
 

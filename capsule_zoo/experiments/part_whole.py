@@ -13,9 +13,10 @@ from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sampl
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
+    by_quantity,
     held_out_bounds,
     mean_and_error,
     pictures,
@@ -26,10 +27,11 @@ from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.figures.curves import climbs
 from capsule_zoo.figures.part_whole import parses
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import compare, fit, reconstruct, widen
+from capsule_zoo.inference import Comparison, compare, fit, reconstruct, widen
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
@@ -113,7 +115,7 @@ def digits(options: Options) -> Result:
     return Result(metrics, shown, table, normal)
 
 
-@experiment("part-whole/classify", data="mnist")
+@experiment("part-whole/classify", data="mnist", lead="parses")
 def classify(options: Options) -> Result:
     """MNIST without labels: how well a linear probe reads the class off objects (30 minutes)."""
     data = load_dataset("mnist", root=options.data_root)
@@ -130,18 +132,19 @@ def parts(options: Options) -> Result:
     turned = images.rot90(1, (2, 3))
     shown = pictures(entry, images)
     shown["turned"] = parses(entry.model, entry.guide, turned)
-    metrics: Metrics = {}
+    errors: Numbers = {}
     for name, seen in (("upright", images), ("turned", turned)):
         painted = reconstruct(entry.model, entry.guide, seen)
-        metrics[f"squared_error_{name}"] = squared_error(painted, seen)
-    metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+        errors[name] = squared_error(painted, seen)
+    parameters = float(entry.model.num_parameters), None, 1
+    metrics: Metrics = {"squared_error": errors, "model_parameters": parameters}
     return Result(metrics, shown, None, entry)
 
 
 PARTICLES = 100  # for each image, in the comparison of guides
 
 
-@experiment("part-whole/guides", data="mnist")
+@experiment("part-whole/guides", data="mnist", role="comparison")
 def guides(options: Options) -> Result:
     """Every guide on one trained model, on 1,000 held-out digits: ELBO, IWAE-100, ESS, seconds.
 
@@ -166,24 +169,33 @@ def guides(options: Options) -> Result:
         "free-form normal": free,
     }
     relaxed: dict[str, nn.Module] = {
-        "free-form normal, relaxed": free,
-        "AutoNormal, relaxed": automatic(AutoNormal, model, held_out, options, limit(400)),
-        "AutoDelta, relaxed": automatic(AutoDelta, model, held_out, options, limit(400)),
+        "free-form normal": free,
+        "AutoNormal": automatic(AutoNormal, model, held_out, options, limit(400)),
+        "AutoDelta": automatic(AutoDelta, model, held_out, options, limit(400)),
     }
     shared: dict[str, Any] = dict(num_particles=PARTICLES, seed=options.seed)
     tables = [
         compare({n: (model, guide) for n, guide in rows.items()}, held_out, discrete=law, **shared)
         for rows, law in ((discrete, True), (relaxed, False))
     ]
-    table = pd.concat(tables).astype({"is_bound": bool})
-    metrics = {**bounds_of_rows(tables[0]), **bounds_of_rows(tables[1])}
-    for name, row in table.iterrows():
-        for column in ("map_objective", "ess", "pareto_k", "seconds_per_image"):
-            if np.isfinite(row[column]):
-                title = column.removesuffix("_objective")
-                metrics[f"{title}_{snake_case(name)}"] = row[column], None, len(held_out)
+    of_relaxed = tables[1].rename(index=lambda name: f"{name}, relaxed")
+    table = pd.concat([tables[0], of_relaxed]).astype({"is_bound": bool})
+    bounds = Table(measures(tables[1]), names="{quantity}_{variant}_relaxed")
+    metrics = {**measures(tables[0]), "relaxed": bounds}
     drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
     return Result(metrics, drawn, table, entry)
+
+
+def measures(table: Comparison) -> dict[str, Numbers]:
+    """Return the bounds of a comparison, MAP objectives, and what every row cost and weighed."""
+    found = bounds_of_rows(table)
+    columns = {"map": "map_objective", **{c: c for c in ("ess", "pareto_k", "seconds_per_image")}}
+    for quantity, column in columns.items():
+        for name, value in table[column].items():
+            if np.isfinite(value):
+                number = float(value), None, table.attrs["num_images"]
+                found.setdefault(quantity, {})[snake_case(name)] = number
+    return found
 
 
 def automatic(
@@ -215,7 +227,7 @@ def refinement(options: Options) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options, minutes=30)
     images = data.test.images[-256:]  # the schedule was chosen on others
-    metrics: Metrics = {}
+    races: dict[str, Numbers] = {}
     paths: dict[str, Tensor] = {}
     for name, shown in (("upright", images), ("rotated", images.rot90(1, (2, 3)))):
         race = partial(timed_refinement, entry, shown, options)
@@ -223,21 +235,23 @@ def refinement(options: Options) -> Result:
             (race(method="adam", steps=PLAIN_STEPS, lr=rate) for rate in PLAIN_RATES),
             key=lambda found: found.objective,
         )
-        ours = next(
-            found
-            for budget in BUDGETS
-            for found in [race(steps=budget)]
-            if found.objective >= plain.objective or budget == BUDGETS[-1]
-        )
+        for budget in BUDGETS:
+            ours = race(steps=budget)
+            if ours.objective >= plain.objective:
+                break
         reached = ours.objective >= plain.objective
-        metrics[f"speedup_{name}"] = (plain.seconds / ours.seconds if reached else 0.0, None, 1)
-        metrics[f"{name}_start"] = mean_and_error(plain.refinement.start)
-        metrics[f"{name}_plain"] = mean_and_error(plain.refinement.end)
-        metrics[f"{name}_scheduled"] = mean_and_error(ours.refinement.end)
-        metrics[f"{name}_scheduled_steps"] = (float(ours.steps), None, 1)
+        races[name] = {
+            "speedup": (plain.seconds / ours.seconds if reached else 0.0, None, 1),
+            "start": mean_and_error(plain.refinement.start),
+            "plain": mean_and_error(plain.refinement.end),
+            "scheduled": mean_and_error(ours.refinement.end),
+            "scheduled_steps": (float(ours.steps), None, 1),
+        }
         paths[f"{name}, plain Adam"] = plain.refinement.path
         paths[f"{name}, scheduled"] = ours.refinement.path
-    return Result(metrics, {"": climbs(paths)}, None, entry)
+    table = by_quantity(races)
+    names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
+    return Result({"digits": Table(table, names)}, {"": climbs(paths)}, None, entry)
 
 
 class Finish(NamedTuple):

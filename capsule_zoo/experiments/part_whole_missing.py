@@ -11,11 +11,12 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, hide, load_dataset, occluded
 from capsule_zoo.data.missing import SIDES
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.figures import grids as figures
 from capsule_zoo.inference import FilledIn, fill_in
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:
@@ -61,10 +62,8 @@ def missing(options: Options) -> Result:
             )
     found["training_images"] = from_training_images(data.train.images, images, observed, sigma)
     found["mean_image"] = from_mean(data.train.images, images, observed, sigma)
-    metrics: Metrics = {}
-    for name, filled in found.items():
-        metrics |= {f"{key}_{name}": n for key, n in scores(filled, images, observed).items()}
-    return Result(metrics, {"": draw(images, observed, found)}, entry=vae)
+    rows = {name: scores(filled, images, observed) for name, filled in found.items()}
+    return Result(by_quantity(rows), {"": draw(images, observed, found)}, entry=vae)
 
 
 def length(options: Options) -> float:
@@ -130,7 +129,7 @@ def from_mean(known: Tensor, images: Tensor, observed: Tensor, sigma: float) -> 
     return FilledIn(filled, filled, nats, torch.ones(len(images)))
 
 
-def scores(filled: FilledIn, images: Tensor, observed: Tensor) -> Metrics:
+def scores(filled: FilledIn, images: Tensor, observed: Tensor) -> Numbers:
     """Nats of the hidden pixels, squared errors summed over them, and effective draws."""
     hidden = ~observed
 

@@ -14,8 +14,8 @@ from pyro.distributions import Categorical
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
-from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, held_out_bounds, mean_and_error
 from capsule_zoo.experiments.part_whole import WITH_POSES, tighten
 from capsule_zoo.experiments.training import shortened, train, trained
 from capsule_zoo.figures.grids import image_rows
@@ -35,6 +35,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.modes import seeded
+from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ def prior(options: Options) -> Result:
     ours = trained("part-whole", data, share, MINUTES)
     ours = tighten(ours, data, options, steps=shortened(600, minutes / MINUTES))
     vae = autoencoder(ours, data, options, RIVAL_SHARE * minutes)
+    bounds: dict[str, Numbers] = {}
     tops = {"part_whole": (ours, WITH_POSES), "vae": (vae, list(vae.guide.covers))}
 
-    metrics = foretold(ours, data.test.images[:1000], options.seed)
+    lost = foretold(ours, data.test.images[:1000], options.seed)
     number = min(IMAGES, len(data.test) // 2)
     parsed = infer(ours.guide, data.train.images[:number], seed=options.seed)
     objects = {name: parsed[name] for name in WITH_POSES}
@@ -89,15 +91,18 @@ def prior(options: Options) -> Result:
         rows[f"{name}_fitted"] = mean_images(
             entry.model, number, top.sample(number, options.seed), options.seed
         )
-        metrics |= nats(name, entry, data, top, sites, options.seed)
+        bounds[name] = nats(entry, data, top, sites, options.seed)
 
     options.say("Training a classifier on the digits, for its features")
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
-    metrics["classifier_accuracy"] = accuracy(classifier, data)
     real = classifier.read(data.test.images[:number])
     seen = {name: looks(classifier.read(images), real) for name, images in rows.items()}
-    for name, found in seen.items():
-        metrics |= {f"{quantity}_{name}": value for quantity, value in found.items()}
+    metrics: Metrics = {
+        **lost,
+        "classifier_accuracy": accuracy(classifier, data),
+        **by_quantity(bounds),
+        "draws": Table(by_quantity(seen)),
+    }
     return Result(metrics, {"": draw(rows)}, as_table(seen), ours)
 
 
@@ -115,7 +120,7 @@ def autoencoder(ours: Entry, data: Dataset, options: Options, minutes: float) ->
     return vae
 
 
-def foretold(entry: Entry, images: Tensor, seed: int) -> Metrics:
+def foretold(entry: Entry, images: Tensor, seed: int) -> Numbers:
     """What images lose, in nats, when parts are drawn from their objects instead of inferred.
 
     The share is of what the parts explain: the log likelihood above that of the background alone.
@@ -127,7 +132,7 @@ def foretold(entry: Entry, images: Tensor, seed: int) -> Metrics:
     empty = {"part_presence": torch.zeros_like(parsed["part_presence"])}
     inferred = image_log_likelihood(entry.model, images, parsed)
     background = image_log_likelihood(entry.model, images, empty)
-    found: Metrics = {
+    found: Numbers = {
         "log_likelihood_inferred": mean_and_error(inferred),
         "log_likelihood_background": mean_and_error(background),
     }
@@ -170,19 +175,16 @@ def fitted_top(entry: Entry, data: Dataset, sites: list[str], options: Options) 
     return fit_top_prior(entry.model, drawn, kinds, seed=options.seed)
 
 
-def nats(
-    name: str, entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int
-) -> Metrics:
+def nats(entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int) -> Numbers:
     """Bounds on 1,000 held-out images, and what the fitted top adds to the ELBO."""
     held_out = data.test[:1000]
     drawn = infer(entry.guide, held_out.images, sites, seed)
     gain = top.log_prob(drawn) - log_prior(entry.model, drawn)
-    found: Metrics = {
+    return {
         **held_out_bounds(entry, held_out, 50, seed),
         "top_gain": mean_and_error(gain),
         "model_parameters": (float(entry.model.num_parameters), None, 1),
     }
-    return {f"{metric}_{name}": value for metric, value in found.items()}
 
 
 def accuracy(classifier: FeatureClassifier, data: Dataset) -> Number:
@@ -191,7 +193,7 @@ def accuracy(classifier: FeatureClassifier, data: Dataset) -> Number:
     return mean_and_error(right.astype(float))
 
 
-def looks(seen: Reading, real: Reading) -> Metrics:
+def looks(seen: Reading, real: Reading) -> Numbers:
     """Frechet distance to real images, confidence, and how many classes are in use.
 
     The latter is the exponential of the classes' entropy: as many as there are where all are
@@ -206,7 +208,7 @@ def looks(seen: Reading, real: Reading) -> Metrics:
     }
 
 
-def as_table(seen: dict[str, Metrics]) -> pd.DataFrame:
+def as_table(seen: dict[str, Numbers]) -> pd.DataFrame:
     """One row for each kind of image."""
     rows = {
         name: {

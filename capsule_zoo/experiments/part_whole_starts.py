@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, held_out_bounds, mean_and_error
 from capsule_zoo.experiments.part_whole import (
     DIGITS_STEPS,
     JITTER,
@@ -32,6 +32,7 @@ from capsule_zoo.experiments.training import shortened, side_by_side
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import fit
 from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.records import Number, Numbers
 
 SEEDS, STEPS, PARTICLES = 10, 200, 50
 SETS_OF_SIZES: dict[str, dict[str, Any]] = {  # the README and the demo have few objects and parts
@@ -103,50 +104,52 @@ def blank_loss(model: PartWholeCapsules, images: Tensor) -> float:
     return -law.log_prob(images).sum((1, 2, 3)).mean().item()
 
 
-def summary(name: str, starts: list[Start]) -> Metrics:
+def summary(starts: list[Start]) -> Numbers:
     """Metrics of one set of runs that differ in their seed."""
     losses, steps = [s.loss for s in starts], [float(s.step) for s in starts]
     blank = sum(s.step > len(s.losses) for s in starts)
     return {
-        f"loss_{name}": mean_and_error(losses),
-        f"worst_loss_{name}": (max(losses), None, len(losses)),
-        f"step_{name}": mean_and_error(steps),
-        f"latest_step_{name}": (max(steps), None, len(steps)),
-        f"blank_{name}": (float(blank), None, len(starts)),
+        "loss": mean_and_error(losses),
+        "worst_loss": (max(losses), None, len(losses)),
+        "step": mean_and_error(steps),
+        "latest_step": (max(steps), None, len(steps)),
+        "blank": (float(blank), None, len(starts)),
     }
 
 
-def first_steps(data: str, options: Options) -> Metrics:
-    """All seeds and both sizes on one data set, each run on one thread."""
+def first_steps(data: str, options: Options) -> tuple[dict[str, Numbers], Number]:
+    """All seeds and both sizes on one data set, each run on one thread; and a blank canvas."""
     steps = shortened(STEPS, (options.minutes or 20) / 20)
     seeds = range(options.seed, options.seed + SEEDS)
     root = options.data_root
     jobs = [Job(data, sizes, seed, steps, 1, root) for sizes in SETS_OF_SIZES for seed in seeds]
     options.say(f"Training {len(jobs)} pairs on {data}, {steps} steps each")
     found = side_by_side(start, jobs)
-    metrics: Metrics = {"blank_canvas": (found[0].blank, None, 1)}
-    for i, sizes in enumerate(SETS_OF_SIZES):
-        metrics |= summary(sizes, found[i * SEEDS : (i + 1) * SEEDS])
-    return metrics
+    rows = {
+        sizes: summary(found[i * SEEDS : (i + 1) * SEEDS]) for i, sizes in enumerate(SETS_OF_SIZES)
+    }
+    return rows, (found[0].blank, None, 1)
 
 
 @experiment("part-whole/starts", data="digits")
 def starts(options: Options) -> Result:
     """Ten seeds on digits: the loss after 200 steps, and when the canvas is no longer blank."""
     options.refuse_run()
-    metrics = first_steps("digits", options)
+    rows, blank = first_steps("digits", options)
     steps = shortened(STEPS, (options.minutes or 20) / 20)
     options.say("The same of the smaller sizes on two threads")
     seeds = range(options.seed, options.seed + SEEDS)
     found = [start(Job("digits", "few", seed, steps, threads=2)) for seed in seeds]
-    return Result({**metrics, **summary("few_two_threads", found)})
+    rows["few_two_threads"] = summary(found)
+    return Result({"blank_canvas": blank, **by_quantity(rows)})
 
 
 @experiment("part-whole/starts-mnist", data="mnist")
 def starts_mnist(options: Options) -> Result:
     """Ten seeds on MNIST: the loss after 200 steps, and when the canvas is no longer blank."""
     options.refuse_run()
-    return Result(first_steps("mnist", options))
+    rows, blank = first_steps("mnist", options)
+    return Result({"blank_canvas": blank, **by_quantity(rows)})
 
 
 @experiment("part-whole/demo-seeds", data="digits")

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.part_whole import GUIDE_SIZES
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import pictures
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, pictures
 from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures.curves import accuracy_curves
@@ -32,6 +32,7 @@ from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.part_whole import PartEncoder
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load, save
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ def generalise(options: Options) -> Result:
     mnist = load_dataset("mnist", root=options.data_root).transformed(bordered)
     moved = load_dataset("affnist", root=options.data_root)
     rotated = load_dataset("rotated-mnist", root=options.data_root).test
-    metrics: Metrics = {}
+    metrics: dict[str, Number | Table] = {}
+    found: dict[str, Numbers] = {}
     if options.run:
         entry = load(options.run)
     else:
@@ -129,14 +131,15 @@ def generalise(options: Options) -> Result:
     }
     for name, split in asked.items():
         options.say(f"Asking about {len(split):,} {name} images")
-        metrics[f"{name}_presence_pose"] = probe(split.images, split.labels)
+        accuracies = {"presence_pose": probe(split.images, split.labels)}
         few = split[:TURNED_IMAGES]
         best = held_best(entry.guide, few.images)
-        metrics[f"{name}_presence_pose_turned"] = probe(best, few.labels)
+        found[name] = {**accuracies, "presence_pose_turned": probe(best, few.labels)}
     curves = rotation_curves(probe, mnist.test[:CURVE_IMAGES])
-    for name, curve in curves.items():
-        ending = "_turned" if "turned" in name else ""
-        metrics |= {f"rotation_{degrees}{ending}": found for degrees, found in curve.items()}
+    metrics["accuracy on images"] = Table(by_quantity(found), "{variant}_{quantity}")
+    rotations = {n: {str(degrees): a for degrees, a in c.items()} for n, c in curves.items()}
+    names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
+    metrics["accuracy at degrees"] = Table(rotations, names)
     table = pd.DataFrame({n: {d: a.value for d, a in c.items()} for n, c in curves.items()})
     drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     shown = {"rotations": drawn, **pictures(entry, moved.test.images)}
@@ -184,6 +187,9 @@ VARIANTS = {
 }
 
 
+UPRIGHT, ROTATED = "probe_presence_pose", "rotated_presence_pose"
+
+
 @experiment("part-whole/augment", data="mnist")
 def augment(options: Options) -> Result:
     """The paradox: rotating the training images costs accuracy on upright ones (70 core-minutes).
@@ -200,27 +206,27 @@ def augment(options: Options) -> Result:
     options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     trained, steps = train_variants(options)
-    found: dict[str, Accuracy] = {}
+    found: dict[str, dict[str, Accuracy]] = {UPRIGHT: {}, ROTATED: {}}
     for name, entry in trained.items():
         options.say(f"Probing {name}")
         if (turns := entry.guide.options["turns"]) > 1:
             entry = replace(entry, guide=entry.guide.with_turns(2 * turns))
         degrees = VARIANTS[name].degrees
         upright = ObjectProbe(entry, data.train[:PROBED])
-        found[f"probe_presence_pose_{name}"] = upright(data.test.images, data.test.labels)
+        found[UPRIGHT][name] = upright(data.test.images, data.test.labels)
         if degrees:
             train, test = (rotated(s, degrees) for s in (data.train[:PROBED], data.test))
             among = ObjectProbe(entry, train)
-            found[f"rotated_presence_pose_{name}"] = among(test.images, test.labels)
+            found[ROTATED][name] = among(test.images, test.labels)
         else:
             few = data.test[:TURNED_IMAGES]
-            for kind, split in (("probe", few), ("rotated", rotated(few, 180))):
+            for kind, split in ((UPRIGHT, few), (ROTATED, rotated(few, 180))):
                 images = held_best(entry.guide, split.images)
-                found[f"{kind}_presence_pose_{name}_turned"] = upright(images, split.labels)
+                found[kind][f"{name}_turned"] = upright(images, split.labels)
     shown = {"": augmentation_figure(found, 1 / data.num_classes)}
     shown["canonical"] = turned_figure(trained["180_canonical"], rotated(data.test[:12], 180))
-    taken: Metrics = {f"steps_{name}": (float(number), None, 1) for name, number in steps.items()}
-    return Result({**found, **taken}, shown, None, trained["180_canonical"])
+    taken: Numbers = {name: (float(number), None, 1) for name, number in steps.items()}
+    return Result({**found, "steps": taken}, shown, None, trained["180_canonical"])
 
 
 def rotated(split: Split, degrees: float) -> Split:
@@ -270,14 +276,14 @@ def train_variants(options: Options) -> tuple[dict[str, Entry], dict[str, int]]:
     return entries, steps
 
 
-def augmentation_figure(found: Mapping[str, Accuracy], chance: float) -> Figure:
+def augmentation_figure(found: Mapping[str, Mapping[str, Accuracy]], chance: float) -> Figure:
     """Accuracy against the range of rotations in training."""
-    kinds = {"probe": "upright", "rotated": "rotated as in training"}
+    kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     curves: dict[str, dict[float, Accuracy]] = {}
     for name, variant in VARIANTS.items():
         _, _, extra = name.partition("_")
         for kind, words in kinds.items():
-            accuracy = found.get(f"{kind}_presence_pose_{name}")
+            accuracy = found[kind].get(name)
             if accuracy is not None:
                 label = f"{words}, {extra}" if extra else words
                 curves.setdefault(label, {})[variant.degrees] = accuracy

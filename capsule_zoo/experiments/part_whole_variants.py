@@ -10,11 +10,17 @@ import pyro
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.data.sources import data_folder
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import held_out_bounds, pictures, squared_error
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import (
+    by_quantity,
+    held_out_bounds,
+    pictures,
+    squared_error,
+)
 from capsule_zoo.experiments.part_whole import probes, tighten
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 MINUTES = 60  # of training, in all
@@ -66,19 +72,18 @@ def photographs(name: str, options: Options) -> Dataset:
 
 def study(variants: Mapping[str, Variant], options: Options) -> Result:
     """Train every variant for an equal share of the time, and measure all in the same way."""
-    metrics: Metrics = {}
+    found: dict[str, Numbers] = {}
     drawn: dict = {}
     minutes = (options.minutes or MINUTES) / len(variants)
     first: Entry | None = None
     for name, variant in variants.items():
         options.say(f"Training {name} on {len(variant.data.train):,} images, {minutes:.3g} minutes")
         points, normal = learn(variant, options, minutes)
-        found = measure(points, normal, variant.data, options.seed)
-        metrics |= {f"{metric}_{name}": value for metric, value in found.items()}
+        found[name] = measure(points, normal, variant.data, options.seed)
         shown = pictures(points, variant.data.test.images[:12])
         drawn |= {f"{name}_{kind}": figure for kind, figure in shown.items()}
         first = first or points
-    return Result(metrics, drawn, None, first)
+    return Result(by_quantity(found), drawn, None, first)
 
 
 def learn(variant: Variant, options: Options, minutes: float) -> tuple[Entry, Entry]:
@@ -89,7 +94,7 @@ def learn(variant: Variant, options: Options, minutes: float) -> tuple[Entry, En
     return entry, tighten(entry, variant.data, options, minutes=TIGHTENING * minutes)
 
 
-def measure(points: Entry, normal: Entry, data: Dataset, seed: int) -> Metrics:
+def measure(points: Entry, normal: Entry, data: Dataset, seed: int) -> Numbers:
     """Probes, squared error of reconstructions, and bounds on 1,000 held-out images."""
     images = data.test.images
     parsed = infer(points.guide, images, seed=seed)

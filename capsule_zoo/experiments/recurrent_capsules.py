@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment, training
+from capsule_zoo.experiments import Options, Result, experiment, training
 from capsule_zoo.experiments.energy import binary_mnist
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
@@ -27,6 +27,7 @@ from capsule_zoo.figures.recurrent import drawings_of
 from capsule_zoo.inference import Run, compare
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
+from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 MINUTES = 90
@@ -65,12 +66,17 @@ def class_error(entry: Entry, split: Split) -> Number:
     return Share.of(found != split.labels)
 
 
-def negative(bounds: Metrics) -> Metrics:
+def negative(bounds: Numbers) -> Numbers:
     """Bounds with their signs turned: `neg_elbo` for `elbo`, the smaller the better."""
-    return {f"neg_{name}": (-value, error, n) for name, (value, error, n) in bounds.items()}
+    return {f"neg_{name}": number for name, number in negated(bounds).items()}
 
 
-def held_out(entry: Entry, images: Split, particles: int, options: Options) -> Metrics:
+def negated(numbers: Numbers) -> Numbers:
+    """Return numbers with their signs turned."""
+    return {name: (-value, error, n) for name, (value, error, n) in numbers.items()}
+
+
+def held_out(entry: Entry, images: Split, particles: int, options: Options) -> Numbers:
     """Negative ELBO and IWAE, nats per image."""
     return negative(held_out_bounds(entry, images, particles, options.seed))
 
@@ -88,11 +94,10 @@ def mnist(options: Options) -> Result:
     weighed = held_out(entry, few, PARTICLES, options)
     codes = infer(entry.guide, few.images, seed=options.seed)
     divergences = torch.cat([entry.guide.divergences(x) for x in few.images.split(500)], 1)
-    metrics: Metrics = {
+    metrics: dict[str, Number | Table] = {
         "neg_elbo": held_out(entry, data.test, 1, options)["neg_elbo"],
         f"neg_iwae_{PARTICLES}": weighed[f"neg_iwae_{PARTICLES}"],
         "reconstruction": mean_and_error(-image_log_likelihood(entry.model, few.images, codes)),
-        **{f"kl_{t}": mean_and_error(kl) for t, kl in enumerate(divergences, start=1)},
         "class_error": class_error(entry, data.test),
         "class_error_grey": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
@@ -100,20 +105,23 @@ def mnist(options: Options) -> Result:
     single = create(entry.name, **{**entry.sizes, "steps": 1})
     learn(single, data, options, ONE_STEP * (options.minutes or MINUTES))
     metrics["neg_elbo_one_step"] = held_out(single, data.test, 1, options)["neg_elbo"]
+    kl = {str(t): mean_and_error(nats) for t, nats in enumerate(divergences, start=1)}
+    metrics["step"] = Table({"kl": kl})
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-@experiment("recurrent-capsules/steps", data="mnist")
+@experiment("recurrent-capsules/steps", data="mnist", lead="")
 def steps(options: Options) -> Result:
     """The canvas after each step with its window, and what is missing then in nats (90 minutes)."""
     data = binary_mnist(options)
     entry = trained(options, data)
     images = data.test.images[:WEIGHED]
-    metrics: Metrics = {}
+    left: Numbers = {}
     for t, drawing in enumerate(drawings_of(entry, images, options.seed)):
         missing = entry.model.image_law(drawing).log_prob(images)
-        metrics[f"reconstruction_{t}"] = mean_and_error(-missing)
+        left[str(t)] = mean_and_error(-missing)
     strokes = entry.figures["strokes"](entry, data.test.images)
+    metrics = {"after step": Table({"reconstruction": left})}
     return Result(metrics, {"": strokes}, None, entry)
 
 
@@ -131,16 +139,16 @@ def samples(options: Options) -> Result:
     drawn = mean_images(entry.model, WEIGHED, seed=options.seed)
     redrawn = drawings_of(entry, data.test.images[:WEIGHED], options.seed)[-1].mean
     distance, nearest = nearest_to(drawn, grey)
-    metrics: Metrics = {
-        "distance_draws": mean_and_error(distance),
-        "distance_test": mean_and_error(nearest_to(redrawn, grey)[0]),
+    distances: Numbers = {
+        "draws": mean_and_error(distance),
+        "test": mean_and_error(nearest_to(redrawn, grey)[0]),
     }
     rows = {}
     for first in (0, 12):
         rows[f"draws {first + 1}-{first + 12}"] = drawn[first : first + 12]
         rows[f"nearest to {first + 1}-{first + 12}"] = grey[nearest[first : first + 12]]
     figure = image_rows(rows, "Draws from the prior, and the training images nearest to them")
-    return Result(metrics, {"": figure}, None, entry)
+    return Result({"distance": distances}, {"": figure}, None, entry)
 
 
 def nearest_to(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,23 +158,25 @@ def nearest_to(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     return distance, torch.cat([f.indices for f in found])
 
 
-@experiment("recurrent-capsules/ablations", data="mnist")
+@experiment("recurrent-capsules/ablations", data="mnist", role="comparison")
 def ablations(options: Options) -> Result:
     """Capsules against linear layers, no margin loss, no attention, and DRAW (5 x 30 minutes)."""
     options.refuse_run()
     data = binary_mnist(options)
-    metrics: Metrics = {}
+    updates: Numbers = {}
+    errors: Numbers = {}
     pairs: dict[str, tuple] = {}
     for name, (kind, sizes) in ABLATIONS.items():
         entry = create(kind, image_shape=data.image_shape, classes=data.num_classes, **sizes)
         options.say(f"Training {name}")
         run = learn(entry, data, options, (options.minutes or 150) / len(ABLATIONS))
-        metrics[f"updates_{name}"] = (float(run.steps), None, 1)
+        updates[name] = (float(run.steps), None, 1)
         if knows_labels(entry):
-            metrics[f"class_error_{name}"] = class_error(entry, data.test)
+            errors[name] = class_error(entry, data.test)
         pairs[name] = entry.model, entry.guide
     table = compare(pairs, data.test[:WEIGHED], num_particles=PARTICLES, seed=options.seed)
-    metrics |= negative(bounds_of_rows(table))
+    bounds = {f"neg_{name}": negated(numbers) for name, numbers in bounds_of_rows(table).items()}
+    metrics: Metrics = {**bounds, "class_error": errors, "updates": updates}
     return Result(metrics, {"": table.draw()}, table)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split
 from capsule_zoo.data.transforms import Shift
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import binary_mnist
 from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.recurrent_capsules import WEIGHED
@@ -31,6 +31,7 @@ from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.blocks.vector_capsules import margin_loss
 from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.recurrent_capsules import PRESETS, Drawing
+from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create
 
 
@@ -109,14 +110,12 @@ def overlap(options: Options) -> Result:
     pyro.set_rng_seed(options.seed)
     own = entry.guide.take_out(pairs, labels)
     other = entry.guide.take_out(pairs, other_labels)
-    metrics: Metrics = {
-        f"squared_error_{name}": squared_error(found, digits)
-        for name, found in (("own", own), ("other", other), ("pair", pairs))
-    }
+    shown = {"own": own, "other": other, "pair": pairs}
+    errors = {name: squared_error(found, digits) for name, found in shown.items()}
     with torch.no_grad():
         longest = entry.model.classify(pairs).topk(2).indices.sort(1).values
     right = (longest == torch.stack([labels, other_labels], 1).sort(1).values).all(1).float()
-    metrics["both_classes"] = mean_and_error(right)
+    metrics: Metrics = {"squared_error": errors, "both_classes": mean_and_error(right)}
     shown = {"pair": pairs, "digit": digits, "its capsule": own}
     rows = {name: images[:12] for name, images in {**shown, "other's capsule": other}.items()}
     figure = image_rows(rows, "Pairs of digits, and what single capsules draw of them")

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import pyro
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error, snake_case
 from capsule_zoo.experiments.training import shortened, side_by_side, train
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, create, list_models
 
 SEEDS, STEPS = 5, 200
@@ -70,9 +71,11 @@ def starts(options: Options) -> Result:
     jobs = [Job(name, seed, steps) for name in names for seed in seeds]
     options.say(f"Training {len(names)} entries from {SEEDS} seeds, {steps} steps each")
     scores = side_by_side(score, jobs)
-    metrics: Metrics = {"not_started": (float(sum(s >= 1 for s in scores)), None, len(scores))}
+    mean, worst = Numbers(), Numbers()
     for i, name in enumerate(names):
         own = scores[i * SEEDS : (i + 1) * SEEDS]
-        metrics[f"relative_error_{snake_case(name)}"] = mean_and_error(own)
-        metrics[f"worst_{snake_case(name)}"] = (max(own), None, len(own))
+        mean[snake_case(name)] = mean_and_error(own)
+        worst[snake_case(name)] = (max(own), None, len(own))
+    late = float(sum(s >= 1 for s in scores)), None, len(scores)
+    metrics: Metrics = {"not_started": late, "relative_error": mean, "worst": worst}
     return Result(metrics)

@@ -76,7 +76,8 @@ PROMISED = {
             f"{bound}_{name}"
             for bound in ("elbo", "iwae_200")
             for name in ("wake_sleep", "reweighted", "elbo")
-        },
+        }
+        | {f"elbo_difference_{name}" for name in ("reweighted", "elbo")},
         {""},
     ),
     "capsule-helmholtz/fashion": (

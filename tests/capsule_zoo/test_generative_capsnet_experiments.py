@@ -27,7 +27,7 @@ from capsule_zoo.experiments.generative_capsnet import (
 )
 from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
 from capsule_zoo.inference.posterior.transformations import infer_transformation
-from capsule_zoo.records import read_record
+from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create
 
 OPTIONS = Options(progress=False)
@@ -182,15 +182,20 @@ def test_a_black_image_errs_by_the_ink_that_is_asked_for(small):
         np.testing.assert_allclose(errors[0], expected, rtol=1e-4)
 
 
+def flat(tables):
+    metrics, _ = flatten(tables)
+    return {name: tuple(metric.values()) for name, metric in metrics.items()}
+
+
 def test_means_ratios_and_errors_by_hand():
     protocol = replace(TURNED, lines={"circle": ((0.0,), (90.0,), (180.0,))})
     errors = np.array([[[1.0, 4.0, 6.0], [1, 1, 1]], [[2.0, 4.0, 4.0], [1, 1, 1]]])
     blank = {"circle": np.array([[10.0, 20.0, 30.0], [1, 1, 1]])}
-    metrics = measured({"mine": {"circle": errors}}, blank, protocol)
+    metrics = flat(measured({"mine": {"circle": errors}}, blank, protocol))
     assert metrics["mine_digit4_inside"] == (1.5, 0.5, 2)
     assert metrics["mine_digit4_outside"] == (4.5, 0.5, 2)
     assert metrics["mine_digit4_ratio"] == (3.5, pytest.approx(1.5), 2)  # of 5 and 2
     assert metrics["mine_digit4_outside_to_blank"][0] == pytest.approx(4.5 / 25)
     assert metrics["blank_digit4_outside"] == (25.0, None, 1)
-    once = measured({"mine": {"circle": errors[:1]}}, blank, protocol)
+    once = flat(measured({"mine": {"circle": errors[:1]}}, blank, protocol))
     assert once["mine_digit4_outside"] == (5.0, None, 1)

@@ -20,7 +20,7 @@ from capsule_zoo.experiments.part_whole_transformations import (
     rotated,
     side_by_side,
 )
-from capsule_zoo.records import read_record
+from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, save, small_sizes
 
 SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}
@@ -74,7 +74,7 @@ def test_generalise_is_kept_published_and_measured_again(small, tmp_path):
     entry = load("mine")
     assert entry.model.image_shape == (1, 40, 40) and entry.guide.options["coordinates"]
     again, _ = reproduce("part-whole/generalise", Options(run="mine", progress=False), folder="new")
-    values = {name: value for name, (value, _, _) in again.metrics.items()}
+    values = {name: metric["value"] for name, metric in flatten(again.metrics)[0].items()}
     assert values == {name: record["metrics"][name]["value"] for name in wanted}
 
 

@@ -14,6 +14,7 @@ from capsule_zoo.experiments import Options, recurrent_capsules, recurrent_overl
 from capsule_zoo.experiments.recurrent_overlap import OverlappingEncoder, with_previous
 from capsule_zoo.figures import recurrent as recurrent_figures
 from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.records import flatten
 from capsule_zoo.registry import create, load, save, small_sizes
 
 QUICK = Options(minutes=1e-4, progress=False)
@@ -32,6 +33,7 @@ PROMISED = {
     "overlap": ({"both_classes"} | {f"squared_error_{n}" for n in ("own", "other", "pair")}, {""}),
     "ablations": (
         {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
+        | {f"neg_elbo_difference_{row}" for row in ROWS[1:]}
         | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention")},
         {""},
     ),
@@ -74,7 +76,7 @@ def test_a_given_run_is_measured_without_training(tmp_path, miniature):
     state = load(tmp_path / "run").model.state_dict()
     found = result.entry.model.state_dict()
     assert all(torch.equal(value, found[name]) for name, value in state.items())
-    value = {name: metric[0] for name, metric in result.metrics.items()}
+    value = {name: metric["value"] for name, metric in flatten(result.metrics)[0].items()}
     whole = value["reconstruction"] + value["kl_1"] + value["kl_2"]
     assert value["neg_elbo"] == pytest.approx(whole, rel=0.02)
     assert value["neg_iwae_5"] <= value["neg_elbo"] + 1
