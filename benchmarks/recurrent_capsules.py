@@ -118,4 +118,14 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of binary noise, 28x28 pixels"
-    main(Benchmark("recurrent_capsules", make, check, "zoo", ("draw", "plain_torch"), words))
+    main(
+        Benchmark(
+            "recurrent_capsules",
+            make,
+            check,
+            "zoo",
+            ("draw", "plain_torch"),
+            words,
+            about="recurrent-capsules",
+        )
+    )
