@@ -24,6 +24,7 @@ import math
 import pyro
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
@@ -34,12 +35,15 @@ from capsule_zoo.models.blocks.attention_window import Aim
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.sharing import share
 from capsule_zoo.models.blocks.vector_capsules import CLASS
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.recurrent_capsules import (
     CoupledLSTM,
     Drawing,
     Drawn,
+    OverlappingCapsules,
     RecurrentCapsules,
     flat,
+    with_previous,
 )
 
 
@@ -117,3 +121,29 @@ class RecurrentEncoder(Guide):
         laws = [nodes[name]["fn"] for name in self.covers]
         standard = dist.Normal(torch.zeros_like(laws[0].mean), 1.0).to_event(1)
         return torch.stack([kl_divergence(law, standard) for law in laws])
+
+
+class OverlappingEncoder(RecurrentEncoder):
+    """The guide q(z_1, ..., z_T | image over the one before it) of `OverlappingCapsules`.
+
+    It sees the overlay, and only the capsule of the image's label sees it too, if there is a label.
+
+    Raises:
+        ValueError: `model` is not `OverlappingCapsules`.
+    """
+
+    model_class = OverlappingCapsules
+
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
+    ) -> list[Drawing]:
+        if labels is not None:
+            attend = F.one_hot(labels, self.model.num_classes)
+        return super().forward(with_previous(images), attend=attend)
+
+    @torch.no_grad()
+    def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
+        attend = F.one_hot(labels, self.model.num_classes)
+        with in_eval_mode(self):
+            return super().forward(pairs, attend=attend)[-1].mean

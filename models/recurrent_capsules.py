@@ -322,6 +322,30 @@ class RecurrentCapsules(Model):
             )
 
 
+class OverlappingCapsules(RecurrentCapsules):
+    """Recurrent capsules that know the classes of two images, one laid over the other.
+
+    The model draws each image, as `RecurrentCapsules` do. The margin loss asks for the classes of
+    the image and of the one before it in the batch, whose overlay the capsules see.
+    """
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        drawn = super().forward(images, None, batch_size)
+        self.check_labels(labels)
+        if labels is not None:
+            present = with_previous(F.one_hot(labels, self.num_classes))
+            loss = margin_loss(self.classify(with_previous(drawn)), present)
+            pyro.factor("label", -self.label_weight * loss.sum())
+        return drawn
+
+
+def with_previous(values: Tensor) -> Tensor:
+    """Return the maximum of each row and the row before: images overlap, one-hot labels unite."""
+    return torch.maximum(values, values.roll(1, 0))
+
+
 def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
     """Return two convolutions that each reduce height and width by 4 pixels."""
     layers = []

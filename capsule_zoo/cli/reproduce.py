@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from capsule_zoo.cli.options import (
     print_json,
     print_list,
     print_metrics,
+    read_settings,
 )
 from capsule_zoo.records import FOLDER, flatten
 
@@ -32,8 +34,15 @@ def reproduce(
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Where records are written.")] = FOLDER,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep what was trained in this run folder.")
+        Path | None, typer.Option(help="Keep the trained entry, and all runs, in this folder.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting, as JSON; may be repeated."),
+    ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List the settings of the experiment.")
+    ] = False,
     run: Annotated[
         str | None, typer.Option(help="Measure this run, or these weights, without training.")
     ] = None,
@@ -42,13 +51,17 @@ def reproduce(
 ) -> None:
     """Run an experiment and write its record and figures.
 
-    Without a name, the command lists the experiments.
+    Without a name, the command lists the experiments. An experiment that was interrupted goes on
+    when the same command is given again: its training runs are saved in the folder .unfinished of
+    the records, until the record is written.
 
     \b
     Examples:
       capsule-zoo reproduce
       capsule-zoo reproduce part-whole/digits
       capsule-zoo reproduce part-whole/digits --minutes 1 --seed 3 --out elsewhere
+      capsule-zoo reproduce part-whole/guides --settings
+      capsule-zoo reproduce part-whole/guides --set images=500 --set particles=50
     """
     from capsule_zoo import experiments
 
@@ -56,6 +69,13 @@ def reproduce(
         names = experiments.list_experiments()
         found: dict = {name: experiments.find_experiment(name).summary for name in names}
         print_list(found)
+        print("\nSettings of one of them: capsule-zoo reproduce EXPERIMENT --settings")
+    elif settings:
+        chosen = experiments.find_experiment(experiment)
+        print(chosen.summary)
+        found = chosen.filled({})
+        for name, setting in chosen.settings.items():
+            print(f"\n  --set {name}={json.dumps(setting.default)}\n      {setting.what}")
     else:
         options = experiments.Options(
             minutes=minutes,
@@ -65,7 +85,9 @@ def reproduce(
             run=run,
             progress=not quiet,
         )
-        result, path = experiments.reproduce(experiment, options, folder=out, keep=keep)
+        result, path = experiments.reproduce(
+            experiment, options, folder=out, keep=keep, **read_settings(set_)
+        )
         if result.table is not None:
             print(result.table.round(3).to_string(na_rep=""))
         found, _ = flatten(result.metrics)

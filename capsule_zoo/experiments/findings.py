@@ -1,4 +1,4 @@
-"""What several experiments put into their results: numbers with standard errors, and pictures."""
+"""Numbers with standard errors, and pictures, for the results of several experiments."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ BOOTSTRAPS = 2000  # resampled sets of images
 
 
 def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
-    """Mean over images or seeds, its standard error (None for one), and how many there are."""
+    """Return the mean over images or seeds, its standard error (None for one), and their number."""
     values, count = torch.as_tensor(values), len(values)
     error = (values.std() / count**0.5).item() if count > 1 else None
     return values.mean().item(), error, count
 
 
 def median_and_error(values: Tensor, seed: int) -> Number:
-    """Median over images (N,), its standard error by the bootstrap, and how many there are."""
+    """Return the median over images (N,), its standard error by the bootstrap, and their number."""
     numbers, random = values.double().cpu().numpy(), np.random.default_rng(seed)
     again = np.median(random.choice(numbers, (BOOTSTRAPS, len(numbers))), axis=1)
     return float(np.median(numbers)), float(again.std()), len(numbers)
 
 
 def squared_error(painted: Tensor, images: Tensor) -> Number:
-    """Mean over images (N, C, H, W) of the squared error, summed over the pixels of an image."""
+    """Return the mean over images (N, C, H, W) of the squared error summed over the pixels."""
     return mean_and_error((painted - images).square().sum((1, 2, 3)))
 
 
 def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Numbers:
-    """`elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
+    """Return `elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
     idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
     found = summarize(idata)
     return {
@@ -74,10 +74,10 @@ def by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbe
 
 
 def snake_case(row: Hashable) -> str:
-    """A row's name as part of a metric's: "free-form normal" as `free_form_normal`."""
+    """Return a row's name as part of a metric's name: "free-form normal" as `free_form_normal`."""
     return re.sub("[^a-z]+", "_", str(row).lower())
 
 
 def pictures(entry: Entry, images: Tensor) -> dict[str, Figure]:
-    """Every picture that the entry offers, by name."""
+    """Return every picture that the entry offers, by name."""
     return {name: draw(entry, images) for name, draw in entry.figures.items()}

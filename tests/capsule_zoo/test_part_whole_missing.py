@@ -21,8 +21,8 @@ QUANTITIES = ("log_hidden", "squared_error", "squared_error_drawn", "ess")
 
 def test_missing_measures_every_row(tmp_path, monkeypatch, unpainted):
     monkeypatch.setattr(part_whole_missing, "load_dataset", lambda *a, **k: few_digits(40, 4, 12))
-    monkeypatch.setattr(part_whole_missing, "PARTICLES", 3)
-    reproduce("part-whole/missing", Options(minutes=0.01, progress=False), folder=tmp_path)
+    options = Options(minutes=0.01, progress=False)
+    reproduce("part-whole/missing", options, folder=tmp_path, particles=3)
     metrics = read_record("part-whole/missing", tmp_path)["metrics"]
     assert set(metrics) == {f"{q}_{row}" for q in QUANTITIES for row in (*ROWS, "mean_image")}
     assert (tmp_path / "part-whole" / "missing.png").is_file()
