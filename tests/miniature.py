@@ -1,4 +1,4 @@
-"""Experiments in miniature: few real digits, one process, and what a short run leaves behind."""
+"""Experiments in miniature: few real digits, one process, and the contents of a short run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from capsule_zoo.records import figures_of, read_record
 
 
 def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
-    """The first of scikit-learn's digits, `size` pixels wide."""
+    """Return the first of scikit-learn's digits, `size` pixels wide."""
     full = load_dataset("digits", size=size)
     return Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
 

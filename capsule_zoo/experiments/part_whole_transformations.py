@@ -171,7 +171,7 @@ def rotation_curves(
     """Return the probe's accuracy on images rotated by each angle, as they are and turned best."""
     curves: dict[str, dict[float, Accuracy]] = {"as they are": {}, "turned best": {}}
     for angle in degrees:
-        images = transforms.warp(split.images, transforms.motion(float(angle))).clamp(0, 1)
+        images = transforms.warp_images(split.images, transforms.motion(float(angle))).clamp(0, 1)
         curves["as they are"][angle] = probe(images, split.labels)
         best = held_best(probe.guide, images, turns)
         curves["turned best"][angle] = probe(best, split.labels)

@@ -14,7 +14,7 @@ ROUTINGS = ("em", "vb", "dynamic")
 
 
 def few_views(number=48):
-    """Noise with every factor: two azimuths, two elevations."""
+    """Return noise images with every factor: two azimuths, two elevations."""
     index = torch.arange(number)
     elevation, azimuth = 2 + index % 2, 2 + index // 2 % 2  # 2 is familiar, 3 is not
     factors = [index % 5, index // 5 % 5, elevation, azimuth, index % 6]
@@ -33,7 +33,7 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
-    """Few and small digits, and views of noise."""
+    """Use few small digits, and views of noise."""
     few = few_digits(40, 12, size=17)
     monkeypatch.setattr(matrix_capsules, "load_dataset", lambda *_, **__: few)
     noise = lambda *_: (few_views(), few_views())  # noqa: E731

@@ -24,7 +24,7 @@ SMALL = {key: value for key, value in small_sizes("part-whole").items() if key !
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Few digits whatever data set is asked for, small models, and everything in one process."""
+    """Use few digits for every data set, small models, and one process for everything."""
     few = few_digits(60, 12)
 
     def read(name, root=None):

@@ -132,7 +132,7 @@ def test_a_run_continues_another(tmp_path):
     train(entries[1], data, options, name="rest", after="half", steps=4, **how)
     states = [entry.model.state_dict() for entry in entries]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    with pytest.raises(ValueError, match="give options.runs"):
+    with pytest.raises(ValueError, match=r"give options\.runs"):
         train(entries[1], data, QUIET, name="rest", after="half", steps=4, **how)
 
 

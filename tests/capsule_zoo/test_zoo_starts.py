@@ -16,8 +16,7 @@ OPTIONS = Options(progress=False, processes=1)
 
 @pytest.fixture
 def small(monkeypatch):
-    """Few digits."""
-
+    """Use few digits."""
     few = few_digits(32, 16, size=12)
     monkeypatch.setattr(zoo_starts, "load_dataset", lambda name: few)
     return few
