@@ -63,34 +63,48 @@ def reproduce(
       capsule-zoo reproduce part-whole/guides --settings
       capsule-zoo reproduce part-whole/guides --set images=500 --set particles=50
     """
+    if experiment is None:
+        print_json(as_json, _list())
+        return
+    if settings:
+        print_json(as_json, _list_settings(experiment))
+        return
     from capsule_zoo import experiments
 
-    if experiment is None:
-        names = experiments.list_experiments()
-        found: dict = {name: experiments.find_experiment(name).summary for name in names}
-        print_list(found)
-        print("\nSettings of one of them: capsule-zoo reproduce EXPERIMENT --settings")
-    elif settings:
-        chosen = experiments.find_experiment(experiment)
-        print(chosen.summary)
-        found = chosen.filled({})
-        for name, setting in chosen.settings.items():
-            print(f"\n  --set {name}={json.dumps(setting.default)}\n      {setting.what}")
-    else:
-        options = experiments.Options(
-            minutes=minutes,
-            seed=seed,
-            data_root=data_root,
-            device=device,
-            run=run,
-            progress=not quiet,
-        )
-        result, path = experiments.reproduce(
-            experiment, options, folder=out, keep=keep, **read_settings(set_)
-        )
-        if result.table is not None:
-            print(result.table.round(3).to_string(na_rep=""))
-        found, _ = flatten(result.metrics)
-        print_metrics({name: (metric["value"], metric["se"]) for name, metric in found.items()})
-        print(f"written to {path}, with the figures next to it")
+    options = experiments.Options(
+        minutes=minutes,
+        seed=seed,
+        data_root=data_root,
+        device=device,
+        run=run,
+        progress=not quiet,
+    )
+    chosen = read_settings(set_)
+    result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)
+    if result.table is not None:
+        print(result.table.round(3).to_string(na_rep=""))
+    found, _ = flatten(result.metrics)
+    print_metrics({name: (metric["value"], metric["se"]) for name, metric in found.items()})
+    print(f"written to {path}, with the figures next to it")
     print_json(as_json, found)
+
+
+def _list() -> dict[str, str]:
+    """Print all experiments, and return their summaries by name."""
+    from capsule_zoo.experiments import find_experiment, list_experiments
+
+    found = {name: find_experiment(name).summary for name in list_experiments()}
+    print_list(found)
+    print("\nThe settings of one of them: capsule-zoo reproduce EXPERIMENT --settings")
+    return found
+
+
+def _list_settings(name: str) -> dict[str, object]:
+    """Print the settings of an experiment, and return their defaults by name."""
+    from capsule_zoo.experiments import find_experiment
+
+    experiment = find_experiment(name)
+    print(experiment.summary)
+    for setting in experiment.settings.values():
+        print(f"\n  --set {setting.name}={json.dumps(setting.default)}\n      {setting.what}")
+    return experiment.filled({})

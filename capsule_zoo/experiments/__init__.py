@@ -50,13 +50,13 @@ ROLES = ("comparison",)
 
 @dataclass
 class Result:
-    """What an experiment found.
+    """The results of an experiment.
 
     Attributes:
         metrics: headline numbers by name, and tables of them; see `capsule_zoo.records.Metrics`.
         figures: by name.
         table: what to print next to the metrics.
-        entry: what was trained, for those who want to go on with it.
+        entry: the trained entry, which can be kept.
     """
 
     metrics: Metrics
@@ -177,17 +177,17 @@ def experiment(
 
 
 def list_experiments(pattern: str = "*") -> list[str]:
-    """Names of the experiments that match a shell pattern such as `"part-whole/*"`, sorted."""
+    """Return the sorted names of experiments that match a pattern such as `"part-whole/*"`."""
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return sorted(fnmatch.filter(_experiments, pattern))
 
 
 def find_experiment(name: str) -> Experiment:
-    """The experiment of that name.
+    """Return the experiment of a name.
 
     Raises:
-        ValueError: there is none; names the nearest ones.
+        ValueError: there is none; the message names the nearest ones.
     """
     known = list_experiments()
     if name not in known:

@@ -64,6 +64,7 @@ class ObjectProbe:
         self.classifier = fit_probe(self._features(train.images), train.labels)
 
     def __call__(self, images: Tensor, labels: Tensor) -> Accuracy:
+        """Return the accuracy of the probe on images (B, C, H, W)."""
         answers = torch.from_numpy(self.classifier.predict(self._features(images)))
         return Accuracy.of(answers == labels)
 

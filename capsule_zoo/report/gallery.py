@@ -140,10 +140,12 @@ class Family:
 
     @property
     def anchor(self) -> str:
+        """The name of the first entry, to which links lead."""
         return self.entries[0].name
 
     @property
     def all_findings(self) -> list[Finding]:
+        """The experiments of the family, the comparison first."""
         return [*([self.comparison] if self.comparison else []), *self.findings]
 
     @property
@@ -163,6 +165,7 @@ class Family:
 
     @property
     def is_baseline(self) -> bool:
+        """True if the family has no experiments of its own."""
         return not self.all_findings
 
 

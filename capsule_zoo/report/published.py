@@ -50,6 +50,7 @@ class Published:
 
     @property
     def value(self) -> float:
+        """The printed number."""
         return float(self.printed)
 
 
