@@ -21,6 +21,7 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
+from capsule_zoo.models.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 __all__ = [
@@ -33,8 +34,10 @@ __all__ = [
     "ContinuousCapsNet",
     "ConvolutionalClassifier",
     "GenerativeCapsNet",
+    "ImageSpace",
     "MatrixCapsules",
     "Model",
+    "ObservationSpace",
     "OnRequest",
     "PartWholeCapsules",
     "RecurrentCapsules",
