@@ -1,4 +1,4 @@
-"""The bases of all models and guides: a unique name, declared sites and checked images.
+"""The bases of all models and guides: a unique name, declared sites, a space of observations.
 
 A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws
 from its prior when `images` is None. It declares its latent sites, so that guides, the pair check

@@ -13,7 +13,6 @@ All functions use the discrete model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -199,10 +198,9 @@ def _run(
         for begin in range(0, number, batch_size):
             end = min(begin + batch_size, number)
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
-            arguments: dict[str, Any] = (
-                {"batch_size": end - begin}
-                if images is None
-                else {model.observes: images[begin:end]}
-            )
-            found.append(read(poutine.trace(conditioned).get_trace(**arguments)))
+            traced = poutine.trace(conditioned)
+            if images is None:
+                found.append(read(traced.get_trace(batch_size=end - begin)))
+            else:
+                found.append(read(traced.get_trace(images[begin:end])))
     return torch.cat(found)
