@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -73,6 +74,16 @@ class NamedModule(PyroModule):
             if isinstance(module, PyroModule):
                 module._pyro_context.used = False
         self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
+
+    def discretized(self) -> Self:
+        """Return the module for headline numbers: this module itself unless it is relaxed."""
+        return self
+
+    def with_discrete_presences(self) -> Self:
+        """Return `discretized()`; the name of version 0.1, which version 0.2 will not have."""
+        name = "with_discrete_presences() is called discretized() now; the old name goes in 0.2"
+        warnings.warn(name, DeprecationWarning, stacklevel=2)
+        return self.discretized()
 
     def sharing_parameters(self, **attributes: object) -> Self:
         """Return a module with the same parameters (not copies) that differs in some attributes."""
@@ -164,10 +175,6 @@ class Model(Program):
     def latent_sites(self) -> tuple[Site, ...]:
         """The sites that a guide must cover: all except the enumerated ones."""
         return tuple(site for site in self.sites if not site.enumerated)
-
-    def with_discrete_presences(self) -> Model:
-        """Return the model for headline numbers: this model itself unless it is relaxed."""
-        return self
 
     def with_missing_pixels(self) -> Self:
         """Return the same model for images in which NaN marks a missing pixel.

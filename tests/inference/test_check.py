@@ -1,4 +1,4 @@
-"""A guide that does not fit is refused, with all that is wrong with it."""
+"""A guide that does not fit is refused, with a list of everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from capsule_zoo.models.spaces import ImageSpace
 
 
 class Written(Guide):
-    """A guide given by a function of the number of images."""
+    """A guide that is given by a function of the number of images."""
 
     def __init__(self, model, draw):
         super().__init__(model)
@@ -38,7 +38,7 @@ class Written(Guide):
 
 
 class TwoLevels(Model):
-    """Three vectors and a coin per image, and a sum that is observed."""
+    """A model with three vectors and a coin per image, and an observed sum."""
 
     space = ImageSpace((1, 2, 2))
 
@@ -115,7 +115,7 @@ def test_relaxed_for_discrete_is_refused():
     error = refused(model, Written(model, draw), conjugate_images(5, torch.float32))
     assert len(error.problems) == 1
     assert "'coin' is discrete in the model but continuous in the guide" in error.problems[0]
-    assert "with_discrete_presences()" in error.problems[0]
+    assert "discretized()" in error.problems[0]
 
 
 def test_event_rank():
