@@ -11,6 +11,7 @@ from capsule_zoo.models.blocks import poses, templates
 from capsule_zoo.models.blocks.leading import over_leading
 from capsule_zoo.models.blocks.parent_law import free_energy
 from capsule_zoo.models.blocks.parent_selection import Capsules
+from capsule_zoo.models.blocks.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
@@ -21,7 +22,6 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
-from capsule_zoo.models.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 __all__ = [

@@ -18,9 +18,9 @@ from pyro.distributions import is_validation_enabled
 from pyro.nn import PyroModule
 from torch import Tensor
 
+from capsule_zoo.models.blocks.spaces import AnyImages, ImageSpace, ObservationSpace
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
-from capsule_zoo.models.spaces import AnyImages, ImageSpace, ObservationSpace
 
 _instances = itertools.count()
 

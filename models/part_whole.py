@@ -56,8 +56,8 @@ from capsule_zoo.models.blocks.selection import (
     as_presence,
     pose_about_rotations,
 )
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.spaces import ImageSpace
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
 

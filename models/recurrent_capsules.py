@@ -57,6 +57,7 @@ from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.sharing import shared
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.blocks.vector_capsules import (
     CLASS,
     VectorCapsules,
@@ -69,7 +70,6 @@ from capsule_zoo.models.checks import (
     check_one_of,
     check_positive,
 )
-from capsule_zoo.models.spaces import ImageSpace
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},  # the defaults, for two cores

@@ -29,7 +29,7 @@ from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import binary, listed, randomised
 

@@ -26,8 +26,8 @@ from capsule_zoo.models import (
     ConvolutionalClassifier,
     PartWholeCapsules,
 )
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import SpreadLabels
-from capsule_zoo.models.spaces import ImageSpace
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
     GAUSSIANS,

@@ -32,7 +32,7 @@ from capsule_zoo.models.blocks.exponential_family import (
     softplus,
 )
 from capsule_zoo.models.blocks.plates import refuse_enumeration
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Fields(NamedTuple):

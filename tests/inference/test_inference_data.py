@@ -19,7 +19,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
 

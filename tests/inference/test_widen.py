@@ -15,7 +15,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize, widen
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 def points():
