@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 import pyro
 
-from capsule_zoo.experiments.options import Options
-from capsule_zoo.experiments.session import Session
+from capsule_zoo.experiments.options import Options as Options
+from capsule_zoo.experiments.session import Session as Session
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import (
     FOLDER,

@@ -178,8 +178,7 @@ def on_request(
     study = study_of(protocol, settings)
     options.say(f"Training {len(settings.decoders)} decoders from {settings.seeds} seeds each")
     found = study.run(learn, options)
-    jobs = [job for job in study.jobs(options) if job.options.seed == options.seed]
-    entries = {job.name: load(job.folder) for job in jobs}
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
     data = on_canvas(protocol, options)
     blank = errors_of_rare(None, data, protocol, settings.images)
     errors: dict[str, Errors] = {}

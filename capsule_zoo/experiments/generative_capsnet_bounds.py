@@ -75,8 +75,7 @@ def mnist(options: Options, **settings: Any) -> Result:
     study = study_of(EVERY_ANGLE, chosen, "variational")
     options.say(f"Training {', '.join(chosen.decoders)}")
     runs = study.run(learn, options)
-    jobs = [job for job in study.jobs(options) if job.options.seed == options.seed]
-    entries = {job.name: load(job.folder) for job in jobs}
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
     table = compare(
         pairs,

@@ -28,7 +28,7 @@ from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
-from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import create
 
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
@@ -182,7 +182,7 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
     under_attack: dict[str, Numbers] = {}
     for (network, size), error in attacks.items():
         under_attack.setdefault(f"fgsm_{round(1000 * size)}_error", {})[network] = error
-    metrics = {**errors_where_matched(found), "attacked": Table(under_attack)}
+    metrics: Metrics = {**errors_where_matched(found), "attacked": Table(under_attack)}
     return Result(metrics, {"": paths_figure(found), "attack": attack_figure(attacks)})
 
 

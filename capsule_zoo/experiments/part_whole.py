@@ -225,7 +225,7 @@ def guides(
     of_relaxed = tables[1].rename(index=lambda name: f"{name}, relaxed")
     table = pd.concat([tables[0], of_relaxed]).astype({"is_bound": bool})
     bounds = Table(measures(tables[1]), names="{quantity}_{variant}_relaxed")
-    metrics = {**measures(tables[0]), "relaxed": bounds}
+    metrics: Metrics = {**measures(tables[0]), "relaxed": bounds}
     drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
     return Result(metrics, drawn, table, entry)
 

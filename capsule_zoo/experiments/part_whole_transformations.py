@@ -300,8 +300,7 @@ def train_variants(
     timed = replace(options, minutes=options.budget)
     options.say(f"Training {len(variants)} models in {options.budget:.3g} core-minutes")
     steps = {name: taken for (name, _), taken in study.run(train_variant, timed).items()}
-    folders = {job.name: job.folder for job in study.jobs(timed)}
-    return {name: load(folders[name]) for name in variants}, steps
+    return {name: load(folder) for name, folder in study.folders(timed).items()}, steps
 
 
 def augmentation_figure(found: Mapping[str, Mapping[str, Accuracy]], chance: float) -> Figure:

@@ -75,8 +75,7 @@ class Study(Generic[V]):
         runs.sort(key=lambda run: -self.costs.get(run[0], 1))
         minutes: dict[str, float] = {}
         if options.minutes is not None:
-            costs = {name: self.costs.get(name, 1) for name in self.variants}
-            minutes = divide(options.minutes / self.seeds, costs)
+            minutes = divide(options.minutes / self.seeds, self.variants, self.costs)
         return [
             Job(name, self.variants[name], self._options(name, seed, minutes.get(name), options))
             for name, seed in runs
@@ -100,6 +99,16 @@ class Study(Generic[V]):
         found = {(j.name, j.options.seed): o for j, o in zip(jobs, outcomes, strict=True)}
         return {(name, seed): found[name, seed] for name, seed in self.runs(options)}
 
+    def folders(self, options: Options) -> dict[str, Path]:
+        """Return the folders of the runs from the first seed, by variant.
+
+        Raises:
+            ValueError: nothing is saved, because `options.runs` is None.
+        """
+        if options.runs is None:
+            raise ValueError("options.runs is needed, a folder in which runs are saved")
+        return {name: options.runs / f"{name}-{options.seed}" for name in self.variants}
+
     def runs(self, options: Options) -> list[tuple[str, int]]:
         """Return the variant and the seed of every run, variant by variant."""
         seeds = range(options.seed, options.seed + self.seeds)
@@ -117,15 +126,18 @@ def saved(task: Callable[[Job], Any], job: Job) -> Any:
     return outcome["outcome"]
 
 
-def divide(minutes: float, costs: Mapping[str, float] | Iterable[str]) -> dict[str, float]:
-    """Return the share of every variant in the minutes, in proportion to its cost.
+def divide(
+    minutes: float, names: Iterable[str], costs: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the share of every variant in the minutes.
 
     Args:
-        costs: relative costs by name, or names of variants that cost the same.
+        names: names of the variants.
+        costs: relative costs, to which shares are proportional; a cost that is not given is 1.
     """
-    costs = costs if isinstance(costs, Mapping) else dict.fromkeys(costs, 1)
-    total = sum(costs.values())
-    return {name: minutes * cost / total for name, cost in costs.items()}
+    relative = {name: (costs or {}).get(name, 1.0) for name in names}
+    total = sum(relative.values())
+    return {name: minutes * cost / total for name, cost in relative.items()}
 
 
 def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str, V]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -62,7 +61,7 @@ def train(
     return run
 
 
-def checkpoints(options: Options, name: str, after: str | None = None) -> dict[str, Path]:
+def checkpoints(options: Options, name: str, after: str | None = None) -> dict[str, Any]:
     """Return where `fit` saves a run, and from where it resumes, if anything is saved."""
     if options.runs is None:
         if after is not None:

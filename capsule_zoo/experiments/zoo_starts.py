@@ -91,9 +91,9 @@ def starts(
     found = Study(tasks, seeds).run(score, replace(options, minutes=None))
     mean, worst = Numbers(), Numbers()
     for name in names:
-        own = [value for (entry, _), value in found.items() if entry == name]
-        mean[snake_case(name)] = mean_and_error(own)
-        worst[snake_case(name)] = (max(own), None, len(own))
+        scores = [value for (entry, _), value in found.items() if entry == name]
+        mean[snake_case(name)] = mean_and_error(scores)
+        worst[snake_case(name)] = (max(scores), None, len(scores))
     late = float(sum(value >= 1 for value in found.values())), None, len(found)
     metrics: Metrics = {"not_started": late, "relative_error": mean, "worst": worst}
     return Result(metrics)

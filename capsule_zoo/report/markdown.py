@@ -61,8 +61,10 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
 
 def _grid(grid: Grid, metrics: Mapping[str, Metric]) -> str:
     """Return a grid as a Markdown table, whose last row tells how many images or runs there are."""
-    rows = [[row, *(grid.names.get((row, column)) for column in grid.columns)] for row in grid.rows]
-    lines = [[in_words(row), *(_cell(metrics, name) for name in names)] for row, *names in rows]
+    lines = [
+        [in_words(row), *(_cell(metrics, grid.names.get((row, column))) for column in grid.columns)]
+        for row in grid.rows
+    ]
     counts = []
     for column in grid.columns:
         own = {metrics[name]["n"] for (_, other), name in grid.names.items() if other == column}

@@ -76,8 +76,9 @@ def grids_of(record: dict, chosen: Collection[str] | None = None) -> tuple[list[
             if name in wanted
         }
         if names:
-            shown = (tuple(dict.fromkeys(key[i] for key in names)) for i in (1, 0))
-            grids.append(Grid(title, *shown, names))
+            rows = tuple(dict.fromkeys(row for row, _ in names))
+            quantities = tuple(dict.fromkeys(quantity for _, quantity in names))
+            grids.append(Grid(title, quantities, rows, names))
     gathered = {name for grid in grids for name in grid.names.values()}
     rest = [name for name in record["metrics"] if name in wanted and name not in gathered]
     return grids, rest

@@ -54,8 +54,8 @@ def test_time_is_shared_by_the_cost_of_a_step():
     ]  # the longest go first
     assert len({job.folder for job in jobs}) == 4
     assert {job.options.minutes for job in study.jobs(QUIET)} == {None}
-    assert divide(12, {"a": 1.0, "b": 3.0}) == {"a": 3, "b": 9}
-    assert divide(12, ("a", "b")) == {"a": 6, "b": 6}
+    assert divide(12, ("a", "b"), {"b": 3.0}) == {"a": 3, "b": 9}
+    assert divide(12, {"a": "any variant", "b": None}) == {"a": 6, "b": 6}
 
 
 def test_an_unknown_variant_is_refused_with_the_nearest():
