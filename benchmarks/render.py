@@ -20,7 +20,7 @@ IMAGES, PARTS, TEMPLATE, SIZE = 128, 24, 11, 28
 
 def zoo(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
     """Mean images (B, 1, H, W) by `capsule_zoo.models.blocks.templates`."""
-    drawn = templates.warp(paint, pose, (SIZE, SIZE))
+    drawn = templates.warp_templates(paint, pose, (SIZE, SIZE))
     colour, alpha = drawn[:, :-1], drawn[:, -1:] * presence.T[:, None, :, None, None]
     black = paint.new_zeros(1, 1, SIZE, SIZE)
     return templates.over(colour, alpha, black).transpose(0, 1)

@@ -79,7 +79,7 @@ def svi_steps(entry: Entry, steps: int = 3) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_prior_draws_images_of_the_declared_shape_and_range(name):
     entry = make(name)
-    model = entry.model.with_discrete_presences()
+    model = entry.model.discretized()
     trace = poutine.trace(model).get_trace(batch_size=3)
     drawn = trace.nodes["_RETURN"]["value"]
     assert drawn.shape == (3, *model.image_shape)
@@ -94,7 +94,7 @@ def test_prior_draws_images_of_the_declared_shape_and_range(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_declared_sites_are_those_that_are_drawn(name, discrete):
     model = make(name).model
-    model = model.with_discrete_presences() if discrete else model
+    model = model.discretized() if discrete else model
     trace = prune_subsample_sites(poutine.trace(model).get_trace(batch_size=3))
     drawn = {n: s for n, s in latent_sites(trace).items() if n != "image"}
     declared = {site.name: site for site in model.sites}
@@ -118,7 +118,7 @@ def test_images_may_have_the_shape_of_any_data_set(name):
 def test_guide_fits_relaxed_and_discrete(name, guide):
     entry = make(name, guide)
     check_pair(entry.model, entry.guide, images_for(entry))
-    discrete = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    discrete = entry.model.discretized(), entry.guide.discretized()
     check_pair(*discrete, images_for(entry))
     drawn = poutine.trace(entry.guide).get_trace(images_for(entry))
     assert set(entry.guide.covers) == latent_sites(prune_subsample_sites(drawn)).keys()
@@ -282,7 +282,7 @@ def forms(names_or_pairs: list) -> list[tuple]:
     found = []
     for each in names_or_pairs:
         model = make(each if isinstance(each, str) else each[0]).model
-        discrete = [False] if model.with_discrete_presences() is model else [False, True]
+        discrete = [False] if model.discretized() is model else [False, True]
         found += [(*([each] if isinstance(each, str) else each), d) for d in discrete]
     return found
 
@@ -293,8 +293,8 @@ def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> 
     entry.model.double().eval()
     entry.guide.double().eval()
     if discrete:
-        guide_of = entry.guide.with_discrete_presences()
-        entry.model, entry.guide = entry.model.with_discrete_presences(), guide_of
+        guide_of = entry.guide.discretized()
+        entry.model, entry.guide = entry.model.discretized(), guide_of
     return entry
 
 

@@ -152,7 +152,7 @@ class PartWholeView(View):
     parse: Tree
 
     def __init__(self, model: PartWholeCapsules, guide: Guide) -> None:
-        self.model, self.guide = model.with_discrete_presences(), guide
+        self.model, self.guide = model.discretized(), guide
         self.relaxed, self.image_shape = model, model.image_shape
 
     @torch.no_grad()

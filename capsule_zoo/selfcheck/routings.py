@@ -11,11 +11,10 @@ from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.guides.routing import Routing
 from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.models import SwitchableGaussians
+from capsule_zoo.models.blocks.parent_law import Belief, ParentLaw, Routing
 from capsule_zoo.models.blocks.votes import Votes
-from capsule_zoo.models.switchable_gaussians import Belief, ParentLaw
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import DRAWS, at
 from capsule_zoo.selfcheck.posteriors import choices_calibrated
@@ -74,8 +73,10 @@ def e_step(number: int, e_step: str) -> Outcome:
     variance = torch.full_like(world.mean, DEVIATION**2)[:, None]
     logits = 200 * (world.there - 0.5)[:, None]
     belief = Belief(torch.empty(0), world.mean[:, None], variance, logits)
-    shares = EMRouting(e_step=e_step).shares(Votes.dense(world.votes), belief, parent_law())
-    return choices_calibrated(world.chosen, shares[:, 0].mT, world.apart)
+    responsibilities = EMRouting(e_step=e_step).responsibilities(
+        Votes.dense(world.votes), belief, parent_law()
+    )
+    return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
 
 
 @check("sbc_switchable_gaussians", of=[SwitchableGaussians, TraceEnum_ELBO])
@@ -102,8 +103,8 @@ def enumerated(number: int) -> Outcome:
 def whole_routing(number: int, routing: Routing) -> Outcome:
     """Shares after three iterations from nothing but votes, taken for a posterior."""
     world = draw_world(number)
-    shares = routing(Votes.dense(world.votes), parent_law()).share
-    return choices_calibrated(world.chosen, shares[:, 0].mT, world.apart)
+    responsibilities = routing(Votes.dense(world.votes), parent_law()).responsibility
+    return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
 
 
 @check("sbc_vb_one_parent", of=[VBRouting])

@@ -137,7 +137,7 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 def selections(number: int) -> Outcome:
     """Parents drawn as the story tells it and summed out: two ways to draw the same prior."""
     model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=4, sigma_min=0.05), 0.5)
-    model = model.with_discrete_presences()
+    model = model.discretized()
     found = []
     for selection in ("enumerate", "marginal"):
         values, images = prior_draws(model.with_selection(selection), number)

@@ -15,7 +15,7 @@ from capsule_zoo.models import Capsules, PartWholeCapsules
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return PartWholeCapsules(3, 5, image_size=12, template_size=5).with_discrete_presences()
+    return PartWholeCapsules(3, 5, image_size=12, template_size=5).discretized()
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])

@@ -119,7 +119,7 @@ def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
     numbers = TURNED.requests.numbers(torch.tensor(places))
     sizes = dict(image_shape=(1, 28, 28), guide_sizes=dict(channels=3, hidden=6))
     capsules = create("generative-capsnet", kinds=3, pose=2, **CAPSULES, **sizes)
-    sure = capsules.model.with_discrete_presences()
+    sure = capsules.model.discretized()
     plain = create("conditional-autoencoder", **PLAIN, **sizes).use_guide("deterministic")
     largest = plain.guide.expectations(data.test.images)["image_code"].abs().amax(0)
     none = torch.zeros(len(places), 2)

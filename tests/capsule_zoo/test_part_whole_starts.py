@@ -67,7 +67,7 @@ def test_a_start_is_when_the_loss_is_under_half_of_a_blank_canvas():
 
 def test_a_blank_canvas_costs_what_the_model_says():
     """The model's own image law, with every part off."""
-    model = create("part-whole", objects=2, parts=3).model.with_discrete_presences()
+    model = create("part-whole", objects=2, parts=3).model.discretized()
     images = torch.rand(4, 1, 28, 28)
     pose = torch.eye(2, 3).flatten().expand(4, 3, 6)
     law = model.image_law(Capsules(torch.zeros(4, 3), pose))

@@ -144,7 +144,7 @@ def test_guides_that_turn_fit_and_train(model, images, kind, pose):
     sizes = SMALL if kind is AmortizedPartWhole else {"channels": 8}
     guide = kind(model, pose, turns=3, **sizes).double()
     check_pair(model, guide, images)
-    check_pair(model.with_discrete_presences(), guide.with_discrete_presences(), images)
+    check_pair(model.discretized(), guide.discretized(), images)
     before = {name: p.detach().clone() for name, p in guide.named_parameters()}
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     svi.step(images)

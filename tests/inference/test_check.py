@@ -114,7 +114,7 @@ def test_relaxed_for_discrete_is_refused():
     error = refused(model, Written(model, draw), conjugate_images(5, torch.float32))
     assert len(error.problems) == 1
     assert "'coin' is discrete in the model but continuous in the guide" in error.problems[0]
-    assert "with_discrete_presences()" in error.problems[0]
+    assert "discretized()" in error.problems[0]
 
 
 def test_event_rank():

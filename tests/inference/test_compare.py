@@ -101,7 +101,7 @@ def relaxed_pair():
 
 
 def discrete_pair(pair):
-    return tuple(program.with_discrete_presences() for program in pair)
+    return tuple(program.discretized() for program in pair)
 
 
 def test_relaxed_and_discrete_rows_share_no_table():

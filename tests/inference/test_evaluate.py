@@ -225,7 +225,7 @@ def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
 class Switched(Conjugate):
     """A model that is another one when its presences are discrete."""
 
-    def with_discrete_presences(self):
+    def discretized(self):
         return self.sharing_parameters(noise=1.0)
 
 
@@ -233,7 +233,7 @@ class Switched(Conjugate):
 def test_headline_numbers_are_those_of_the_discrete_model(discrete):
     model = Switched().double()
     images = conjugate_images(5)
-    used = model.with_discrete_presences() if discrete else model
+    used = model.discretized() if discrete else model
     idata = evaluate(model, ExactGuide(used), images, num_particles=3, discrete=discrete)
     torch.testing.assert_close(weights(idata)[0, 0], used.log_evidence(images).detach())
 

@@ -191,7 +191,7 @@ def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
     images = images_for(entry.model)
     idata = evaluate(entry.model, entry.guide, images, num_particles=3, draws=3)
     assert idata.log_likelihood.pixels.dims == ("chain", "draw", "image")
-    model = entry.model.with_discrete_presences()
+    model = entry.model.discretized()
     for draw in range(3):
         latents = {
             site: torch.from_numpy(values.values[0, draw])

@@ -164,7 +164,7 @@ def test_one_draw_encodes_what_the_probe_reads():
     sites = ["part_presence", "part_pose"]
     found = encode(entry.model, entry.guide, images)
     rows = torch.cat([found[site].flatten(1) for site in sites], dim=1).numpy()
-    discrete = entry.guide.with_discrete_presences()
+    discrete = entry.guide.discretized()
     np.testing.assert_array_equal(rows, latents(discrete, images, sites))
     assert found["part_presence"].min() > 0 and found["part_presence"].max() < 1
 

@@ -161,12 +161,10 @@ def test_a_sure_kind_is_the_same_relaxed_and_discrete():
     pose = torch.randn(3, 2).double()
     images = [
         m.mean_image({"object_kind": kind, "object_pose": pose})
-        for m, kind in ((model, sure.log()), (model.with_discrete_presences(), sure))
+        for m, kind in ((model, sure.log()), (model.discretized(), sure))
     ]
     torch.testing.assert_close(*images)
-    assert isinstance(
-        model.with_discrete_presences().prior()["object_kind"], dist.OneHotCategorical
-    )
+    assert isinstance(model.discretized().prior()["object_kind"], dist.OneHotCategorical)
 
 
 def test_relaxed_kinds_do_not_underflow():
@@ -258,3 +256,10 @@ def test_refusals():
         small(temperature=0.0)
     with pytest.raises(ValueError, match="latent must be at least 1"):
         small(ContinuousCapsNet, latent=0)
+
+
+def test_the_name_of_version_0_1_still_gives_the_discrete_model_and_says_so():
+    model = GenerativeCapsNet((1, 8, 8), maps=3, channels=4)
+    with pytest.warns(DeprecationWarning, match="discretized"):
+        old = model.with_discrete_presences()
+    assert model.relaxed and not old.relaxed

@@ -20,7 +20,7 @@ from capsule_zoo.models.blocks import parent_selection, switched_units
 from capsule_zoo.models.blocks.layers import BalancedLogits
 from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
 from capsule_zoo.models.blocks.plates import EnumeratedPresence
-from capsule_zoo.models.blocks.templates import warp
+from capsule_zoo.models.blocks.templates import warp_templates
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
 IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -241,8 +241,8 @@ def test_balanced_logits_have_statistics_for_every_outer_index():
 
 def test_templates_of_every_outer_index_are_warped_by_its_own_poses():
     paint, pose = torch.rand(2, 1, 3, 2, 4, 4), torch.randn(2, 5, 3, 6)
-    found = warp(paint, pose, (6, 7))
-    expected = torch.cat([warp(paint[k, 0], pose[k], (6, 7)) for k in range(2)], dim=2)
+    found = warp_templates(paint, pose, (6, 7))
+    expected = torch.cat([warp_templates(paint[k, 0], pose[k], (6, 7)) for k in range(2)], dim=2)
     torch.testing.assert_close(found, expected)
 
 

@@ -9,14 +9,14 @@ from pyro.infer import TraceEnum_ELBO, config_enumerate
 
 from capsule_zoo.guides import EMRouting, RoutedParents
 from capsule_zoo.models import SwitchableGaussians
-from capsule_zoo.models.blocks.votes import Votes
-from capsule_zoo.models.switchable_gaussians import (
+from capsule_zoo.models.blocks.parent_law import (
     ParentLaw,
     free_energy,
     parent_logits,
     unclaimed_log_density,
     vote_log_density,
 )
+from capsule_zoo.models.blocks.votes import Votes
 
 B, I, J, D = 2, 5, 3, 4  # noqa: E741
 
@@ -42,7 +42,7 @@ def test_compute_marginals_are_the_e_step(layer, votes):
     marginals = TraceEnum_ELBO(max_plate_nesting=2).compute_marginals(layer, guide, votes)
     found = marginals["child_parent"].probs.squeeze()  # (B, I, J)
     dense = Votes.dense(votes)
-    expected = guide.routing.shares(dense, guide.routing(dense, layer.law()), layer.law())
+    expected = guide.routing.responsibilities(dense, guide.routing(dense, layer.law()), layer.law())
     torch.testing.assert_close(found, expected[:, 0].mT, rtol=0, atol=1e-6)
     assert (found - 1 / J).abs().max() > 0.1
 
@@ -56,7 +56,7 @@ def test_the_elbo_is_minus_the_free_energy_after_an_e_step(layer, votes):
     )
     dense, law = Votes.dense(votes, presence), layer.law()
     belief = guide.routing(dense, law)
-    belief = belief._replace(share=guide.routing.shares(dense, belief, law))
+    belief = belief._replace(responsibility=guide.routing.responsibilities(dense, belief, law))
     assert loss == pytest.approx(free_energy(dense, belief, law).sum().item(), abs=1e-9)
 
 
