@@ -61,8 +61,9 @@ class ByHand:
         batch, number = parts.presence.shape
         identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
         members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
-        read = self.guide.infer_parents.transformers[0](members)
-        return self.guide.infer_parents.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
+        networks = self.guide.infer_parents
+        read = networks.transformers[0](members)
+        return networks.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
 
     def render(self, parts: Capsules) -> Tensor:
         """Mean images (B, C, H, W)."""

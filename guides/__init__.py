@@ -5,7 +5,6 @@ from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
-from capsule_zoo.guides.free_form_normal import FreeFormNormal
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.guides.part_reader import PartReader
 from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
@@ -27,7 +26,6 @@ __all__ = [
     "ExactLabel",
     "ExactSwitches",
     "FreeForm",
-    "FreeFormNormal",
     "Guide",
     "MeanFieldSwitches",
     "PartReader",

@@ -201,7 +201,9 @@ def test_batches_and_seeds(problem):
     assert (apart + torch.eye(len(apart)) > 1e-3).all()  # no two pixels are alike
 
 
-@pytest.mark.parametrize("name", ["part-whole", "vae", "draw", "generative-capsnet-continuous"])
+@pytest.mark.parametrize(
+    "name", ["part-whole", "vae", "draw", "generative-capsnet", "capsule-helmholtz"]
+)
 def test_test_time_inference_runs_for_every_kind_of_model(name):
     pyro.set_rng_seed(0)
     entry = create(name, **small_sizes(name))
@@ -213,11 +215,12 @@ def test_test_time_inference_runs_for_every_kind_of_model(name):
     assert torch.equal(found.images[mask], images[mask])
 
 
-def test_discrete_latents_take_no_normal_law():
-    entry = create("generative-capsnet", **small_sizes("generative-capsnet"))
+def test_counts_take_no_free_form_law():
+    sizes = {**small_sizes("capsule-helmholtz"), "hidden_family": "poisson"}
+    entry = create("capsule-helmholtz", **sizes)
     images = torch.rand(2, *entry.model.image_shape)
     observed = occluded(entry.model.image_shape[1:], "top")
-    with pytest.raises(ValueError, match=r"'object_kind'.*discrete or bounded"):
+    with pytest.raises(ValueError, match="'capsule2_hidden' has the law Poisson"):
         fill_in(entry.model, entry.guide, images, observed, steps=1)
     assert torch.isfinite(fill_in(entry.model, entry.guide, images, observed).log_hidden).all()
 
