@@ -126,10 +126,10 @@ def test_a_site_that_nothing_serves_is_named():
     with pytest.raises(UnservedSite, match="site 'count' has the law Poisson, which is discrete"):
         family_of("count", counts)
     trials = dist.Binomial(3, logits=torch.zeros(2)).to_event(1)  # more than its logits
-    with pytest.raises(UnservedSite, match="'tries' has the law Binomial.*Bernoulli or Gaussian"):
+    with pytest.raises(UnservedSite, match="'tries' has the law Binomial, which is discrete"):
         family_of("tries", trials)
     on_a_sphere = dist.ProjectedNormal(torch.ones(3))
-    with pytest.raises(UnservedSite, match="'axis' .*no transform from the reals"):
+    with pytest.raises(UnservedSite, match="has no transform from the reals"):
         family_of("axis", on_a_sphere)
 
 
