@@ -1,4 +1,4 @@
-"""Part-whole capsules with their amortised guide (Smith et al. 2020)."""
+"""Part-whole capsules with their amortized guide (Smith et al. 2020)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def part_whole(
 
     Args:
         image_shape: (channels, height, width).
-        guide_sizes: arguments of `AmortizedPartWhole` that replace those of `GUIDE_SIZES`.
+        guide_sizes: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
     """
     channels, height, width = image_shape

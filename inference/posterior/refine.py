@@ -5,8 +5,8 @@
 >>> better.path                                           # mean objective at each step, nats
 
 It serves every model with a density; `FreeForm` reads the sites that the model declares. The paper
-optimises for hundreds to thousands of steps and calls that a defect. Two changes remove most of
-that cost. (1) All images are optimised in one batch. (2) Adam uses betas of 0.8, a five-step
+optimizes for hundreds to thousands of steps and calls that a defect. Two changes remove most of
+that cost. (1) All images are optimized in one batch. (2) Adam uses betas of 0.8, a five-step
 warm-up and a linear decay to zero, and a three times larger rate for presences (in general: for all
 logits) than for poses. Every step draws new noise for the presences. Under fixed noise the
 presences would fit that noise and seem to gain dozens of nats, which fresh draws do not confirm.
@@ -89,7 +89,7 @@ def refine(
         model: the model; it is not changed.
         guide: the guide to start from; None starts at a draw from the prior.
         images: (B, C, H, W).
-        steps: optimiser steps; each renders every image once, forward and backward.
+        steps: optimizer steps; each renders every image once, forward and backward.
         method: "scheduled" (Adam with betas of .8; the rate grows over five steps, then falls to
             zero along a line, and is three times as large for logits) or "adam" (plain Adam at
             a constant rate, the paper's way).
@@ -186,7 +186,7 @@ class SemiAmortized(Guide):
 
     Args:
         guide: the guide from which each refinement starts.
-        steps: optimiser steps of each refinement.
+        steps: optimizer steps of each refinement.
         options: further arguments of `refine`.
     """
 

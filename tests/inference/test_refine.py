@@ -14,7 +14,7 @@ from capsule_zoo.models.blocks import poses
 
 
 def bold(model):
-    """The model with templates that cover what is behind them: new ones are faint."""
+    """Return the model with templates that cover what is behind them: new ones are faint."""
     model.template_logits.data[:, -1] += 3
     return model
 
@@ -29,7 +29,7 @@ def pair():
 
 @pytest.fixture
 def images(pair):
-    """Images that the model itself has painted, so that good answers exist."""
+    """Return images that the model itself has drawn, so that good answers exist."""
     torch.manual_seed(1)
     nodes = poutine.trace(pair[0]).get_trace(batch_size=5).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])

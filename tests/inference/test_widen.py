@@ -68,7 +68,7 @@ def test_any_scale_gives_a_bound(scale):
 
 
 class Poses(Model):
-    """Two parts per image with a vector each, and a positive gain; presence is relaxed or not."""
+    """A model of two parts per image, each with a vector and a positive gain; relaxed or not."""
 
     image_shape = (1, 2, 2)
     plate_dims = {"images": -2, "parts": -1}
@@ -113,7 +113,7 @@ def test_one_scale_for_each_coordinate_and_draws_within_the_support():
 
 
 class SwitchingPoint(PointGuide):
-    """A guide that is another one, with the same parameters, when presences are discrete."""
+    """A guide that becomes another, with the same parameters, when presences are discrete."""
 
     factor = 1.0
 
