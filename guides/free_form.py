@@ -40,7 +40,7 @@ _INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the poin
 _Families = Mapping[str, ByLogits | Continuous]
 
 
-class FreeForm(Guide):
+class FreeForm(Guide[Model]):
     """The guide with per-image variational parameters for all latent sites of a model.
 
     Args:
@@ -60,7 +60,6 @@ class FreeForm(Guide):
             that lacks a site.
     """
 
-    model_class = Model
     per_image = True  # its parameters belong to these images, in this order
 
     def __init__(
@@ -110,9 +109,10 @@ class FreeForm(Guide):
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
         chosen = self.sharing_parameters(num_images=len(index))
         chosen._modules = dict(self._modules)
-        for kind, tensors in self._modules.items():
+        for kind in ("logits", "locs", "log_scales"):
+            tensors = getattr(self, kind).items()
             chosen._modules[kind] = PyroModule[nn.ParameterDict](
-                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors.items()}
+                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
             )
         chosen._rename()
         return chosen

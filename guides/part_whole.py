@@ -116,7 +116,7 @@ class Above(Protocol):
         """
 
 
-class PartWholeGuide(Guide):
+class PartWholeGuide(Guide[PartWholeCapsules]):
     """The guide that reads parts off the image and infers all other levels from the parts.
 
     It is described at the top of this file.
@@ -133,7 +133,6 @@ class PartWholeGuide(Guide):
             be turned and are not square.
     """
 
-    model_class = PartWholeCapsules
     fit_settings = FIT_SETTINGS
 
     def __init__(
@@ -192,8 +191,9 @@ class PartWholeGuide(Guide):
         if above == self.above:
             for head, trained in zip(made.pose_heads, self.pose_heads, strict=True):
                 head.copy_from(trained)
-            if isinstance(self.infer_parents, nn.Module):
-                made.infer_parents.load_state_dict(self.infer_parents.state_dict())
+            theirs, mine = self.infer_parents, made.infer_parents
+            if isinstance(theirs, nn.Module) and isinstance(mine, nn.Module):
+                mine.load_state_dict(theirs.state_dict())
         return made
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *others: Any) -> None:

@@ -77,10 +77,11 @@ class EMObjects:
                 "PyroSample; use AmortizedPartWhole, or make the parameter a tensor"
             )
         batch, number = children.presence.shape[:-1], model.levels[index].size
-        if index == 0:
-            prior, scale = model.presence_logits, [model.sigma_top] * 2 + [model.sigma_place]
-        else:  # no prior from parents above: even odds, and a flat law of poses
-            prior, scale = model.presence_logits.new_zeros(1), [selection.sigma_off] * 3
+        prior: Tensor = model.presence_logits
+        scale = [model.sigma_top] * 2 + [model.sigma_place]
+        if index > 0:  # no prior from parents above: even odds, and a flat law of poses
+            prior = prior.new_zeros(1)
+            scale = [selection.sigma_off] * 3
         logits = prior.expand(*batch, number)
         pose = poses.identity_like(children.pose).expand(*batch, number, 6)
         precision = children.pose.new_tensor(scale) ** -2

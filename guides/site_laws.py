@@ -75,7 +75,7 @@ class ByLogits:
         categories: number of logits of a choice whose value is their index, else None.
     """
 
-    family: type
+    family: Any
     dtype: torch.dtype
     temperature: Tensor | None
     categories: int | None
@@ -177,12 +177,13 @@ def family_of(name: str, law: Any) -> ByLogits | Continuous:
         UnservedSite: none does; the message names the site.
     """
     inner = innermost(law)
+    logits: Any = getattr(inner, "logits", None)
     if isinstance(inner, _RELAXED):
-        return ByLogits(type(inner), inner.logits.dtype, inner.temperature, None)
+        return ByLogits(type(inner), logits.dtype, inner.temperature, None)
     for base, family in _DISCRETE.items():
         if isinstance(inner, base):
-            categories = inner.logits.shape[-1] if family is dist.Categorical else None
-            return ByLogits(family, inner.logits.dtype, None, categories)
+            categories = logits.shape[-1] if family is dist.Categorical else None
+            return ByLogits(family, logits.dtype, None, categories)
     if inner.support.is_discrete:
         raise UnservedSite(
             f"site {name!r} has the law {type(inner).__name__}, which is discrete and not defined "

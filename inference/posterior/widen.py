@@ -51,11 +51,14 @@ class Widened(Guide):
         ValueError: the guide has no Delta over a continuous site, or no law fits such a site.
     """
 
+    guide: nn.Module
+    per_image: bool
+
     def __init__(
         self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
     ) -> None:
         check_positive(scale=scale)
-        super().__init__(model)  # type: ignore[arg-type]  # it only has to run
+        super().__init__(model)
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
         self.per_image = is_per_image(guide)
         guide_trace, model_trace = _traces(model, guide, images)
