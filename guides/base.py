@@ -33,8 +33,8 @@ class Guide(NamedModule, Generic[M], metaclass=_GuideType):
     owning it: the model's parameters are not parameters of the guide.
     A guide to one class of models names it, `class MyGuide(Guide[MyModel])`. That class is its
     `model_class`, and type checkers know that its `model` is of that class. `observes` is the name
-    of its first argument, which is required. `fit_settings` are the default `lr`, `schedule`, `warmup` and
-    `clip` of `inference.fit` for this guide.
+    of its first argument, which is required. `fit_settings` are the default `lr`, `schedule`,
+    `warmup` and `clip` of `inference.fit` for this guide.
 
     Raises:
         ValueError: the model is of another class, or the guide is called without images.
