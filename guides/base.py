@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, NamedModule
+from capsule_zoo.models.base import Model, Program
+from capsule_zoo.models.blocks.spaces import ObservationSpace
 
 M = TypeVar("M", bound=Model)
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     _GuideType = type
 else:
 
-    class _GuideType(type(NamedModule)):
+    class _GuideType(type(Program)):
         """The type of guide classes, in which `Guide[M]` names a class of models.
 
         For other Pyro modules, `PyroModule[M]` makes a new class that is both.
@@ -26,7 +27,7 @@ else:
             return cls.__class_getitem__(models)
 
 
-class Guide(NamedModule, Generic[M], metaclass=_GuideType):
+class Guide(Program, Generic[M], metaclass=_GuideType):
     """An approximate posterior over the latent sites of one model.
 
     A guide is called like its model, `guide(images, labels=None)`. It holds the model without
@@ -41,7 +42,6 @@ class Guide(NamedModule, Generic[M], metaclass=_GuideType):
     """
 
     model_class: type[nn.Module] = nn.Module
-    observes: str = "images"
     fit_settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -73,6 +73,10 @@ class Guide(NamedModule, Generic[M], metaclass=_GuideType):
     @property
     def model(self) -> M:
         return self._model[0]
+
+    @property
+    def space(self) -> ObservationSpace | None:
+        return getattr(self.model, "space", None)
 
     @property
     def covers(self) -> tuple[str, ...]:

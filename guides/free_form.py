@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, family_of
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.modes import in_eval_mode
 
@@ -56,8 +57,7 @@ class FreeForm(Guide[Model]):
 
     Raises:
         UnservedSite: no free-form law fits a site of the model; the message names it.
-        ValueError: unknown `law`, images that the model does not take, or a guide to start from
-            that lacks a site.
+        ValueError: unknown `law`, or a guide to start from that lacks a site.
     """
 
     per_image = True  # its parameters belong to these images, in this order
@@ -67,7 +67,6 @@ class FreeForm(Guide[Model]):
     ) -> None:
         super().__init__(model)
         check_one_of("law", law, LAWS)
-        model.check_images(images)
         self.continuous_law = law
         self.num_images = len(images)
         self.families = _families(model)
@@ -148,11 +147,11 @@ class FreeForm(Guide[Model]):
         """Return the law of a site for all images, as many times over."""
         family = self.families[site.name]
         if isinstance(family, ByLogits):
-            return family.law(_repeated(self.logits[site.name], repeats), site.event_dim)
-        loc = _repeated(self.locs[site.name], repeats)
+            return family.law(tiled(self.logits[site.name], repeats), site.event_dim)
+        loc = tiled(self.locs[site.name], repeats)
         if self.continuous_law == "delta":
             return family.point(loc, site.event_dim)
-        scale = _repeated(self.log_scales[site.name].exp(), repeats)
+        scale = tiled(self.log_scales[site.name].exp(), repeats)
         return family.normal(loc, scale, site.event_dim)
 
     def _repeats(self, images: Tensor) -> int:
@@ -168,10 +167,6 @@ class FreeForm(Guide[Model]):
                 f"{type(self).__name__} for other images"
             )
         return repeats
-
-
-def _repeated(tensor: Tensor, repeats: int) -> Tensor:
-    return tensor.repeat(repeats, *[1] * (tensor.dim() - 1))
 
 
 def _families(model: Model) -> _Families:

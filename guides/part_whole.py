@@ -217,7 +217,6 @@ class PartWholeGuide(Guide[PartWholeCapsules]):
             angle: turn of each image, (B,), in radians, at which the networks see the image and the
                 parts; by default the best of the reader's `turns`.
         """
-        self.model.check_images(images)
         if angle is None and self.reader.turns > 1:
             angle = best_turn(self, images, self.reader.turns)
         seen, frame = self.reader.view(images, angle)

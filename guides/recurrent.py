@@ -77,7 +77,6 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
                 capsules.
         """
         model = self.model
-        model.check_images(images)
         drawings: list[Drawing] = [model.begin(len(images))]
         codes: list[Tensor] = []
         hidden = cell = drawings[0].hidden

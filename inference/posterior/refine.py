@@ -39,6 +39,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.modes import frozen, seeded
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -117,6 +118,7 @@ def refine(
     scheduled = method == "scheduled"
     rate = _default_rate(model, scheduled) if lr is None else lr
     check_positive(lr=rate)
+    model.space.check(images)
     with isolated_parameters(model), frozen(model), seeded(seed):
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, law)
@@ -151,7 +153,7 @@ def _objective(model: Model, free: FreeForm, images: Tensor) -> tuple[Tensor, Te
     if free.differentiable:
         log_weight = log_weights(model, free, images)[0]
         return log_weight, log_weight
-    log_weight, _, drawn = log_weights(model, free, images.repeat(_SCORED, 1, 1, 1))
+    log_weight, _, drawn = log_weights(model, free, tiled(images, _SCORED))
     score = sum(
         site["fn"].log_prob(site["value"]).reshape(len(log_weight), -1).sum(1)
         for site in drawn.nodes.values()

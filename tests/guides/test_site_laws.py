@@ -15,6 +15,7 @@ from capsule_zoo.inference import check_pair, evaluate, refine
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.blocks.exponential_family import FastBernoulli
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
 
 HALF = torch.tensor(0.5, dtype=torch.float64)
@@ -35,8 +36,7 @@ DISCRETE = ("switch", "kind", "choice")
 class AllKinds(Model):
     """One site of every kind that the zoo or its users may have; all shift the image."""
 
-    image_shape = (1, 2, 2)
-    pixel_range = (-torch.inf, torch.inf)
+    space = ImageSpace((1, 2, 2), (-torch.inf, torch.inf))
     laws = LAWS
 
     @property
@@ -47,7 +47,6 @@ class AllKinds(Model):
         )
 
     def forward(self, images=None, labels=None, batch_size=1):
-        self.check_images(images)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1) as rows:
             values = [pyro.sample(name, law) for name, law in self.laws.items()]
             total = sum(v.double().reshape(len(rows), -1).sum(1) for v in values)

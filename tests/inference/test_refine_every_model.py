@@ -15,6 +15,7 @@ from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, widen
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 NAMES = {
@@ -89,13 +90,11 @@ class Diagonal(Model):
     """z ~ Normal(0, 1), pixel i ~ Normal(a_i z_i, sigma): the posterior is diagonal."""
 
     sites = (Site("z", ("images",), event_dim=1),)
-    image_shape = (1, 2, 2)
-    pixel_range = (-math.inf, math.inf)
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
     slope = torch.tensor([0.5, 1.0, 2.0, -3.0], dtype=torch.float64)
     sigma = 0.4
 
     def forward(self, images=None, labels=None, batch_size=1):
-        self.check_images(images)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             z = pyro.sample("z", dist.Normal(torch.zeros_like(self.slope), 1.0).to_event(1))
             mean = (self.slope * z).unflatten(-1, self.image_shape)
@@ -153,11 +152,9 @@ class Switches(Model):
 
     sites = (Site("z", ("images", "switches"), discrete=True),)
     plate_dims = {"images": -2, "switches": -1}
-    image_shape = (1, 2, 2)
-    pixel_range = (-math.inf, math.inf)
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
 
     def forward(self, images=None, labels=None, batch_size=1):
-        self.check_images(images)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-2):
             with pyro.plate("switches", 4, dim=-1):
                 z = pyro.sample("z", dist.Bernoulli(torch.tensor(0.3).double()))
