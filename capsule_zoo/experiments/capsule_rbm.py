@@ -27,7 +27,7 @@ from capsule_zoo.experiments.study import divide
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import learning_curves
-from capsule_zoo.guides import ExactSwitches
+from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import create
 
@@ -98,7 +98,7 @@ def mean_field(
         found[name] = log_likelihoods(entry, data, options, temperatures, chains)
         with torch.no_grad():
             few = data.test.images[:images]
-            gap = entry.make_guide("mean_field").free_energy(few)
+            gap = MeanFieldSwitches(entry.model).free_energy(few)
             gap = gap - ExactSwitches(entry.model).free_energy(few)
         found[name]["mean_field_gap"] = mean_and_error(gap)
     return Result(by_quantity(found), {}, None, entry)

@@ -28,7 +28,7 @@ from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.guides.part_whole import PartEncoder
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
 from capsule_zoo.records import Number, Numbers, Table
@@ -69,7 +69,7 @@ class ObjectProbe:
         return Accuracy.of(answers == labels)
 
     def _features(self, images: Tensor) -> np.ndarray:
-        turns = self.guide.options["turns"]
+        turns = self.guide.reader.turns
         if turns == 1:
             return latents(self.guide, images, WITH_POSES)
         angle = best_turns(self.guide, images, turns)
@@ -77,13 +77,13 @@ class ObjectProbe:
         return np.column_stack([seen, angle.cos(), angle.sin()])
 
 
-def best_turns(guide: PartEncoder, images: Tensor, turns: int) -> Tensor:
+def best_turns(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
     """Return the turn at which the model explains each image best, if objects had free angles."""
     model = guide.model.sharing_parameters(rotations=turns)
     return torch.cat([best_turn(guide, few, turns, model) for few in images.split(500)])
 
 
-def held_best(guide: PartEncoder, images: Tensor, turns: int) -> Tensor:
+def held_best(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
     """Return each image with its ink in the middle, turned to where the model explains it best."""
     return turned(centred(images)[0], best_turns(guide, images, turns))
 
@@ -248,7 +248,7 @@ def augment(
     found: dict[str, dict[str, Accuracy]] = {UPRIGHT: {}, ROTATED: {}}
     for name, entry in trained.items():
         options.say(f"Probing {name}")
-        if (own := entry.guide.options["turns"]) > 1:
+        if (own := entry.guide.reader.turns) > 1:
             entry = replace(entry, guide=entry.guide.with_turns(2 * own))
         degrees = VARIANTS[name].degrees
         upright = ObjectProbe(entry, data.train[:PROBED])
