@@ -12,10 +12,13 @@ from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
 from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
+from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
+from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
     "AmortizedPartWhole",
+    "AmortizedShapeCodes",
     "ClassPose",
     "ConditionalEncoder",
     "ConvolutionalEncoder",
@@ -31,5 +34,6 @@ __all__ = [
     "RecurrentEncoder",
     "RoutedParents",
     "RoutingPartWhole",
+    "RoutingShapeCodes",
     "VBRouting",
 ]

@@ -20,6 +20,7 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
+from capsule_zoo.models.shape_codes import ShapeCodes
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians, free_energy
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "OnRequest",
     "PartWholeCapsules",
     "RecurrentCapsules",
+    "ShapeCodes",
     "Site",
     "SwitchableGaussians",
     "VariationalAutoencoder",

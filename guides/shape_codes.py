@@ -1,0 +1,246 @@
+"""Guides to shape codes: parts from an encoder, and for every kind an object that explains them.
+
+    parts    ~ q(parts | image)                                   # the encoder of part-whole guides
+    a_k, m_k = centers of the object's pose and code, were it of kind k              # every kind
+    k        ~ softmax_k(log p(k, a_k, m_k, parts) - log q(a_k, m_k | k))            # (B, 1)
+    A, c     ~ Normal(a_k, .), Normal(m_k, .)                     # of the kind that was drawn
+
+Given the proposals of all kinds, the law of the kind is nearly the best one, softmax_k(log pi_k +
+ELBO_k), and exactly the best one where the proposals are exact or are points. It needs no network
+of its own. Under `TraceEnum_ELBO` the kind is summed out exactly:
+
+    ELBO = sum_k q(k) (log pi_k + ELBO_k - log q(k)) = log sum_k pi_k exp(ELBO_k)    at the best q
+
+Elsewhere, as in `evaluate`, the kind is drawn, and (k, A, c) has a density like any other draw.
+
+`AmortizedShapeCodes` computes the proposals of all kinds by one network on the parts.
+`RoutingShapeCodes` computes them by alternating ridge regressions, without a network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from pyro.ops.indexing import Vindex
+from torch import Tensor, nn
+
+from capsule_zoo.guides.part_whole import PartEncoder, Proposal
+from capsule_zoo.guides.turns import best_turn, centred, turned
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.parent_selection import Capsules
+from capsule_zoo.models.blocks.selection import as_presence
+from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
+from capsule_zoo.models.shape_codes import ShapeCodes, from_part_sets
+
+OBJECTS = ("delta", "normal")
+_AT_ONCE = 2**16  # numbers of poses of all kinds whose densities are computed at a time
+_INITIAL_SCALE = 0.1  # deviation of a fresh code, whose prior has 1
+_INITIAL_POSE_SCALE = 0.02
+
+
+class KindProposals(NamedTuple):
+    """The laws q(A, c | parts, k) of the object's pose and code for every kind.
+
+    Attributes:
+        pose, pose_scale: means and deviations of the pose, (B, K, 6).
+        code, code_scale: means and deviations of the code, (B, K, d).
+
+    The deviations are None where pose and code are points.
+    """
+
+    pose: Tensor
+    code: Tensor
+    pose_scale: Tensor | None = None
+    code_scale: Tensor | None = None
+
+    def log_density_at_centers(self) -> Tensor | float:
+        """Return log q(a_k, m_k | k), (B, K), in nats; 0 for points."""
+        if self.pose_scale is None or self.code_scale is None:
+            return 0.0
+        pose = dist.Normal(self.pose, self.pose_scale).to_event(1)
+        code = dist.Normal(self.code, self.code_scale).to_event(1)
+        return pose.log_prob(self.pose) + code.log_prob(self.code)
+
+    def laws(self, kind: Tensor) -> tuple[dist.TorchDistribution, dist.TorchDistribution]:
+        """Return the laws of the pose and of the code for a kind (B, 1), perhaps enumerated."""
+        pose, code = (Vindex(x.unsqueeze(-3))[..., kind, :] for x in self[:2])
+        if self.pose_scale is None or self.code_scale is None:
+            return dist.Delta(pose, event_dim=1), dist.Delta(code, event_dim=1)
+        scales = (self.pose_scale, self.code_scale)
+        pose_scale, code_scale = (Vindex(x.unsqueeze(-3))[..., kind, :] for x in scales)
+        return dist.Normal(pose, pose_scale).to_event(1), dist.Normal(code, code_scale).to_event(1)
+
+
+class ShapeCodesGuide(PartEncoder):
+    """The base of the guides to shape codes; subclasses write `propose`.
+
+    Args:
+        model: the model to invert. A guide to a model in another scope draws the sites of that
+            scope alone.
+        pose: the law of the parts' poses, "delta" or "normal".
+        objects: the law of the object's pose and code, "delta" or "normal".
+        encoder: other arguments of `PartEncoder`.
+
+    Raises:
+        ValueError: another kind of model, an unknown law, or a size below 1.
+    """
+
+    model_class = ShapeCodes
+    parent_features = 0
+
+    def __init__(
+        self, model: ShapeCodes, pose: str = "delta", *, objects: str = "normal", **encoder: Any
+    ) -> None:
+        check_one_of("pose", pose, OBJECTS)
+        check_one_of("objects", objects, OBJECTS)
+        super().__init__(model, pose, **encoder)
+        self.objects = objects
+        self.options |= dict(objects=objects)
+
+    def propose(self, parts: Capsules) -> KindProposals:
+        """Return the laws of the object's pose and code for every kind, given the parts."""
+        raise NotImplementedError(f"{type(self).__name__} must write propose")
+
+    def with_scope(self, scope: str) -> ShapeCodesGuide:
+        """Return a guide with the same parameters for the model's `with_scope`."""
+        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
+
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
+    ) -> Capsules:
+        """Draw every site and return the parts.
+
+        Args:
+            labels: the kinds of the objects, (B,), where they are known.
+            angle: see `PartEncoder`.
+        """
+        self.model.check_images(images)
+        check_labels(labels, self.model.kinds)
+        with pyro.plate("images", len(images), dim=-2):
+            if self.model.scope == "objects":
+                parts, frame = from_part_sets(images), None
+            else:
+                seen, frame = self._view(images, angle)
+                parts = self._draw(-1, self._parts(seen), frame)
+            if self.model.scope != "parts":
+                self._draw_object(parts, frame, labels)
+        return parts
+
+    def _view(self, images: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return images as the networks see them, and the frame (B, 6) from there to the image."""
+        if angle is None and self.options["turns"] > 1:
+            angle = best_turn(self, images, self.options["turns"])
+        frame: Tensor | None = None
+        if self.options["centred"]:
+            images, frame = centred(images)
+        if angle is not None:
+            images, turn = turned(images, angle), poses.rotation(angle)
+            frame = turn if frame is None else poses.compose(frame, turn)
+        return images, frame
+
+    def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
+        """Draw the kind, the pose and the code of the object."""
+        below = parts
+        if frame is not None:
+            below = parts._replace(pose=poses.compose(poses.inverse(frame)[:, None], parts.pose))
+        found = self.propose(below)
+        if frame is not None:
+            found = found._replace(pose=poses.compose(frame[:, None], found.pose))
+        if labels is None:
+            law = dist.Categorical(logits=self.kind_logits(parts, found)[..., None, :])
+            kind = pyro.sample("object_kind", law, infer={"enumerate": "parallel"})
+        else:
+            kind = labels[:, None]
+        pose, code = found.laws(kind)
+        pyro.sample("object_pose", pose)
+        pyro.sample("object_code", code)
+
+    @torch.no_grad()
+    def kind_logits(self, parts: Capsules, found: KindProposals) -> Tensor:
+        """Compute the logits of q(k), (B, K): log p(k, a_k, m_k, parts) - log q(a_k, m_k | k).
+
+        They have no gradient. At the best q(k) the gradient of the ELBO through it is zero.
+        """
+        joint: Callable[..., Tensor] = self.model.log_joint_of_kinds
+        if parts.presence.dim() > 2:  # plates outside the model
+            return joint(parts, found.pose, found.code) - found.log_density_at_centers()
+        rows = max(1, _AT_ONCE // found.pose[0].numel())
+        each = (*parts, found.pose, found.code)
+        few = zip(*(x.split(rows) for x in each), strict=True)
+        found_in = [joint(Capsules(t, place), pose, code) for t, place, pose, code in few]
+        return torch.cat(found_in) - found.log_density_at_centers()
+
+    def _draw(self, index: int, proposal: Proposal, frame: Tensor | None) -> Capsules:
+        """Draw the parts; the normal law of a part that is off is as wide as the model's own."""
+        level = self.model.levels[index]
+        if frame is not None:
+            proposal = proposal._replace(pose=poses.compose(frame[:, None], proposal.pose))
+        with pyro.plate(level.plate, level.size, dim=-1):
+            presence_law = self.model.presence_law(proposal.logits)
+            presence = pyro.sample(f"{level.name}_presence", presence_law)
+            law = self.pose_heads[index](proposal.pose, proposal.features)
+            if self.pose == "normal":
+                there = as_presence(presence, self.model.relaxed)[..., None]
+                scale = law.base_dist.scale
+                scale = there * scale + (1 - there) * self.model.shapes.sigma_off
+                law = dist.Normal(proposal.pose, scale).to_event(1)
+            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
+
+
+class AmortizedShapeCodes(ShapeCodesGuide):
+    """The guide whose proposals for all kinds come from one perceptron on the parts.
+
+    Args:
+        model, pose, objects: as for every `ShapeCodesGuide`.
+        width: units of each hidden layer.
+        hidden: number of hidden layers.
+        encoder: other arguments of `PartEncoder`.
+    """
+
+    def __init__(
+        self,
+        model: ShapeCodes,
+        pose: str = "delta",
+        *,
+        objects: str = "normal",
+        width: int = 384,
+        hidden: int = 2,
+        **encoder: Any,
+    ) -> None:
+        super().__init__(model, pose, objects=objects, **encoder)
+        check_at_least(1, width=width, hidden=hidden)
+        self.options |= dict(width=width, hidden=hidden)
+        layers: list[nn.Module] = []
+        inputs = 7 * model.levels[-1].size
+        for _ in range(hidden):
+            layers += [PyroModule[nn.Linear](inputs, width), nn.ELU()]
+            inputs = width
+        self.body = PyroModule[nn.Sequential](*layers)
+        outputs = model.kinds * (6 + model.codes)
+        self.center = PyroModule[nn.Linear](width, outputs)
+        self.center.weight.data *= 0.1  # objects start near the identity, with codes near zero
+        if objects == "normal":
+            self.spread = PyroModule[nn.Linear](width, outputs)
+            self.spread.weight.data *= 0.1
+
+    def propose(self, parts: Capsules) -> KindProposals:
+        there = as_presence(parts.presence, self.model.relaxed)[..., None]
+        seen = torch.cat([there, there * parts.pose], dim=-1).flatten(-2)
+        hidden = self.body(seen)
+        pose, code = self._by_kind(self.center(hidden))
+        pose = poses.identity_like(pose) + pose
+        if self.objects == "delta":
+            return KindProposals(pose, code)
+        pose_spread, code_spread = self._by_kind(self.spread(hidden))
+        scales = _INITIAL_POSE_SCALE * pose_spread.exp(), _INITIAL_SCALE * code_spread.exp()
+        return KindProposals(pose, code, *scales)
+
+    def _by_kind(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        numbers = numbers.unflatten(-1, (self.model.kinds, 6 + self.model.codes))
+        pose, code = numbers.split([6, self.model.codes], dim=-1)
+        return pose, code
