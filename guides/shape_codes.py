@@ -7,11 +7,11 @@
 
 Given the proposals of all kinds, the law of the kind is nearly the best one, softmax_k(log pi_k +
 ELBO_k), and exactly the best one where the proposals are exact or are points. It needs no network
-of its own. Under `TraceEnum_ELBO` the kind is summed out exactly:
+of its own. The kind is drawn, so that (k, A, c) has a density like any other draw, in `evaluate`
+too. A guide `with_enumerated_kinds()` is for `TraceEnum_ELBO`, which sums the kind out exactly, at
+a cost that grows with the number of kinds:
 
     ELBO = sum_k q(k) (log pi_k + ELBO_k - log q(k)) = log sum_k pi_k exp(ELBO_k)    at the best q
-
-Elsewhere, as in `evaluate`, the kind is drawn, and (k, A, c) has a density like any other draw.
 
 `AmortizedShapeCodes` computes the proposals of all kinds by one network on the parts.
 `RoutingShapeCodes` computes them by alternating ridge regressions, without a network.
@@ -99,7 +99,7 @@ class ShapeCodesGuide(PartEncoder):
         check_one_of("pose", pose, OBJECTS)
         check_one_of("objects", objects, OBJECTS)
         super().__init__(model, pose, **encoder)
-        self.objects = objects
+        self.objects, self.kind = objects, "drawn"
         self.options |= dict(objects=objects)
 
     def propose(self, parts: Capsules) -> KindProposals:
@@ -109,6 +109,10 @@ class ShapeCodesGuide(PartEncoder):
     def with_scope(self, scope: str) -> ShapeCodesGuide:
         """Return a guide with the same parameters for the model's `with_scope`."""
         return self.sharing_parameters(_model=(self.model.with_scope(scope),))
+
+    def with_enumerated_kinds(self) -> ShapeCodesGuide:
+        """Return a guide with the same parameters whose kinds `TraceEnum_ELBO` sums out."""
+        return self.sharing_parameters(kind="enumerated")
 
     def forward(
         self, images: Tensor, labels: Tensor | None = None, angle: Tensor | None = None
@@ -153,7 +157,8 @@ class ShapeCodesGuide(PartEncoder):
             found = found._replace(pose=poses.compose(frame[:, None], found.pose))
         if labels is None:
             law = dist.Categorical(logits=self.kind_logits(parts, found)[..., None, :])
-            kind = pyro.sample("object_kind", law, infer={"enumerate": "parallel"})
+            infer = {"enumerate": "parallel"} if self.kind == "enumerated" else {}
+            kind = pyro.sample("object_kind", law, infer=infer)
         else:
             kind = labels[:, None]
         pose, code = found.laws(kind)

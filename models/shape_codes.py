@@ -19,8 +19,8 @@ together. The objects of part-whole capsules are independent and rigid, so that 
 little of which parts go together.
 
 Given everything else the choices s_i are independent. They are summed out as in part-whole
-capsules. The kind is summed out exactly too: by a guide that enumerates it, with a law of A and c
-for every kind, or by the model itself (`with_enumerated_kinds`), for guides that do not draw it.
+capsules. The kind can be summed out exactly too: by a guide that enumerates it, with a law of A and
+c for every kind, or by the model itself (`with_enumerated_kinds`), for guides that do not draw it.
 
 References:
     Part-whole capsules: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553). Relatives of the
