@@ -208,7 +208,7 @@ def _describe(entry: Entry, source: str) -> Description:
 
 def _relaxed(model: Model) -> tuple[str, ...]:
     """Return the names of sites that are continuous in this model but discrete in evaluation."""
-    discrete = {site.name for site in model.with_discrete_presences().sites if site.discrete}
+    discrete = {site.name for site in model.discretized().sites if site.discrete}
     return tuple(site.name for site in model.sites if site.name in discrete and not site.discrete)
 
 

@@ -215,14 +215,27 @@ def load(source: str | Path) -> Entry:
 
     Raises:
         ValueError: neither a run folder nor the name of trained weights.
-        CheckpointError: files are missing, damaged or of another model.
+        CheckpointError: files are missing (a wheel leaves out the largest), damaged or of another
+            model.
     """
     path = _recipe_path(source)
     if path.name == "config.json":
         states = {p: load_checkpoint(path.parent / f"{p}.safetensors") for p in ("model", "guide")}
     else:
-        states = load_checkpoint(path.with_suffix(".safetensors"))
+        states = load_checkpoint(_tensors_of(path))
     return _rebuild(read_recipe(source), states, str(source))
+
+
+def _tensors_of(card: Path) -> Path:
+    """Return the file of tensors that belongs to a card; the wheel leaves out the large ones."""
+    tensors = card.with_suffix(".safetensors")
+    if not tensors.is_file():
+        raise CheckpointError(
+            f"the installed package has the card of {card.stem} but not its tensors, which are too "
+            f"large for a wheel: install from a checkout (pip install -e .), or copy its file "
+            f"weights/{tensors.name} into {card.parent}"
+        )
+    return tensors
 
 
 def read_recipe(source: str | Path) -> dict:

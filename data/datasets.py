@@ -24,7 +24,7 @@ from capsule_zoo.data.sources import (
 )
 from capsule_zoo.data.splits import Dataset, Split
 from capsule_zoo.data.toys3d import Toys3D
-from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp
+from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp_images
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
 
 
@@ -129,7 +129,7 @@ def _scattered(images: Tensor, generator: torch.Generator) -> Tensor:
     edge = 20.5  # half the frame, and half a pixel beyond: the first pixel centre outside
     for axis, (low, high) in enumerate([(left, right), (top, bottom)]):
         motions[:, axis, 2] = uniform(-edge - low, edge - high, len(images), generator)
-    return warp(images, motions, (40, 40))
+    return warp_images(images, motions, (40, 40))
 
 
 def _by_chunks(

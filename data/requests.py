@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.transforms import motion, warp
+from capsule_zoo.data.transforms import motion, warp_images
 
 
 class Requests(ABC):
@@ -45,7 +45,7 @@ class Requests(ABC):
 
     def move(self, images: Tensor, parameters: Tensor) -> Tensor:
         """Transform images (B, C, H, W) in [0, 1] as requested: bilinear, zero outside."""
-        return warp(images, self.motions(parameters)).clamp(0, 1)
+        return warp_images(images, self.motions(parameters)).clamp(0, 1)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def motion(
     return torch.stack([torch.stack(first, -1), torch.stack(second, -1)], -2)
 
 
-def warp(images: Tensor, motions: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = None) -> Tensor:
     """Move images (B, C, H, W) by `motions` (B, 2, 3) or (1, 2, 3).
 
     Args:
@@ -141,7 +141,9 @@ class Rotate:
         _check_not_negative(degrees=self.degrees)
 
     def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
-        return warp(images, motion(uniform(-self.degrees, self.degrees, len(images), generator)))
+        return warp_images(
+            images, motion(uniform(-self.degrees, self.degrees, len(images), generator))
+        )
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Affine:
         )
 
     def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
-        return warp(images, self.motions(len(images), generator))
+        return warp_images(images, self.motions(len(images), generator))
 
 
 def _check_not_negative(**arguments: float) -> None:

@@ -71,7 +71,7 @@ class Guide(NamedModule):
             _model=(self.model.with_missing_pixels(),), missing_fill=fill
         )
 
-    def with_discrete_presences(self) -> Self:
-        """Return a guide with the same parameters for the model's `with_discrete_presences()`."""
-        model = self.model.with_discrete_presences()
+    def discretized(self) -> Self:
+        """Return a guide with the same parameters for the model's `discretized()`."""
+        model = self.model.discretized()
         return self if model is self.model else self.sharing_parameters(_model=(model,))

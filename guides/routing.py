@@ -8,8 +8,8 @@ Three routings infer the same mixture (`capsule_zoo.models.switchable_gaussians`
 
 Each is called as `routing(votes, law)` and is an argument of every capsule layer. `beliefs` yields
 the belief after each iteration. `free_energies` returns the free energy of each belief, in nats,
-with the Gaussians and switches that fit its shares best, so that routings can be compared on the
-same votes.
+with the Gaussians and switches that fit its responsibilities best, so that routings can be
+compared on the same votes.
 
 >>> EMRouting(3).free_energies(Votes.dense(values), layer.law())             # (3, N)
 
@@ -37,53 +37,19 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.vector_capsules import squash
-from capsule_zoo.models.blocks.votes import Gathered, Votes
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.switchable_gaussians import (
+from capsule_zoo.models.blocks.parent_law import (
     Belief,
     ParentLaw,
-    SwitchableGaussians,
-    free_energy,
-    parent_logits,
+    Routing,
+    best_belief,
     vote_log_density,
 )
+from capsule_zoo.models.blocks.vector_capsules import squash
+from capsule_zoo.models.blocks.votes import Gathered, Votes
+from capsule_zoo.models.checks import check_one_of, check_positive
+from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 _TINY = 1e-12
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The base of the routings.
-
-    Attributes:
-        iterations: number of times that the parents are inferred.
-
-    Raises:
-        ValueError: `iterations` below 1.
-    """
-
-    iterations: int = 3
-
-    def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations)
-
-    def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
-        """Return the belief after the last iteration."""
-        *_, last = self.beliefs(votes, law)
-        return last
-
-    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        """Yield the belief after each iteration, the first of which starts at equal shares."""
-        raise NotImplementedError
-
-    def free_energies(self, votes: Votes, law: ParentLaw) -> Tensor:
-        """Compute the free energy after each iteration, in nats, (iterations, N).
-
-        Means, variances and presences are those that minimise it at the routing's shares.
-        """
-        beliefs = (best_belief(votes, belief.share, law) for belief in self.beliefs(votes, law))
-        return torch.stack([free_energy(votes, belief, law) for belief in beliefs])
 
 
 @dataclass(frozen=True)
@@ -111,14 +77,6 @@ class AnnealedRouting(Routing):
         return law._replace(inverse_temperature=law.inverse_temperature * factor)
 
 
-def best_belief(votes: Votes, share: Tensor, law: ParentLaw) -> Belief:
-    """Compute the Gaussians and presences that minimise the free energy at given shares."""
-    gathered = votes.gather(share)
-    variance = gathered.variance + law.noise
-    logits = parent_logits(gathered.number, variance, law)
-    return Belief(share, gathered.mean, variance, logits)
-
-
 @dataclass(frozen=True)
 class EMRouting(AnnealedRouting):
     """The routing by expectation maximisation (EM).
@@ -140,15 +98,15 @@ class EMRouting(AnnealedRouting):
         check_one_of("e_step", self.e_step, ("paper", "exact"))
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        share = votes.uniform()
+        responsibility = votes.uniform()
         for iteration in range(self.iterations):
-            belief = best_belief(votes, share, self._cooled(law, iteration))
+            belief = best_belief(votes, responsibility, self._cooled(law, iteration))
             yield belief
             if iteration + 1 < self.iterations:
-                share = self.shares(votes, belief, law)
+                responsibility = self.responsibilities(votes, belief, law)
 
-    def shares(self, votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
-        """Compute the shares of the E step."""
+    def responsibilities(self, votes: Votes, belief: Belief, law: ParentLaw) -> Tensor:
+        """Compute the responsibilities of the E step."""
         density = vote_log_density(votes, belief.mean, belief.variance, law.noise)
         if self.e_step == "paper":
             return votes.compete(density + F.logsigmoid(belief.logits)[..., None])
@@ -208,20 +166,20 @@ class VBRouting(AnnealedRouting):
         check_positive(alpha=self.alpha, kappa=self.kappa, nu=self.nu, psi=self.psi)
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        share = votes.uniform()
+        responsibility = votes.uniform()
         for iteration in range(self.iterations):
-            gathered = votes.gather(share)
+            gathered = votes.gather(responsibility)
             posterior = self.posterior(gathered, law)
             cooled = self._cooled(law, iteration)
             fit = _expected_fit(gathered, posterior, law) - gathered.number * law.beta_u[:, None]
             logits = cooled.inverse_temperature * (law.beta_a + fit[..., 0])
             variance = posterior.rate / posterior.shape
-            yield Belief(share, posterior.mean, variance, logits)
+            yield Belief(responsibility, posterior.mean, variance, logits)
             if iteration + 1 < self.iterations:
-                share = self.shares(votes, posterior, law)
+                responsibility = self.responsibilities(votes, posterior, law)
 
     def posterior(self, gathered: Gathered, law: ParentLaw) -> NormalGamma:
-        """Compute the best q(pi, mu, precision) at given shares."""
+        """Compute the best q(pi, mu, precision) at given responsibilities."""
         number, mean, variance = gathered
         kappa = self.kappa + number
         scatter = number * (variance + law.noise) + self.kappa * number / kappa * mean.square()
@@ -233,7 +191,7 @@ class VBRouting(AnnealedRouting):
             0.5 * (self.psi + scatter),
         )
 
-    def shares(self, votes: Votes, posterior: NormalGamma, law: ParentLaw) -> Tensor:
+    def responsibilities(self, votes: Votes, posterior: NormalGamma, law: ParentLaw) -> Tensor:
         """Compute the best q(z) at a given q(pi, mu, precision)."""
         precision = posterior.shape / posterior.rate
         constant = math.log(2 * math.pi) - posterior.log_precision() + law.noise * precision
@@ -241,15 +199,15 @@ class VBRouting(AnnealedRouting):
         density = -0.5 * (votes.distance(posterior.mean, precision) + constant)
         return votes.compete(density + posterior.log_weight())
 
-    def bound(self, votes: Votes, share: Tensor, law: ParentLaw) -> Tensor:
+    def bound(self, votes: Votes, responsibility: Tensor, law: ParentLaw) -> Tensor:
         """Compute a lower bound on the log evidence of the votes under the priors, in nats, (N,).
 
         The bound never falls from one iteration to the next if every parent sees every child.
         """
-        gathered = votes.gather(share)
+        gathered = votes.gather(responsibility)
         q = self.posterior(gathered, law)
         fit = _expected_fit(gathered, q, law) + gathered.number * q.log_weight()
-        entropy = -(votes.presence * torch.xlogy(share, share)).sum((1, 2, 3))
+        entropy = -(votes.presence * torch.xlogy(responsibility, responsibility)).sum((1, 2, 3))
         half_nu, half_psi = (torch.full_like(q.rate, x / 2) for x in (self.nu, self.psi))
         precision, ratio = q.shape / q.rate, self.kappa / q.kappa
         means = ratio - 1 - ratio.log() + self.kappa * precision * q.mean.square()
@@ -286,14 +244,14 @@ class DynamicRouting(Routing):
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         agreement = torch.zeros_like(votes.uniform())
         for iteration in range(self.iterations):
-            share = votes.compete(agreement)
-            gathered = votes.gather(share)
+            responsibility = votes.compete(agreement)
+            gathered = votes.gather(responsibility)
             total = gathered.number * gathered.mean
             if self.fair:
                 total = total / votes.fair_share
             square = total.square().sum(3).clamp_min(_TINY)  # |v| = square / (1 + square)
             variance = gathered.variance + law.noise
-            yield Belief(share, gathered.mean, variance, square.log())
+            yield Belief(responsibility, gathered.mean, variance, square.log())
             if iteration + 1 < self.iterations:
                 agreement = agreement + votes.agreement(squash(total))
 

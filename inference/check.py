@@ -149,7 +149,7 @@ def _site_problems(name: str, model_site: dict, guide_site: dict) -> list[str]:
         words = ["discrete" if kind else "continuous" for kind in kinds]
         problems.append(
             f"site {name!r} is {words[0]} in the model but {words[1]} in the guide; "
-            "use with_discrete_presences() on both or on neither"
+            "use discretized() on both or on neither"
         )
     return problems
 

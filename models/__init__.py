@@ -9,6 +9,7 @@ from capsule_zoo.models.baselines.conditional_autoencoder import ConditionalAuto
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
 from capsule_zoo.models.blocks import poses, templates
 from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.blocks.parent_law import free_energy
 from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
@@ -21,7 +22,7 @@ from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.shape_codes import ShapeCodes
-from capsule_zoo.models.switchable_gaussians import SwitchableGaussians, free_energy
+from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 __all__ = [
     "RBM",

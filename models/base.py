@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -91,6 +92,16 @@ class NamedModule(PyroModule):
         with ScoreObserved(~images.isnan(), model.plate_dims["images"]):
             return super().__call__(*arguments, **options)
 
+    def discretized(self) -> Self:
+        """Return the module for headline numbers: this module itself unless it is relaxed."""
+        return self
+
+    def with_discrete_presences(self) -> Self:
+        """Return `discretized()`; the name of version 0.1, which version 0.2 will not have."""
+        name = "with_discrete_presences() is called discretized() now; the old name goes in 0.2"
+        warnings.warn(name, DeprecationWarning, stacklevel=2)
+        return self.discretized()
+
     def sharing_parameters(self, **attributes: object) -> Self:
         """Return a module with the same parameters (not copies) that differs in some attributes."""
         twin = self.__class__.__new__(self.__class__)
@@ -134,10 +145,6 @@ class Model(NamedModule):
     def latent_sites(self) -> tuple[Site, ...]:
         """The sites that a guide must cover: all except the enumerated ones."""
         return tuple(site for site in self.sites if not site.enumerated)
-
-    def with_discrete_presences(self) -> Model:
-        """Return the model for headline numbers: this model itself unless it is relaxed."""
-        return self
 
     def with_missing_pixels(self) -> Self:
         """Return the same model for images in which NaN marks a missing pixel.

@@ -305,7 +305,7 @@ class GenerativeCapsNet(RoutedByAddress):
         scatter(self.address.bias_out)
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
-    def with_discrete_presences(self) -> GenerativeCapsNet:
+    def discretized(self) -> GenerativeCapsNet:
         """Return the model with the same parameters and one-hot kinds, for reporting."""
         return self.sharing_parameters(relaxed=False)
 

@@ -55,6 +55,7 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.attention_window import Aim, Window
 from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
 from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.sharing import shared
 from capsule_zoo.models.blocks.vector_capsules import (
     CLASS,
@@ -68,7 +69,6 @@ from capsule_zoo.models.checks import (
     check_one_of,
     check_positive,
 )
-from capsule_zoo.models.switchable_gaussians import Routing
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},  # the defaults, for two cores

@@ -1,4 +1,4 @@
-"""What every entry of the zoo keeps, with each of its guides: registered is tested.
+"""The contract of every entry, with each of its guides: every registered entry is tested.
 
 Entries are made at the small sizes that they were registered with. To add a model, see
 CONTRIBUTING.md; nothing has to be added here.
@@ -44,12 +44,12 @@ def images_for(entry: Entry, number: int = BATCH, dtype: torch.dtype = torch.flo
 
 
 def labels_for(entry: Entry, number: int = BATCH) -> torch.Tensor | None:
-    """Labels for a model that learns from them."""
+    """Return labels for a model that learns from them."""
     return torch.arange(number) % 2 if entry.model.supervised else None
 
 
 def loss_at(entry: Entry, images: torch.Tensor, seed: int = 2) -> torch.Tensor:
-    """The training loss, nats per image, a function of the seed."""
+    """Return the training loss, nats per image, as a function of the seed."""
     torch.manual_seed(seed)
     labels = labels_for(entry, len(images))
     return loss_per_image(entry.objective, entry.model, entry.guide, images, labels)
@@ -69,7 +69,7 @@ def moved(entry: Entry, before: dict[str, torch.Tensor]) -> set[str]:
 
 
 def svi_steps(entry: Entry, steps: int = 3) -> None:
-    """Plain Pyro, as a user's notebook has it."""
+    """Train with plain Pyro, as in a user's notebook."""
     adam = pyro.optim.Adam({"lr": 1e-3})
     svi = SVI(entry.model, entry.guide, adam, loss=entry.objective)
     for _ in range(steps):
@@ -79,7 +79,7 @@ def svi_steps(entry: Entry, steps: int = 3) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_prior_draws_images_of_the_declared_shape_and_range(name):
     entry = make(name)
-    model = entry.model.with_discrete_presences()
+    model = entry.model.discretized()
     trace = poutine.trace(model).get_trace(batch_size=3)
     drawn = trace.nodes["_RETURN"]["value"]
     assert drawn.shape == (3, *model.image_shape)
@@ -94,7 +94,7 @@ def test_prior_draws_images_of_the_declared_shape_and_range(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_declared_sites_are_those_that_are_drawn(name, discrete):
     model = make(name).model
-    model = model.with_discrete_presences() if discrete else model
+    model = model.discretized() if discrete else model
     trace = prune_subsample_sites(poutine.trace(model).get_trace(batch_size=3))
     drawn = {n: s for n, s in latent_sites(trace).items() if n != "image"}
     declared = {site.name: site for site in model.sites}
@@ -118,7 +118,7 @@ def test_images_may_have_the_shape_of_any_data_set(name):
 def test_guide_fits_relaxed_and_discrete(name, guide):
     entry = make(name, guide)
     check_pair(entry.model, entry.guide, images_for(entry))
-    discrete = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    discrete = entry.model.discretized(), entry.guide.discretized()
     check_pair(*discrete, images_for(entry))
     drawn = poutine.trace(entry.guide).get_trace(images_for(entry))
     assert set(entry.guide.covers) == latent_sites(prune_subsample_sites(drawn)).keys()
@@ -139,7 +139,7 @@ def test_gradients_reach_every_parameter(name, guide):
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_continuous_sites_of_the_guide_are_reparametrized(name, guide):
-    """Or Pyro takes the noisy score-function gradient, and says nothing."""
+    """Otherwise Pyro silently takes the noisy score-function gradient."""
     entry = make(name, guide)
     drawn = latent_sites(
         prune_subsample_sites(poutine.trace(entry.guide).get_trace(images_for(entry)))
@@ -149,7 +149,7 @@ def test_continuous_sites_of_the_guide_are_reparametrized(name, guide):
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_a_small_step_downhill_lowers_the_loss(name, guide):
-    """And by what the gradient foretells, unless a discrete site makes the gradient an estimate."""
+    """It falls by the predicted amount, unless a discrete site makes the gradient an estimate."""
     entry = make(name, guide)
     entry.model.double()
     entry.guide.double()
@@ -263,12 +263,12 @@ PARTICLES = 2
 
 
 def nesting_of(entry: Entry) -> int:
-    """How many dims the plates of the entry's model take up."""
+    """Return the number of dims that the plates of the entry's model take up."""
     return max(-dim for dim in entry.model.plate_dims.values())
 
 
 def under_plate(entry: Entry, program: Callable) -> Callable:
-    """The program inside an outer plate, directly to the left of the model's own."""
+    """Return the program inside an outer plate, directly to the left of the model's own."""
 
     def run(*arguments, **options):
         with pyro.plate("outer", PARTICLES, dim=-1 - nesting_of(entry)):
@@ -278,34 +278,34 @@ def under_plate(entry: Entry, program: Callable) -> Callable:
 
 
 def forms(names_or_pairs: list) -> list[tuple]:
-    """Each with relaxed presences and, where that is another model, with discrete ones."""
+    """Return each pair with relaxed presences and, if that is another model, with discrete ones."""
     found = []
     for each in names_or_pairs:
         model = make(each if isinstance(each, str) else each[0]).model
-        discrete = [False] if model.with_discrete_presences() is model else [False, True]
+        discrete = [False] if model.discretized() is model else [False, True]
         found += [(*([each] if isinstance(each, str) else each), d) for d in discrete]
     return found
 
 
 def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> Entry:
-    """An entry in float64, without dropout, whose presences may be discrete."""
+    """Return an entry in float64, without dropout, whose presences may be discrete."""
     entry = make(name, guide)
     entry.model.double().eval()
     entry.guide.double().eval()
     if discrete:
-        guide_of = entry.guide.with_discrete_presences()
-        entry.model, entry.guide = entry.model.with_discrete_presences(), guide_of
+        guide_of = entry.guide.discretized()
+        entry.model, entry.guide = entry.model.discretized(), guide_of
     return entry
 
 
 def drawn_in(trace: poutine.Trace) -> dict[str, dict]:
-    """The sample sites of a trace, with their log densities."""
+    """Return the sample sites of a trace, with their log densities."""
     trace.compute_log_prob()
     return {n: s for n, s in prune_subsample_sites(trace).nodes.items() if s["type"] == "sample"}
 
 
 def point_of(law) -> torch.Tensor | None:
-    """Where a law that is a Delta, perhaps expanded or independent, has its mass."""
+    """Return the point of a Delta, even if it is expanded or independent."""
     while not isinstance(law, dist.Delta):
         if not hasattr(law, "base_dist"):
             return None
@@ -314,7 +314,7 @@ def point_of(law) -> torch.Tensor | None:
 
 
 def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: str | None = None):
-    """Under an outer plate every site has the law that it has without, index by index."""
+    """Check that an outer plate leaves every site's distribution unchanged, index by index."""
     for k in range(PARTICLES):
         values = {n: s["value"][k] for n, s in sites.items() if not s["is_observed"]}
         alone = drawn_in(poutine.trace(poutine.condition(program, values)).get_trace(*arguments))
@@ -329,7 +329,7 @@ def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: s
 
 @pytest.mark.parametrize(("name", "guide", "discrete"), forms(PAIRS))
 def test_under_an_outer_plate_every_index_is_a_run_of_its_own(name, guide, discrete):
-    """So do vectorised particles work: their densities are those of particles one by one."""
+    """So do vectorized particles work: their densities equal those of particles one by one."""
     entry = double_pair(name, guide, discrete)
     images = images_for(entry, dtype=torch.float64)
     guided = poutine.trace(under_plate(entry, entry.guide)).get_trace(images)

@@ -147,7 +147,7 @@ def rotation_curves(probe: ObjectProbe, split: Split) -> dict[str, dict[float, A
     """The probe's accuracy on images rotated by each angle, as they are and turned best."""
     curves: dict[str, dict[float, Accuracy]] = {"as they are": {}, "turned best": {}}
     for degrees in CURVE:
-        images = transforms.warp(split.images, transforms.motion(float(degrees))).clamp(0, 1)
+        images = transforms.warp_images(split.images, transforms.motion(float(degrees))).clamp(0, 1)
         curves["as they are"][degrees] = probe(images, split.labels)
         best = held_best(probe.guide, images)
         curves["turned best"][degrees] = probe(best, split.labels)

@@ -64,7 +64,7 @@ class RequestView(View):
     def __init__(
         self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
     ) -> None:
-        self.model, self.guide = model.with_discrete_presences(), guide.with_discrete_presences()
+        self.model, self.guide = model.discretized(), guide.discretized()
         self.image_shape, self.parts = model.image_shape, getattr(model, "parts", 0)
         self.requests = requests or requests_of(model, guide)
         self.turns = isinstance(self.requests, Rotations)

@@ -30,7 +30,7 @@ def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
     """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     colour, alpha = model.layers(parts)
     if model.likelihood == "mixture":
-        share = model.image_law(parts).share[1:]
+        share = model.image_law(parts).mixing[1:]
     else:
         share = templates.visibility(alpha)
     return (share * colour).mean(1)
@@ -40,14 +40,14 @@ def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
 def infer_parts(guide: Guide, images: Tensor) -> Capsules:
     """Return the parts that the guide draws for the discrete model."""
     with in_eval_mode(guide):
-        nodes = poutine.trace(guide.with_discrete_presences()).get_trace(images).nodes
+        nodes = poutine.trace(guide.discretized()).get_trace(images).nodes
     return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
 
 
 @torch.no_grad()
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
     """Draw up to 12 images, their reconstructions, and each part in its own colour."""
-    model, images = model.with_discrete_presences(), images[:12]
+    model, images = model.discretized(), images[:12]
     parts = infer_parts(guide, images)
     rows = {"image": images, "reconstruction": model.render(parts)}
     return image_rows({**rows, "parts": coloured_parts(model, parts)}, "Images and their parts")

@@ -83,7 +83,7 @@ def examine(entry: Entry, data: Dataset) -> dict:
         for name, weights in module.state_dict().items():
             if not torch.isfinite(weights).all():
                 raise ValueError(f"{part} weight {name} is not finite; train again")
-    discrete = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    discrete = entry.model.discretized(), entry.guide.discretized()
     with in_eval_mode(*discrete):  # a run in training would move running means
         check_pair(*discrete, data.test.images[:2])
     return {

@@ -194,7 +194,7 @@ def _run(
     images: Tensor | None = None,
 ) -> Tensor:
     """Return the results of `read` on traces of the discrete model, batch by batch."""
-    model, found = model.with_discrete_presences(), []
+    model, found = model.discretized(), []
     with torch.no_grad(), seeded(seed), in_eval_mode(model):
         for begin in range(0, number, batch_size):
             end = min(begin + batch_size, number)

@@ -72,7 +72,7 @@ def evaluate(
         chains: repetitions with other seeds, for r_hat and for errors between runs. The draws of
             a chain depend on the seed and on the chain's number only.
         seed: seed of the draws; torch's random state is left as it was.
-        discrete: evaluate `with_discrete_presences()` where model and guide offer it. A relaxed
+        discrete: evaluate `discretized()` where model and guide offer it. A relaxed
             pair has a log weight too, but it is a bound on the relaxed model only.
         draws: posterior draws to keep for each image and chain, at most `num_particles`.
         batch_size: rows in one pass: images times particles. A guide with parameters per image

@@ -27,8 +27,8 @@ P = TypeVar("P", bound=Callable)
 
 
 def discrete_form(program: P) -> P:
-    """Return `program.with_discrete_presences()` where it is offered, else the program itself."""
-    offered: Callable[[], P] | None = getattr(program, "with_discrete_presences", None)
+    """Return `program.discretized()` where it is offered, else the program itself."""
+    offered: Callable[[], P] | None = getattr(program, "discretized", None)
     return program if offered is None else offered()
 
 

@@ -52,7 +52,7 @@ def _history(model: MatrixCapsules, images: Tensor) -> VoteHistory:
     for belief in model.classes.routing.beliefs(votes, model.classes.law()):
         square = votes.distance(belief.mean, torch.ones_like(belief.mean))
         distances.append(square.clamp_min(0).sqrt()[:, 0])
-        weights.append((votes.presence * belief.share)[:, 0])
+        weights.append((votes.presence * belief.responsibility)[:, 0])
     surest = belief.logits[:, 0]
     wins = surest == surest.amax(1, keepdim=True)
     return VoteHistory(torch.stack(distances), torch.stack(weights), wins)

@@ -138,7 +138,7 @@ def _answer(model: Model, guide: Guide, images: Tensor, steps: int) -> Guide:
     if isinstance(model, PartWholeCapsules):
         seed = int(torch.randint(2**31, ()))
         return refine(model, guide, images, steps=steps, pose="normal", seed=seed).guide
-    model, guide = model.with_discrete_presences(), guide.with_discrete_presences()
+    model, guide = model.discretized(), guide.discretized()
     free = FreeFormNormal(model, images, guide)
     optimizer = Adam(free.parameters(), _LR)
     schedule = CosineAnnealingLR(optimizer, steps)
@@ -161,7 +161,7 @@ def _foretold(
     weighted: bool,
 ) -> FilledIn:
     """Return the mixture's answer for one batch; `passes` are the particle numbers of each pass."""
-    model, guide = model.with_discrete_presences(), guide.with_discrete_presences()
+    model, guide = model.discretized(), guide.discretized()
     draws = [_draws(model, guide, images, observed, count) for count in passes]
     log_weight, log_hidden, means = (torch.cat(parts) for parts in zip(*draws, strict=True))
     log_share = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)

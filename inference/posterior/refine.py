@@ -160,7 +160,7 @@ class SemiAmortized(Guide):
     def covers(self) -> tuple[str, ...]:
         return self._start[0].covers
 
-    def with_discrete_presences(self) -> SemiAmortized:
+    def discretized(self) -> SemiAmortized:
         return self.sharing_parameters(discrete=True)
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> SemiAmortized:
@@ -176,7 +176,7 @@ class SemiAmortized(Guide):
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
         free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
-        return (free.with_discrete_presences() if self.discrete else free)(images)
+        return (free.discretized() if self.discrete else free)(images)
 
     def _refined(self, images: Tensor) -> FreeForm:
         start = self._start[0]
@@ -244,7 +244,9 @@ def _best_start(judge: _Judge, guide: Guide | None, starts: int, pose: str) -> F
     with torch.no_grad():
         for turn in range(1, starts):
             degrees = 360 * turn / starts
-            turned = transforms.warp(images, transforms.motion(degrees).to(images)).clamp(0, 1)
+            turned = transforms.warp_images(images, transforms.motion(degrees).to(images)).clamp(
+                0, 1
+            )
             other = FreeForm(judge.model, turned, guide, pose)
             back = poses.rotation(images.new_tensor(math.radians(degrees)))
             for name, parameter in free.named_parameters():

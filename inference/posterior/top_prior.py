@@ -140,7 +140,7 @@ def fit_top_prior(
             f"values hold {number} draws, fewer than components={components}; give more draws, or "
             "fewer components"
         )
-    sites = {site.name: site for site in model.with_discrete_presences().sites}
+    sites = {site.name: site for site in model.discretized().sites}
     if strangers := sorted(set(values) - set(sites)):
         raise ValueError(f"values hold {strangers}, but the model's sites are {sorted(sites)}")
     binary_sites = frozenset(name for name in values if sites[name].discrete)

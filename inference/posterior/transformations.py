@@ -5,9 +5,9 @@
 >>> found.best                                            # (B, 1), degrees
 >>> found.probabilities                                   # (B, 24), over the grid
 
-A model that renders on request (`models.conditional_autoencoder`) takes the transformation T as
-known. An unknown transformation can be inferred by importance weighting of the guide's codes. For
-each request the evidence
+A model that renders on request (`models.baselines.conditional_autoencoder`) takes the
+transformation T as known. An unknown transformation can be inferred by importance weighting of the
+guide's codes. For each request the evidence
 
     log p(image | T) = log mean_k p(image, z_k | T) / q(z_k | image, moved back by T)
 
@@ -104,7 +104,7 @@ def infer_transformation(
     """Infer the transformation of each image by a grid of requests and gradient ascent.
 
     Args:
-        model, guide: the pair, which is not changed; pass both `with_discrete_presences()` for the
+        model, guide: the pair, which is not changed; pass both `discretized()` for the
             evidence of the discrete model.
         images: (B, C, H, W), transformed.
         requests: the family of transformations.

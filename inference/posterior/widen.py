@@ -86,7 +86,7 @@ class Widened(Guide):
         """Return the parameters that `widen` fits: the log scales of all widened sites."""
         return [getattr(self, f"{name}_log_scale") for name in self.supports]
 
-    def with_discrete_presences(self) -> Widened:
+    def discretized(self) -> Widened:
         """Return the discrete guide with the same scales; discrete sites have none."""
         discrete = _discrete(self.guide)
         if discrete is self.guide:
@@ -107,7 +107,7 @@ def _traces(model: nn.Module, guide: nn.Module, images: Tensor) -> tuple[Trace, 
 
 def _discrete(module: nn.Module) -> nn.Module:
     """Return the module with discrete presences, if it offers them."""
-    return getattr(module, "with_discrete_presences", lambda: module)()
+    return getattr(module, "discretized", lambda: module)()
 
 
 class _Widening(Messenger):

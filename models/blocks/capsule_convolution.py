@@ -35,15 +35,15 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.blocks.chunks import in_chunks
-from capsule_zoo.models.blocks.votes import Votes, Windows
-from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.switchable_gaussians import (
+from capsule_zoo.models.blocks.parent_law import (
     VOTE_NOISE,
     Belief,
     ParentLaw,
     Routing,
     unclaimed_log_density,
 )
+from capsule_zoo.models.blocks.votes import Votes, Windows
+from capsule_zoo.models.checks import check_at_least, check_positive
 
 POSE = 4  # a pose is a 4x4 matrix
 POSE_SPREAD = 0.3  # deviation of the first poses from the identity

@@ -91,7 +91,7 @@ class PaintedParts(Model):
         check_one_of("selection", selection, ("marginal", "enumerate"))
         return self.sharing_parameters(selection=selection)
 
-    def with_discrete_presences(self) -> Self:
+    def discretized(self) -> Self:
         """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
         return self.sharing_parameters(presence="discrete", selection="marginal")
 
@@ -144,7 +144,7 @@ class PaintedParts(Model):
 
         Batch dims in front of B are flattened into it.
         """
-        drawn = templates.warp(self._paint(), parts.pose, self.image_shape[1:])
+        drawn = templates.warp_templates(self._paint(), parts.pose, self.image_shape[1:])
         there = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
         # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
         colour, alpha = drawn.split([self.image_shape[0], 1], dim=1)

@@ -33,7 +33,7 @@ class PixelMixture(dist.TorchDistribution):
 
     def __init__(self, colour: Tensor, weight: Tensor, scale: float) -> None:
         self.colour, self.scale = colour, scale
-        self.share = weight / weight.sum(0)
+        self.mixing = weight / weight.sum(0)
         _, channels, *batch, height, width = colour.shape
         shapes = torch.Size((*batch, 1)), torch.Size((channels, height, width))
         super().__init__(*shapes, validate_args=False)
@@ -49,14 +49,14 @@ class PixelMixture(dist.TorchDistribution):
         wide = PixelMixture.__new__(PixelMixture)
         wide.scale = self.scale
         wide.colour = _with_batch(self.colour, batch_shape[:-1])
-        wide.share = _with_batch(self.share, batch_shape[:-1])
+        wide.mixing = _with_batch(self.mixing, batch_shape[:-1])
         super(PixelMixture, wide).__init__(batch_shape, self.event_shape, validate_args=False)
         return wide
 
     @property
     def mean(self) -> Tensor:
         """The mean image, (*batch, 1, C, H, W)."""
-        return (self.share * self.colour).sum(0).movedim(0, -3).unsqueeze(-4)
+        return (self.mixing * self.colour).sum(0).movedim(0, -3).unsqueeze(-4)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
@@ -78,7 +78,7 @@ class PixelMixture(dist.TorchDistribution):
             seen = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
             channels = torch.where(seen, channels, 0.0)
         each = channels.sum(1)
-        share = law.share.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
+        share = law.mixing.squeeze(1).clamp_min(torch.finfo(each.dtype).tiny)  # no log of zero
         density = (each + share.log()).logsumexp(0)  # (*batch, H, W)
         if observed is not None:
             density = torch.where(seen.any(0), density, 0.0)  # no rounding error of the shares' sum
@@ -86,7 +86,7 @@ class PixelMixture(dist.TorchDistribution):
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
-        share = self.share.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
+        share = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
         which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, *batch, H, W)
         colours = self.colour.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
         chosen = torch.nn.functional.one_hot(which, len(self.colour)).to(colours)

@@ -40,7 +40,7 @@ def faint(shape: tuple[int, int, int, int]) -> Tensor:
     return logits
 
 
-def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
     """Place templates in the image frame by bilinear interpolation, with zeros outside.
 
     Args:
@@ -68,11 +68,11 @@ def warp(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
-    """Apply `warp` where every outer index has its own templates."""
+    """Apply `warp_templates` where every outer index has its own templates."""
     outer = pose.shape[:-3]
     own = templates.squeeze(-5).expand(*outer, *templates.shape[-4:]).flatten(0, len(outer) - 1)
     pairs = zip(own, pose.flatten(0, len(outer) - 1), strict=True)
-    return torch.cat([warp(*pair, size) for pair in pairs], dim=2)
+    return torch.cat([warp_templates(*pair, size) for pair in pairs], dim=2)
 
 
 def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.blocks.chunks import in_chunks
 from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.blocks.parent_law import ParentLaw, Routing, unclaimed_log_density
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.switchable_gaussians import ParentLaw, Routing, unclaimed_log_density
 
 PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule
 KERNEL = 9  # of the primary capsules' convolution

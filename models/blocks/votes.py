@@ -104,21 +104,23 @@ class _Compete(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, windows: Windows) -> Tensor:
         here = logits.logsumexp(2)  # (N, positions, children)
         everywhere = windows.gather_claims(here, -torch.inf).logsumexp(2)  # (N, cells, types)
-        share = (logits - windows.see(everywhere).flatten(2)[:, :, None]).exp_()
+        responsibility = (logits - windows.see(everywhere).flatten(2)[:, :, None]).exp_()
         ctx.windows = windows
-        ctx.save_for_backward(share)
-        return share
+        ctx.save_for_backward(responsibility)
+        return responsibility
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (share,) = ctx.saved_tensors
-        slope = share * grad
+        (responsibility,) = ctx.saved_tensors
+        slope = responsibility * grad
         total = ctx.windows.gather_claims(slope.sum(2), 0.0).sum(2)
-        return slope.addcmul_(share, ctx.windows.see(total).flatten(2)[:, :, None], value=-1), None
+        return slope.addcmul_(
+            responsibility, ctx.windows.see(total).flatten(2)[:, :, None], value=-1
+        ), None
 
 
 def compete(logits: Tensor, windows: Windows) -> Tensor:
-    """Compute the shares of each child for its parents at all positions, which sum to one.
+    """Compute how far each child belongs to each parent, over all positions: they sum to one.
 
     Args:
         logits: (N, positions, parents, children); children are window x types, types innermost.
@@ -257,19 +259,19 @@ class Votes:
         return self.windows.fair_share() * types / self.shape[2]
 
     def uniform(self) -> Tensor:
-        """Return equal shares of each child for its parents, (N, positions, parents, children)."""
+        """Return equal responsibilities, (N, positions, parents, children)."""
         claims = self.windows.num_claims() * self.shape[2]  # (positions, window)
         types = self.children // claims.shape[1]
-        share = claims.to(self.values).reciprocal().repeat_interleave(types, 1)
-        return share[None, :, None].expand(*self.shape, self.children)
+        responsibility = claims.to(self.values).reciprocal().repeat_interleave(types, 1)
+        return responsibility[None, :, None].expand(*self.shape, self.children)
 
     def compete(self, logits: Tensor) -> Tensor:
-        """Compute shares, shaped as `logits`, by a softmax over all parents of each child."""
+        """Compute responsibilities, shaped as `logits`: a softmax over all parents of a child."""
         return compete(logits, self.windows)
 
-    def gather(self, share: Tensor) -> Gathered:
-        """Compute the mean and variance of the votes under r_ij = w_i R_ij, for shares R."""
-        weight = (self.presence * share).flatten(0, 2)[:, None]
+    def gather(self, responsibility: Tensor) -> Gathered:
+        """Compute the mean and variance of the votes under r_ij = w_i R_ij; R is given."""
+        weight = (self.presence * responsibility).flatten(0, 2)[:, None]
         number = weight.sum(2).unflatten(0, self.shape)
         sums = _Gather.apply(weight, self.values, self.squares, self.ledger)
         some = torch.where(number > _TINY, number, 1.0)

@@ -1,4 +1,4 @@
-"""What the zoo holds is said in full, in words and in JSON, and equals what `create` makes."""
+"""Discovery describes the zoo in full, in words and in JSON, and agrees with `create`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_description_holds_what_the_entry_consists_of(entry):
     assert [guide.name for guide in found.guides] == list(entry.guides)
     assert [guide.name for guide in found.guides if guide.default] == [entry.default_guide]
     assert found.sites == model.sites and set(found.figures) == set(entry.figures)
-    discrete = [s.name for s in model.with_discrete_presences().sites if s.discrete]
+    discrete = [s.name for s in model.discretized().sites if s.discrete]
     assert {*found.relaxed, *(s.name for s in model.sites if s.discrete)} >= set(discrete)
     learned = [sum(p.numel() for p in part.parameters()) for part in (model, entry.guide)]
     assert list(found.parameters.values()) == learned

@@ -15,7 +15,7 @@ from capsule_zoo.models import Capsules, PartWholeCapsules
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return PartWholeCapsules(3, 5, image_size=12, template_size=5).with_discrete_presences()
+    return PartWholeCapsules(3, 5, image_size=12, template_size=5).discretized()
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
@@ -57,7 +57,7 @@ def test_samples_are_seeded_and_leave_the_random_state(model):
 
 
 def pixels(figure):
-    """Of all pictures in a figure of rows."""
+    """Return the pixels of all pictures in a figure of rows."""
     return np.stack([axis.images[0].get_array() for axis in figure.axes if axis.images])
 
 

@@ -67,7 +67,7 @@ def test_batches_leave_the_global_random_state_alone(split):
 
 
 class Jitter(torch.nn.Module):
-    """A transform as torchvision writes them: a module of images alone, with global draws."""
+    """A transform in torchvision's style: a module of images alone, with global draws."""
 
     def forward(self, images):
         return images + torch.rand_like(images)

@@ -20,7 +20,7 @@ LOADER = partial(LoaderBatches, check=check_images, labels=True)
 
 
 class Noisy(Dataset):
-    """Thirty images under noise from one of the global streams."""
+    """A data set of thirty images with noise from one of the global streams."""
 
     draws = {
         "torch": lambda: torch.rand(1, 2, 2),

@@ -1,4 +1,4 @@
-"""Laws of the warps: exact at right angles, invertible, centred, and inside what was asked for."""
+"""Laws of the warps: exact at right angles, invertible, centered, and within the given range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from capsule_zoo.data.transforms import (
     motion,
     pixel_centres,
     shift_pixels,
-    warp,
+    warp_images,
 )
 
 
@@ -24,7 +24,7 @@ def images():
 
 
 def disc(x: torch.Tensor, y: torch.Tensor, size: int = 41) -> torch.Tensor:
-    """Smooth blobs (B, 1, size, size) centred at (x, y) pixels from the middle."""
+    """Return smooth blobs (B, 1, size, size) centered at (x, y) pixels from the middle."""
     pixels = pixel_centres(size, size).double()
     square = ((pixels - torch.stack([x, y], -1)[:, None]) ** 2).sum(-1)
     return torch.exp(-square / 8).view(-1, 1, size, size)
@@ -36,19 +36,21 @@ def centre_of_mass(images: torch.Tensor) -> torch.Tensor:
 
 
 def test_no_motion_changes_nothing(images):
-    torch.testing.assert_close(warp(images, motion()), images)
+    torch.testing.assert_close(warp_images(images, motion()), images)
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
 def test_right_angles_are_exact_and_counter_clockwise(images, turns):
     turned = torch.rot90(images, turns, (-2, -1))
-    torch.testing.assert_close(warp(images, motion(torch.tensor(90.0 * turns).double())), turned)
+    torch.testing.assert_close(
+        warp_images(images, motion(torch.tensor(90.0 * turns).double())), turned
+    )
 
 
 def test_content_moves_as_the_matrix_says():
     where = torch.tensor([[5.0, -3.0], [-6.0, 2.0]], dtype=torch.float64)
     moves = motion(torch.tensor([20.0, -50.0]).double(), 0.2, (1.2, 0.9), (2.5, -1.5))
-    moved = warp(disc(*where.T), moves)
+    moved = warp_images(disc(*where.T), moves)
     expected = (moves[:, :, :2] @ where[..., None]).squeeze(-1) + moves[:, :, 2]
     torch.testing.assert_close(centre_of_mass(moved), expected, atol=0.02, rtol=0)
 
@@ -67,7 +69,7 @@ def test_whole_pixel_shifts_agree_with_the_warp(images):
     x, y = torch.tensor([3, -1, 0]), torch.tensor([-2, 5, 12])
     moves = motion(torch.zeros(3).double(), shift=(x, y))
     shifted = shift_pixels(images, x, y)
-    torch.testing.assert_close(shifted, warp(images, moves))
+    torch.testing.assert_close(shifted, warp_images(images, moves))
     assert set(shifted.unique().tolist()) <= {0.0, *images.unique().tolist()}
 
 
@@ -80,7 +82,7 @@ def test_shift_and_back_restores_the_inside(images):
 def test_images_need_not_be_square():
     image = torch.zeros(1, 1, 9, 15, dtype=torch.float64)
     image[0, 0, 4, 12] = 1  # 5 pixels to the right of the centre
-    turned = warp(image, motion(torch.tensor(90.0).double()), (15, 9))
+    turned = warp_images(image, motion(torch.tensor(90.0).double()), (15, 9))
     assert turned[0, 0, 2, 4] == pytest.approx(1)
     torch.testing.assert_close(turned, torch.rot90(image, 1, (-2, -1)))
 
@@ -90,7 +92,7 @@ def test_ink_extent_is_where_a_large_canvas_shows_ink():
     images[:, 0, 8, 8] = 1  # no image is empty
     moves = Affine(40, 0.3, (0.7, 1.4), 3.0).motions(40, seeded_generator(2))
     left, right, top, bottom = ink_extent(images, moves).T
-    shown = warp(images, moves, (64, 64)).flatten(1) > 1e-6
+    shown = warp_images(images, moves, (64, 64)).flatten(1) > 1e-6
     x, y = pixel_centres(64, 64).T
     for i in range(40):
         assert left[i] <= x[shown[i]].min() and x[shown[i]].max() <= right[i]
@@ -141,7 +143,7 @@ def test_affine_parameters_keep_to_their_ranges():
         (lambda: Affine(scale=(0.0, 1.0)), "scale"),
         (lambda: Affine(scale=(1.2, 0.8)), "scale"),
         (lambda: Affine(shift=float("inf")), "shift"),
-        (lambda: warp(torch.zeros(3, 1, 4, 4), torch.zeros(2, 2, 3)), "motions"),
+        (lambda: warp_images(torch.zeros(3, 1, 4, 4), torch.zeros(2, 2, 3)), "motions"),
     ],
 )
 def test_bad_parameters_are_named(make, match):

@@ -52,7 +52,7 @@ def test_objects_see_the_image_only_through_the_parts(model, images):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_objects_begin_where_their_prior_has_them(seed):
-    """Far from it, their prior would drive the parts into the corners before the image is heard."""
+    """Far from it, their prior would push the parts into the corners before they fit the image."""
     torch.manual_seed(seed)
     model = PartWholeCapsules(objects=8, parts=6)
     found = traced(AmortizedPartWhole(model, "delta"), torch.rand(20, 1, 28, 28)).nodes
@@ -87,7 +87,7 @@ def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
 
 def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
     guide = AmortizedPartWhole(model, "delta", **SMALL).double()
-    discrete = guide.with_discrete_presences()
+    discrete = guide.discretized()
     relaxed_node, node = (traced(g, images).nodes["part_presence"] for g in (guide, discrete))
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
     torch.testing.assert_close(node["fn"].logits, relaxed_node["fn"].logits)

@@ -8,9 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.guides.routing import best_belief
+from capsule_zoo.models.blocks.parent_law import ParentLaw, best_belief, free_energy
 from capsule_zoo.models.blocks.votes import Votes, Windows
-from capsule_zoo.models.switchable_gaussians import ParentLaw, free_energy
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]
@@ -31,8 +30,8 @@ def votes():
     return Votes.dense(rand(B, I, J, D), torch.rand(B, I, dtype=torch.float64))
 
 
-def free_energy_of(votes, share, mean, variance, logits, law):
-    belief = best_belief(votes, share, law)
+def free_energy_of(votes, responsibility, mean, variance, logits, law):
+    belief = best_belief(votes, responsibility, law)
     return free_energy(
         votes, belief._replace(mean=mean, variance=variance, logits=logits), law
     ).sum()
@@ -41,25 +40,27 @@ def free_energy_of(votes, share, mean, variance, logits, law):
 @pytest.mark.parametrize("inverse_temperature", [1.0, 0.01])
 def test_m_step_is_the_minimum_of_the_free_energy(votes, inverse_temperature):
     rule = law(inverse_temperature=inverse_temperature)
-    share = votes.compete(rand(B, 1, J, I))
-    best = best_belief(votes, share, rule)
+    responsibility = votes.compete(rand(B, 1, J, I))
+    best = best_belief(votes, responsibility, rule)
     point = [x.clone().requires_grad_() for x in (best.mean, best.variance, best.logits)]
-    slopes = torch.autograd.grad(free_energy_of(votes, share, *point, rule), point)
+    slopes = torch.autograd.grad(free_energy_of(votes, responsibility, *point, rule), point)
     assert max(s.abs().max() for s in slopes) < 1e-9
-    least = free_energy_of(votes, share, *point, rule)
+    least = free_energy_of(votes, responsibility, *point, rule)
     for _ in range(20):
         near = [p * torch.exp(0.1 * torch.randn_like(p)) for p in point]
-        assert free_energy_of(votes, share, *near, rule) > least
+        assert free_energy_of(votes, responsibility, *near, rule) > least
 
 
 def test_exact_e_step_is_the_minimum_of_the_free_energy(votes):
     rule = law()
     belief = best_belief(votes, votes.compete(rand(B, 1, J, I)), rule)
-    best = belief._replace(share=EMRouting(e_step="exact").shares(votes, belief, rule))
+    best = belief._replace(
+        responsibility=EMRouting(e_step="exact").responsibilities(votes, belief, rule)
+    )
     least = free_energy(votes, best, rule)
     for _ in range(20):
-        other = (best.share.log() + 0.1 * rand(B, 1, J, I)).softmax(2)
-        assert (free_energy(votes, best._replace(share=other), rule) > least).all()
+        other = (best.responsibility.log() + 0.1 * rand(B, 1, J, I)).softmax(2)
+        assert (free_energy(votes, best._replace(responsibility=other), rule) > least).all()
 
 
 def test_papers_e_step_is_a_times_n(votes):
@@ -69,7 +70,7 @@ def test_papers_e_step_is_a_times_n(votes):
     normal = torch.distributions.Normal(belief.mean[..., None], belief.variance[..., None].sqrt())
     density = normal.log_prob(values) - 0.5 * rule.noise / belief.variance[..., None]
     claim = belief.presence[..., None] * density.sum(3).exp()
-    found = EMRouting().shares(votes, belief, rule)
+    found = EMRouting().responsibilities(votes, belief, rule)
     torch.testing.assert_close(found, claim / claim.sum(2, keepdim=True))
 
 
@@ -91,7 +92,7 @@ def test_free_energy_of_exact_em_never_rises_between_windows():
 def test_bound_of_variational_bayes_never_falls(votes):
     rule, routing = law(), VBRouting(15)
     bounds = torch.stack(
-        [routing.bound(votes, b.share, rule) for b in routing.beliefs(votes, rule)]
+        [routing.bound(votes, b.responsibility, rule) for b in routing.beliefs(votes, rule)]
     )
     assert (bounds.diff(dim=0) > -1e-9).all()
     assert (bounds[-1] - bounds[0] > 1e-3).all()
@@ -107,7 +108,7 @@ def test_variational_bayes_of_many_votes_under_a_vague_prior_is_em():
 
 
 def log_evidence(values, routing):
-    """Of votes (n, D) that one parent takes, Normal-Gamma prior with mean 0, closed form."""
+    """Compute the evidence of votes (n, D) of one parent, Normal-Gamma prior with mean 0."""
     n = len(values)
     kappa, shape = routing.kappa + n, (routing.nu + n) / 2
     mean = values.mean(0) if n else torch.zeros(values.shape[1]).double()
@@ -133,7 +134,7 @@ def test_bound_of_variational_bayes_is_the_evidence_of_a_single_parent():
 
 
 def test_bound_of_variational_bayes_lies_below_the_evidence():
-    """Summed over all 3^4 ways to choose parents, with the weights integrated out."""
+    """The evidence sums all 3^4 choices of parents, with the weights integrated out."""
     values, parents, routing = rand(1, 4, 3, 2), 3, VBRouting(30, alpha=0.8, nu=4.0)
     terms = []
     for choice in itertools.product(range(parents), repeat=4):
@@ -148,7 +149,7 @@ def test_bound_of_variational_bayes_lies_below_the_evidence():
     evidence = torch.stack(terms).logsumexp(0)
     votes = Votes.dense(values)
     *_, last = routing.beliefs(votes, law(parents, noise=0.0))
-    bound = routing.bound(votes, last.share, law(parents, noise=0.0))[0]
+    bound = routing.bound(votes, last.responsibility, law(parents, noise=0.0))[0]
     assert evidence - 3 < bound < evidence
 
 
@@ -166,7 +167,7 @@ def test_dynamic_routing_is_the_papers_procedure():
 
 
 def test_temperatures_are_those_of_the_released_code(votes):
-    """lambda_t = .01 (1 - .95^(t + 1)), which log-odds are proportional to at equal shares."""
+    """lambda_t = .01 (1 - .95^(t + 1)); with equal shares log-odds are proportional to it."""
     rule = law(inverse_temperature=0.01)
     (first,) = EMRouting(1).beliefs(votes, rule)
     plain = best_belief(votes, votes.uniform(), rule._replace(inverse_temperature=1.0))
@@ -217,7 +218,7 @@ def test_one_child_gives_no_nan(routing, children, presence, dtype):
 
 @pytest.mark.parametrize("routing", ROUTINGS[:2], ids=repr)
 def test_moving_all_votes_moves_the_parents_and_nothing_else(routing):
-    """Of EM alone: the prior of VB and the squash of dynamic routing tie poses to the origin."""
+    """This holds for EM alone: VB's prior and dynamic routing's squash tie poses to the origin."""
     values, shift = rand(B, I, J, D), rand(D)
     still, moved = (routing(Votes.dense(v), law()) for v in (values, values + shift))
     torch.testing.assert_close(moved.mean, still.mean + shift)
@@ -249,8 +250,8 @@ def test_softmax_is_over_all_parents_of_a_windowed_layer():
     """One parent type, nine windows: a child seen from all nine gives a ninth to each at first."""
     windows = Windows.sliding(5, 5, 3, 1)
     votes = Votes(rand(1, 9, 1, D, 9), torch.ones(1, 9, 9).double(), windows)
-    share = EMRouting(1)(votes, law(1)).share
+    responsibility = EMRouting(1)(votes, law(1)).responsibility
     middle = (windows.cells == 12).nonzero()
     assert len(middle) == 9
     for position, place in middle.tolist():
-        assert share[0, position, 0, place] == pytest.approx(1 / 9)
+        assert responsibility[0, position, 0, place] == pytest.approx(1 / 9)

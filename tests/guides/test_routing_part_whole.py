@@ -20,7 +20,7 @@ def model():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return model.with_discrete_presences()
+    return model.discretized()
 
 
 def draw(model, batch=4):
@@ -32,7 +32,7 @@ def draw(model, batch=4):
 
 
 def log_children(model, objects, parts):
-    """log p(parts | objects) by the model's own mixtures, (B,)."""
+    """Compute log p(parts | objects) by the model's own mixtures, (B,)."""
     law = model.selections[0](objects, relaxed=False)
     presence = model._presence_mixture(law).log_prob(parts.presence)
     pose = model._pose_mixture(law, parts.presence).log_prob(parts.pose)
@@ -87,7 +87,7 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
 def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
     model = PartWholeCapsules(1, 5, image_size=12, template_size=5).double()
     torch.nn.init.constant_(model.presence_logits, -2.0)
-    model = model.with_discrete_presences()
+    model = model.discretized()
     _, parts = draw(model)
     proposal = RoutingPartWhole(model, channels=4).double().parents(0, parts)
     there, gone = (

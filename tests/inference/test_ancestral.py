@@ -1,4 +1,4 @@
-"""Running a model downwards: what is given stays, what is not is drawn from its law."""
+"""Running a model downwards: given sites keep their values, all others are drawn."""
 
 import pyro.distributions as dist
 import torch
@@ -26,7 +26,7 @@ def test_given_parts_are_rendered_and_scored_as_the_model_says():
     parsed = infer(guide, images, batch_size=3)
     assert set(parsed) == set(guide.covers)
     parts = Capsules(parsed["part_presence"], parsed["part_pose"])
-    rendered = model.with_discrete_presences().render(parts)
+    rendered = model.discretized().render(parts)
     torch.testing.assert_close(mean_images(model, 7, parsed, batch_size=2), rendered)
     expected = dist.Normal(rendered, model.sigma_image).log_prob(images).sum((1, 2, 3))
     found = image_log_likelihood(model, images, parsed, batch_size=2)
@@ -34,7 +34,7 @@ def test_given_parts_are_rendered_and_scored_as_the_model_says():
 
 
 def test_parts_that_are_not_given_are_drawn_from_their_objects():
-    """Where one object is on, and its votes have no spread, they are its parts' poses."""
+    """With one object on, and votes without spread, the votes are the poses of its parts."""
     model, guide, images = pair(epsilon=1e-9, sigma_min=1e-6)
     torch.nn.init.constant_(model.selections[0].raw_scale, -30.0)
     pose = infer(guide, images)["object_pose"]
@@ -42,7 +42,7 @@ def test_parts_that_are_not_given_are_drawn_from_their_objects():
     transform = poses.identity_like(pose) + model.selections[0].transform[:, 0]
     votes = poses.compose(pose[:, :1], transform)
     there = {"part_presence": torch.ones(7, 3)}
-    rendered = model.with_discrete_presences().render(Capsules(there["part_presence"], votes))
+    rendered = model.discretized().render(Capsules(there["part_presence"], votes))
     torch.testing.assert_close(mean_images(model, 7, objects | there), rendered, atol=1e-4, rtol=0)
     first, again, other = (mean_images(model, 7, objects, seed=s) for s in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)

@@ -1,4 +1,4 @@
-"""A guide that does not fit is refused, with all that is wrong with it."""
+"""A guide that does not fit is refused, with a list of everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from capsule_zoo.models.base import Model
 
 
 class Written(Guide):
-    """A guide given by a function of the number of images."""
+    """A guide that is given by a function of the number of images."""
 
     def __init__(self, model, draw):
         super().__init__(model)
@@ -37,7 +37,7 @@ class Written(Guide):
 
 
 class TwoLevels(Model):
-    """Three vectors and a coin per image, and a sum that is observed."""
+    """A model with three vectors and a coin per image, and an observed sum."""
 
     image_shape = (1, 2, 2)
 
@@ -114,7 +114,7 @@ def test_relaxed_for_discrete_is_refused():
     error = refused(model, Written(model, draw), conjugate_images(5, torch.float32))
     assert len(error.problems) == 1
     assert "'coin' is discrete in the model but continuous in the guide" in error.problems[0]
-    assert "with_discrete_presences()" in error.problems[0]
+    assert "discretized()" in error.problems[0]
 
 
 def test_event_rank():

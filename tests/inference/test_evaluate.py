@@ -1,4 +1,4 @@
-"""Evaluation against evidence that is known in closed form."""
+"""Evaluation is compared with evidence that is known in closed form."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_site_that_the_model_enumerates_is_summed_out_per_image():
 
 
 class Parts(Model):
-    """Two parts per image; each has a hidden kind, summed out, and a value given the kind."""
+    """A model of two parts per image: each has a kind, summed out, and a value given the kind."""
 
     image_shape = (1, 1, 2)
     plate_dims = {"images": -2, "parts": -1}
@@ -223,9 +223,9 @@ def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
 
 
 class Switched(Conjugate):
-    """A model that is another one when its presences are discrete."""
+    """A model that becomes another model when its presences are discrete."""
 
-    def with_discrete_presences(self):
+    def discretized(self):
         return self.sharing_parameters(noise=1.0)
 
 
@@ -233,7 +233,7 @@ class Switched(Conjugate):
 def test_headline_numbers_are_those_of_the_discrete_model(discrete):
     model = Switched().double()
     images = conjugate_images(5)
-    used = model.with_discrete_presences() if discrete else model
+    used = model.discretized() if discrete else model
     idata = evaluate(model, ExactGuide(used), images, num_particles=3, discrete=discrete)
     torch.testing.assert_close(weights(idata)[0, 0], used.log_evidence(images).detach())
 

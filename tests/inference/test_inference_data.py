@@ -73,7 +73,7 @@ def test_dims_are_the_plates_of_the_model(name, expected):
 
 
 class Awkward(Model):
-    """Not of the zoo's form: the images are the inner plate, and one plate is called "draw"."""
+    """A model unlike the zoo's: images are the inner plate, and one plate is called "draw"."""
 
     image_shape = (1, 2, 2)
 
@@ -89,7 +89,7 @@ class Awkward(Model):
 
 
 class Numbered(Guide):
-    """Each draw is the number of its image, so that a dim in the wrong place is seen."""
+    """A guide whose draws are the image's number, so that a misplaced dim is visible."""
 
     def forward(self, images, labels=None):
         with pyro.plate("images", len(images), dim=-1):
@@ -191,7 +191,7 @@ def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
     images = images_for(entry.model)
     idata = evaluate(entry.model, entry.guide, images, num_particles=3, draws=3)
     assert idata.log_likelihood.pixels.dims == ("chain", "draw", "image")
-    model = entry.model.with_discrete_presences()
+    model = entry.model.discretized()
     for draw in range(3):
         latents = {
             site: torch.from_numpy(values.values[0, draw])

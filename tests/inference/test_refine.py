@@ -14,7 +14,7 @@ from capsule_zoo.models.blocks import poses
 
 
 def bold(model):
-    """The model with templates that cover what is behind them: new ones are faint."""
+    """Return the model with templates that cover what is behind them: new ones are faint."""
     model.template_logits.data[:, -1] += 3
     return model
 
@@ -29,7 +29,7 @@ def pair():
 
 @pytest.fixture
 def images(pair):
-    """Images that the model itself has painted, so that good answers exist."""
+    """Return images that the model itself has drawn, so that good answers exist."""
     torch.manual_seed(1)
     nodes = poutine.trace(pair[0]).get_trace(batch_size=5).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
@@ -103,7 +103,7 @@ def test_semi_amortised_draws_from_the_refined_answer_in_any_order(pair, images)
     order = torch.tensor([4, 0, 0, 2, 1, 3, 4])
     nodes = poutine.trace(semi).get_trace(images[order]).nodes
     torch.testing.assert_close(nodes["part_pose"]["value"], refined.poses["part"][order])
-    discrete = poutine.trace(semi.with_discrete_presences()).get_trace(images).nodes
+    discrete = poutine.trace(semi.discretized()).get_trace(images).nodes
     assert set(discrete["part_presence"]["value"].unique().tolist()) <= {0.0, 1.0}
 
 
@@ -111,7 +111,7 @@ def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     model, guide = pair
     semi = SemiAmortized(guide, steps=2)
     first = semi._refined(images)
-    assert semi.with_discrete_presences()._refined(images.clone()) is first
+    assert semi.discretized()._refined(images.clone()) is first
     assert semi._refined(images[:2]) is not first
     second = semi._refined(images)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A resumed run is the uninterrupted one, and nothing but its own checkpoint is taken up."""
+"""A resumed run equals an uninterrupted one, and resumes from its own checkpoint only."""
 
 from __future__ import annotations
 

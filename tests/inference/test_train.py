@@ -1,4 +1,4 @@
-"""Training: what it converges to, when it stops, and what it refuses; see also test_resume."""
+"""Training: its limit, its end, and its refusals; see also test_resume."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def log_density(program, trace, *arguments, **keywords):
 
 
 def assert_gradients(losses):
-    """`backward` has left every module the gradient of its own loss."""
+    """Check that `backward` has given every module the gradient of its own loss."""
     for module, loss in losses.items():
         gradients = torch.autograd.grad(loss, list(module.parameters()))
         for parameter, expected in zip(module.parameters(), gradients, strict=True):
@@ -49,7 +49,7 @@ def assert_gradients(losses):
 
 
 def by_hand(objective, model, guide, images):
-    """log p and log q of the draws of a loss, (particles, images), and the loss, descended."""
+    """Return log p and log q of a loss's draws, (particles, images), and the loss to descend."""
     pyro.set_rng_seed(1)
     loss = objective.differentiable_loss(model, guide, images)
     loss.backward()
@@ -102,7 +102,7 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
     dream = poutine.trace(model).get_trace(batch_size=6)
 
     def one(program, row):
-        """Log density of one row alone, by hand."""
+        """Compute the log density of one row alone, by hand."""
         own = Trace()
         for name in guide.covers:
             site = drawn.nodes[name]

@@ -65,7 +65,7 @@ def test_any_scale_gives_a_bound(scale):
 
 
 class Poses(Model):
-    """Two parts per image with a vector each, and a positive gain; presence is relaxed or not."""
+    """A model of two parts per image, each with a vector and a positive gain; relaxed or not."""
 
     image_shape = (1, 2, 2)
     plate_dims = {"images": -2, "parts": -1}
@@ -110,11 +110,11 @@ def test_one_scale_for_each_coordinate_and_draws_within_the_support():
 
 
 class SwitchingPoint(PointGuide):
-    """A guide that is another one, with the same parameters, when presences are discrete."""
+    """A guide that becomes another, with the same parameters, when presences are discrete."""
 
     factor = 1.0
 
-    def with_discrete_presences(self):
+    def discretized(self):
         return self.sharing_parameters(factor=2.0)
 
     def forward(self, images, labels=None):
@@ -126,7 +126,7 @@ def test_discrete_presences_reach_the_inner_guide_and_keep_the_scales():
     guide = SwitchingPoint(model).double()
     images = conjugate_images(4)
     widened = Widened(model, guide, images, scale=1e-6)
-    discrete = widened.with_discrete_presences()
+    discrete = widened.discretized()
     means = [
         pyro.poutine.trace(g).get_trace(images).nodes["code"]["value"] for g in (widened, discrete)
     ]
@@ -134,7 +134,7 @@ def test_discrete_presences_reach_the_inner_guide_and_keep_the_scales():
     assert discrete.code_log_scale is widened.code_log_scale
     inner, _ = points()
     same = Widened(inner, PointGuide(inner).double(), images)
-    assert same.with_discrete_presences() is same
+    assert same.discretized() is same
 
 
 def test_its_state_holds_the_scales_and_the_inner_guide():

@@ -20,7 +20,7 @@ from capsule_zoo.models.blocks import parent_selection, switched_units
 from capsule_zoo.models.blocks.layers import BalancedLogits
 from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
 from capsule_zoo.models.blocks.plates import EnumeratedPresence
-from capsule_zoo.models.blocks.templates import warp
+from capsule_zoo.models.blocks.templates import warp_templates
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
 IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ def test_an_enumerated_presence_is_refused_by_guide_and_model():
 
 
 def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
-    """The ELBO of presences, q = .3, all else given: states listed, sampled, and by enumeration."""
+    """Compute the ELBO of presences (q = .3) by listing, by sampling and by enumeration."""
     image = IMAGES[:1]
     given = poutine.trace(model).get_trace(image).nodes
     given = {declared.name: given[declared.name]["value"] for declared in model.sites}
@@ -85,7 +85,7 @@ def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
     ],
 )
 def test_without_the_refusal_the_elbo_would_be_wrong(monkeypatch, make, site, plate):
-    """By far: what is read outside the plate is not weighted by the states' probabilities."""
+    """The error is large: terms read outside the plate are not weighted by the probabilities."""
     for module in (parent_selection, switched_units):
         monkeypatch.setattr(module, "refuse_enumeration", lambda *_: None)
     for capsules in (1, 2):
@@ -151,7 +151,7 @@ def make_bayesian(model: PartWholeCapsules, **names: int) -> None:
 
 
 def site_of(model: PartWholeCapsules, path: str) -> str:
-    """The sample site of a parameter; its name begins with that of the module."""
+    """Return the sample site of a parameter; its name begins with the name of the module."""
     return f"{model._pyro_name}.{path.replace('__', '.')}"
 
 
@@ -241,8 +241,8 @@ def test_balanced_logits_have_statistics_for_every_outer_index():
 
 def test_templates_of_every_outer_index_are_warped_by_its_own_poses():
     paint, pose = torch.rand(2, 1, 3, 2, 4, 4), torch.randn(2, 5, 3, 6)
-    found = warp(paint, pose, (6, 7))
-    expected = torch.cat([warp(paint[k, 0], pose[k], (6, 7)) for k in range(2)], dim=2)
+    found = warp_templates(paint, pose, (6, 7))
+    expected = torch.cat([warp_templates(paint[k, 0], pose[k], (6, 7)) for k in range(2)], dim=2)
     torch.testing.assert_close(found, expected)
 
 

@@ -149,7 +149,7 @@ def test_on_part_sets_the_poses_of_absent_parts_are_summed_out():
     first, second = (model.log_joint_of_kinds(each, pose, code) for each in (parts, moved))
     torch.testing.assert_close(first, second)
     # a part that is present: the density of the whole model, which sees poses only of such parts
-    whole = model.with_scope("scene").with_discrete_presences()
+    whole = model.with_scope("scene").discretized()
     there = parts._replace(presence=torch.ones(BATCH, PARTS).double())
     torch.testing.assert_close(
         model.log_joint_of_kinds(there, pose, code), whole.log_joint_of_kinds(there, pose, code)
@@ -189,7 +189,7 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
 
 @pytest.mark.parametrize("site", ["object_kind", "object_pose", "object_code"])
 def test_interventions_change_the_parts_and_nothing_above_them(site):
-    model = made(sigma_top=0.3).with_discrete_presences()
+    model = made(sigma_top=0.3).discretized()
     values = {
         "object_kind": torch.full((BATCH, 1), 2),
         "object_pose": poses.identity_like(images()).expand(BATCH, 1, 6) + 0.5,

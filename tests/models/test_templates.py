@@ -8,7 +8,7 @@ from capsule_zoo.models.blocks import poses, templates
 
 
 def pixel_by_pixel(template, pose, height, width):
-    """One channel (h, w) under one pose (6,): bilinear interpolation spelled out for each pixel."""
+    """Render a channel (h, w) under one pose (6,) by bilinear interpolation, pixel by pixel."""
     h, w = template.shape
     to_part = torch.linalg.inv(poses.to_matrix(pose))
     image = torch.zeros(height, width, dtype=template.dtype)
@@ -34,7 +34,7 @@ def random_scene(parts=3, batch=2, channels=3, seed=0):
 
 def test_warp_equals_the_per_pixel_reference():
     paint, pose, _ = random_scene()
-    layers = templates.warp(paint, pose, (7, 6))
+    layers = templates.warp_templates(paint, pose, (7, 6))
     assert layers.shape == (3, 4, 2, 7, 6)
     for part in range(3):
         for channel in range(4):
@@ -45,7 +45,7 @@ def test_warp_equals_the_per_pixel_reference():
 
 def test_over_equals_the_per_pixel_reference():
     paint, pose, presence = random_scene()
-    layers = templates.warp(paint, pose, (7, 6))
+    layers = templates.warp_templates(paint, pose, (7, 6))
     colour, alpha = layers[:, :3], layers[:, 3:] * presence.T[:, None, :, None, None]
     background = torch.rand(3, 1, 7, 6, dtype=torch.float64)
     expected = background.expand(3, 2, 7, 6).clone()
@@ -59,7 +59,7 @@ def test_over_equals_the_per_pixel_reference():
 def test_the_identity_pose_at_the_template_size_returns_the_template():
     paint, _, _ = random_scene()
     identity = poses.identity_like(paint).expand(2, 3, 6)
-    layers = templates.warp(paint, identity, (4, 5))
+    layers = templates.warp_templates(paint, identity, (4, 5))
     torch.testing.assert_close(layers[:, :, 0], paint)
 
 
@@ -67,7 +67,7 @@ def test_gradients_by_finite_differences():
     paint, pose, presence = random_scene(parts=2, batch=1, channels=1)
 
     def draw(paint, pose, presence):
-        layers = templates.warp(paint, pose, (5, 5))
+        layers = templates.warp_templates(paint, pose, (5, 5))
         alpha = layers[:, 1:] * presence.T[:, None, :, None, None]
         return templates.over(layers[:, :1], alpha, torch.zeros(1, 1, 5, 5, dtype=paint.dtype))
 
@@ -78,14 +78,14 @@ def test_gradients_by_finite_differences():
 def test_a_part_far_outside_leaves_no_trace():
     paint, pose, _ = random_scene()
     pose[..., 2] = 10.0
-    assert templates.warp(paint, pose, (7, 6)).abs().max() == 0
+    assert templates.warp_templates(paint, pose, (7, 6)).abs().max() == 0
 
 
 def test_new_templates_leave_nearly_all_of_the_background():
     torch.manual_seed(0)
     paint = templates.faint((16, 4, 11, 11)).sigmoid()
     alone = torch.eye(2, 3).reshape(1, 1, 6).expand(1, 16, 6)  # every part fills the image
-    colour, alpha = templates.warp(paint, alone, (11, 11)).split([3, 1], dim=1)
+    colour, alpha = templates.warp_templates(paint, alone, (11, 11)).split([3, 1], dim=1)
     seen = templates.over(colour, alpha, torch.zeros(3, 1, 1, 1))
     assert alpha.max() < 0.1 and 0 < seen.mean() < 0.5
     assert abs(paint[:, :3].mean() - 0.5) < 0.01

@@ -15,7 +15,7 @@ def rand(*shape):
 
 
 def pairs(windows):
-    """(position, place in the window, cell) of everything that is seen."""
+    """Return (position, place in the window, cell) of every pair that is seen."""
     return [
         (p, k, cell) for p, row in enumerate(windows.cells.tolist()) for k, cell in enumerate(row)
     ]
@@ -35,15 +35,15 @@ def test_windows_see_what_a_convolution_sees(grid):
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_a_child_chooses_one_among_all_its_parents_positions_included(grid):
-    """Softmax over the types at one position only would count a child once for each window."""
+    """A softmax over types at one position only would count a child once for each window."""
     windows = Windows.sliding(*grid)
     positions, window = windows.cells.shape
     logits = 3 * rand(2, positions, PARENTS, window * TYPES)
-    share = compete(logits, windows).unflatten(3, (window, TYPES))
+    responsibility = compete(logits, windows).unflatten(3, (window, TYPES))
     total = torch.zeros(2, grid[0] * grid[1], TYPES, dtype=torch.float64)
     expected = torch.zeros_like(total)
     for p, k, cell in pairs(windows):
-        total[:, cell] += share[:, p, :, k].sum(1)
+        total[:, cell] += responsibility[:, p, :, k].sum(1)
         expected[:, cell] = 1  # of every cell that is seen at all
     torch.testing.assert_close(total, expected)
 
@@ -51,23 +51,23 @@ def test_a_child_chooses_one_among_all_its_parents_positions_included(grid):
 def test_shares_are_the_softmax_of_the_logits():
     windows = Windows.sliding(4, 4, 3, 1)
     logits = rand(1, 4, PARENTS, 9 * TYPES)
-    share = compete(logits, windows)
+    responsibility = compete(logits, windows)
     by_cell = {}
     for p, k, cell in pairs(windows):
         by_cell.setdefault(cell, []).append((p, k))
     for entries in by_cell.values():
         for b in range(TYPES):
             mine = torch.stack([logits[0, p, :, k * TYPES + b] for p, k in entries])
-            found = torch.stack([share[0, p, :, k * TYPES + b] for p, k in entries])
+            found = torch.stack([responsibility[0, p, :, k * TYPES + b] for p, k in entries])
             torch.testing.assert_close(found, mine.flatten().softmax(0).view_as(mine))
 
 
 def test_extreme_logits_give_neither_nan_nor_lost_children():
     windows = Windows.sliding(3, 3, 2, 1)
     logits = 1e4 * rand(1, 4, PARENTS, 4)
-    share = compete(logits.requires_grad_(), windows)
-    share.square().sum().backward()
-    assert share.isfinite().all() and logits.grad.isfinite().all()
+    responsibility = compete(logits.requires_grad_(), windows)
+    responsibility.square().sum().backward()
+    assert responsibility.isfinite().all() and logits.grad.isfinite().all()
 
 
 def test_competition_has_the_gradient_of_its_values():
@@ -86,9 +86,9 @@ def test_equal_logits_are_uniform_shares():
 
 def test_gathered_votes_are_weighted_means_and_variances():
     values, presence = rand(2, 5, PARENTS, 4) + 100, torch.rand(2, 5, dtype=torch.float64)
-    share = torch.rand(2, 1, PARENTS, 5, dtype=torch.float64)
-    gathered = Votes.dense(values, presence).gather(share)
-    weight = presence[:, :, None] * share[:, 0].mT  # (2, 5, parents)
+    responsibility = torch.rand(2, 1, PARENTS, 5, dtype=torch.float64)
+    gathered = Votes.dense(values, presence).gather(responsibility)
+    weight = presence[:, :, None] * responsibility[:, 0].mT  # (2, 5, parents)
     count = weight.sum(1)
     mean = torch.einsum("bij,bijd->bjd", weight, values) / count[..., None]
     apart = (values - mean[:, None]).square()
@@ -100,9 +100,9 @@ def test_gathered_votes_are_weighted_means_and_variances():
 
 def test_squares_lose_no_digits_far_from_the_origin():
     values = rand(1, 50, 1, 4)
-    share = torch.ones(1, 1, 1, 50)
-    near = Votes.dense(values).gather(share.double()).variance
-    far = Votes.dense((values + 1e3).float()).gather(share).variance
+    responsibility = torch.ones(1, 1, 1, 50)
+    near = Votes.dense(values).gather(responsibility.double()).variance
+    far = Votes.dense((values + 1e3).float()).gather(responsibility).variance
     torch.testing.assert_close(far.double(), near, rtol=1e-3, atol=1e-4)
 
 
@@ -117,12 +117,14 @@ def test_scores_are_distances_and_agreements():
 
 
 def through_both_passes(values, presence, mean):
-    """Everything that a routing may do with votes, twice over, as one number for each image."""
+    """Use votes in all ways that a routing can, twice, as one number for each image."""
     votes = Votes.dense(values, presence)
-    share = votes.compete(-votes.distance(mean, mean.exp()))
-    gathered = votes.gather(share)
-    share = votes.compete(votes.agreement(gathered.mean) - gathered.variance.sum(3, keepdim=True))
-    again = votes.gather(share)
+    responsibility = votes.compete(-votes.distance(mean, mean.exp()))
+    gathered = votes.gather(responsibility)
+    responsibility = votes.compete(
+        votes.agreement(gathered.mean) - gathered.variance.sum(3, keepdim=True)
+    )
+    again = votes.gather(responsibility)
     return (again.mean.sin() + again.variance * again.number).sum((1, 2, 3))
 
 
@@ -132,7 +134,7 @@ def test_votes_settled_at_the_end_have_the_gradient_of_their_values():
 
 
 def test_a_sweep_that_stops_before_the_votes_leaves_nothing_to_the_next():
-    """Gradients for the presences alone, and then all: the ledger must not count twice."""
+    """Gradients are taken for presences alone, then for all: the ledger must not count twice."""
     inputs = [
         x.requires_grad_() for x in (rand(1, 3, 2, 2), torch.rand(1, 3).double(), rand(1, 1, 2, 2))
     ]
