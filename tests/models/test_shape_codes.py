@@ -179,7 +179,7 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
         joint = joint - on_parts.object_pose_law().log_prob(pose)
         exact.append((joint.logsumexp(-1).logsumexp(0) + (grid[1] - grid[0]).log()).item())
     guide = RoutingShapeCodes(on_parts, channels=2).double()
-    found = evaluate(on_parts, guide, sets, num_particles=1000, batch_size=3000, draws=0)
+    found = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
     iwae = summarize(found)["iwae"]
     assert found.attrs["bound_on"] == "log p(part)"
     assert found.attrs["is_bound"]
