@@ -180,6 +180,14 @@ class ShapeCodesGuide(PartEncoder):
         found_in = [joint(Capsules(t, place), pose, code) for t, place, pose, code in few]
         return torch.cat(found_in) - found.log_density_at_centers()
 
+    @torch.no_grad()
+    def explained(self, parts: Capsules) -> Tensor:
+        """Estimate log p(parts), (B,), in nats: the kind summed out, pose and code at the centers.
+
+        Where the proposals are points it is a MAP objective, log p(parts, A, c) with k summed out.
+        """
+        return self.kind_logits(parts, self.propose(parts)).logsumexp(-1)
+
     def _draw(self, index: int, proposal: Proposal, frame: Tensor | None) -> Capsules:
         """Draw the parts; the normal law of a part that is off is as wide as the model's own."""
         level = self.model.levels[index]
