@@ -5,14 +5,15 @@ from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
-from capsule_zoo.guides.free_form_normal import FreeFormNormal
 from capsule_zoo.guides.label import ExactLabel
-from capsule_zoo.guides.part_whole import AmortizedPartWhole
+from capsule_zoo.guides.part_reader import PartReader
+from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
-from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
+from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
 from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
+from capsule_zoo.guides.set_transformers import SetTransformers
 from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
@@ -23,17 +24,20 @@ __all__ = [
     "ConditionalEncoder",
     "ConvolutionalEncoder",
     "DynamicRouting",
+    "EMObjects",
     "EMRouting",
     "ExactLabel",
     "ExactSwitches",
     "FreeForm",
-    "FreeFormNormal",
     "Guide",
     "MeanFieldSwitches",
+    "PartReader",
+    "PartWholeGuide",
     "RecognitionMachine",
     "RecurrentEncoder",
     "RoutedParents",
     "RoutingPartWhole",
     "RoutingShapeCodes",
+    "SetTransformers",
     "VBRouting",
 ]

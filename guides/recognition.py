@@ -48,14 +48,12 @@ class RecognitionLayer(PyroModule):
         return capsule_law(units, self.switch_bias, fields)
 
 
-class RecognitionMachine(Guide):
+class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
     """The recognition guide of a `CapsuleHelmholtzMachine`, described at the top of this file.
 
     Raises:
         ValueError: `model` is not a capsule Helmholtz machine.
     """
-
-    model_class = CapsuleHelmholtzMachine
 
     def __init__(self, model: CapsuleHelmholtzMachine) -> None:
         super().__init__(model)
@@ -68,7 +66,6 @@ class RecognitionMachine(Guide):
         self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        self.model.check_images(images)
         inputs = gates = images.flatten(1)
         names, generative = self.model.layer_names, self.model.layers
         with pyro.plate("images", len(images), dim=-2):

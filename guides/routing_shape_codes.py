@@ -41,7 +41,7 @@ class RoutingShapeCodes(ShapeCodesGuide):
     Args:
         model, pose, objects: as for every `ShapeCodesGuide`.
         iterations: number of alternations.
-        encoder: other arguments of `PartEncoder`.
+        reader: arguments of `PartReader`.
 
     Raises:
         ValueError: `iterations` below 1.
@@ -54,10 +54,10 @@ class RoutingShapeCodes(ShapeCodesGuide):
         *,
         objects: str = "normal",
         iterations: int = 5,
-        **encoder: Any,
+        **reader: Any,
     ) -> None:
         check_at_least(1, iterations=iterations)
-        super().__init__(model, pose, objects=objects, **encoder)
+        super().__init__(model, pose, objects=objects, **reader)
         self.options |= dict(iterations=iterations)
 
     def propose(self, parts: Capsules) -> KindProposals:

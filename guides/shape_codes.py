@@ -1,6 +1,6 @@
 """Guides to shape codes: parts from an encoder, and for every kind an object that explains them.
 
-    parts    ~ q(parts | image)                                   # the encoder of part-whole guides
+    parts    ~ q(parts | image)                                   # a `PartReader`'s network
     a_k, m_k = centers of the object's pose and code, were it of kind k              # every kind
     k        ~ softmax_k(log p(k, a_k, m_k, parts) - log q(a_k, m_k | k))            # (B, 1)
     A, c     ~ Normal(a_k, .), Normal(m_k, .)                     # of the kind that was drawn
@@ -20,7 +20,8 @@ a cost that grows with the number of kinds:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import pyro
 import pyro.distributions as dist
@@ -29,15 +30,17 @@ from pyro.nn import PyroModule
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
-from capsule_zoo.guides.part_whole import PartEncoder, Proposal
-from capsule_zoo.guides.turns import best_turn, centred, turned
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.part_reader import OUTPUTS, PartReader, Proposal, moved
+from capsule_zoo.guides.part_whole import FIT_SETTINGS, PoseHead
+from capsule_zoo.guides.turns import best_turn
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.selection import as_presence
 from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
 from capsule_zoo.models.shape_codes import ShapeCodes, from_part_sets
 
-OBJECTS = ("delta", "normal")
+LAWS = ("delta", "normal")
 _AT_ONCE = 2**16  # numbers of poses of all kinds whose densities are computed at a time
 _INITIAL_SCALE = 0.1  # deviation of a fresh code, whose prior has 1
 _INITIAL_POSE_SCALE = 0.02
@@ -76,7 +79,7 @@ class KindProposals(NamedTuple):
         return dist.Normal(pose, pose_scale).to_event(1), dist.Normal(code, code_scale).to_event(1)
 
 
-class ShapeCodesGuide(PartEncoder):
+class ShapeCodesGuide(Guide[ShapeCodes]):
     """The base of the guides to shape codes; subclasses write `propose`.
 
     Args:
@@ -84,23 +87,67 @@ class ShapeCodesGuide(PartEncoder):
             scope alone.
         pose: the law of the parts' poses, "delta" or "normal".
         objects: the law of the object's pose and code, "delta" or "normal".
-        encoder: other arguments of `PartEncoder`.
+        channels, max_scale, anisotropy, coordinates, turns, centred: arguments of `PartReader`.
+
+    Attributes:
+        reader: the settings of the reader of parts.
+        options: all arguments but the model and `pose`.
 
     Raises:
         ValueError: another kind of model, an unknown law, or a size below 1.
     """
 
-    model_class = ShapeCodes
-    parent_features = 0
+    fit_settings = FIT_SETTINGS
 
     def __init__(
-        self, model: ShapeCodes, pose: str = "delta", *, objects: str = "normal", **encoder: Any
+        self,
+        model: ShapeCodes,
+        pose: str = "delta",
+        *,
+        objects: str = "normal",
+        channels: int = 64,
+        max_scale: float = 0.8,
+        anisotropy: float | None = 1.6,
+        coordinates: bool = False,
+        turns: int = 1,
+        centred: bool = False,
     ) -> None:
-        check_one_of("pose", pose, OBJECTS)
-        check_one_of("objects", objects, OBJECTS)
-        super().__init__(model, pose, **encoder)
-        self.objects, self.kind = objects, "drawn"
-        self.options |= dict(objects=objects)
+        check_one_of("pose", pose, LAWS)
+        check_one_of("objects", objects, LAWS)
+        super().__init__(model)
+        self.pose, self.objects, self.kind = pose, objects, "drawn"
+        self.reader = PartReader(channels, max_scale, anisotropy, coordinates, turns, centred)
+        self.options: dict[str, Any] = dict(objects=objects, **vars(self.reader))
+        parts = model.levels[-1].size
+        self.read_parts = self.reader.build(model.image_shape, parts)
+        self.pose_head = PoseHead(OUTPUTS, parts, pose)
+
+    def with_laws(self, pose: str, objects: str) -> ShapeCodesGuide:
+        """Return a guide to the same model with other laws, and copies of the same weights.
+
+        Train with points for the parts first. A new normal law of a part's pose starts at the point
+        with a deviation of .02.
+        """
+        options = {**self.options, "objects": objects}
+        return type(self)(self.model, pose, **options).copy_matching(self)
+
+    def with_poses(self, pose: str) -> ShapeCodesGuide:
+        """Return `with_laws(pose, ...)` with the present law of the objects."""
+        return self.with_laws(pose, self.objects)
+
+    def with_turns(self, turns: int) -> ShapeCodesGuide:
+        """Return a guide with the same parameters that tries `turns` turns of the image."""
+        reader = replace(self.reader, turns=turns)
+        reader.check_images_turn(self.model.image_shape)
+        return self.sharing_parameters(reader=reader, options={**self.options, "turns": turns})
+
+    def copy_matching(self, source: nn.Module) -> Self:
+        """Copy every tensor that another module, such as a guide, has under the same name."""
+        self.to(next(source.parameters()))
+        mine, theirs = self.state_dict(), source.state_dict()
+        same = {k: v for k, v in theirs.items() if k in mine and mine[k].shape == v.shape}
+        self.load_state_dict({**mine, **same})
+        return self
 
     def propose(self, parts: Capsules) -> KindProposals:
         """Return the laws of the object's pose and code for every kind, given the parts."""
@@ -121,37 +168,27 @@ class ShapeCodesGuide(PartEncoder):
 
         Args:
             labels: the kinds of the objects, (B,), where they are known.
-            angle: see `PartEncoder`.
+            angle: turn of each image, (B,), in radians, at which the networks see the image and the
+                parts; by default the best of the reader's `turns`.
         """
-        self.model.check_images(images)
         check_labels(labels, self.model.kinds)
         with pyro.plate("images", len(images), dim=-2):
             if self.model.scope == "objects":
                 parts, frame = from_part_sets(images), None
             else:
-                seen, frame = self._view(images, angle)
-                parts = self._draw(-1, self._parts(seen), frame)
+                if angle is None and self.reader.turns > 1:
+                    angle = best_turn(self, images, self.reader.turns)
+                seen, frame = self.reader.view(images, angle)
+                parts = self._draw_parts(self.read_parts(seen), frame)
             if self.model.scope != "parts":
                 self._draw_object(parts, frame, labels)
         return parts
-
-    def _view(self, images: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return images as the networks see them, and the frame (B, 6) from there to the image."""
-        if angle is None and self.options["turns"] > 1:
-            angle = best_turn(self, images, self.options["turns"])
-        frame: Tensor | None = None
-        if self.options["centred"]:
-            images, frame = centred(images)
-        if angle is not None:
-            images, turn = turned(images, angle), poses.rotation(angle)
-            frame = turn if frame is None else poses.compose(frame, turn)
-        return images, frame
 
     def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
         """Draw the kind, the pose and the code of the object."""
         below = parts
         if frame is not None:
-            below = parts._replace(pose=poses.compose(poses.inverse(frame)[:, None], parts.pose))
+            below = moved(parts, poses.inverse(frame))
         found = self.propose(below)
         if frame is not None:
             found = found._replace(pose=poses.compose(frame[:, None], found.pose))
@@ -188,15 +225,15 @@ class ShapeCodesGuide(PartEncoder):
         """
         return self.kind_logits(parts, self.propose(parts)).logsumexp(-1)
 
-    def _draw(self, index: int, proposal: Proposal, frame: Tensor | None) -> Capsules:
+    def _draw_parts(self, proposal: Proposal, frame: Tensor | None) -> Capsules:
         """Draw the parts; the normal law of a part that is off is as wide as the model's own."""
-        level = self.model.levels[index]
+        level = self.model.levels[-1]
         if frame is not None:
-            proposal = proposal._replace(pose=poses.compose(frame[:, None], proposal.pose))
+            proposal = moved(proposal, frame)
         with pyro.plate(level.plate, level.size, dim=-1):
             presence_law = self.model.presence_law(proposal.logits)
             presence = pyro.sample(f"{level.name}_presence", presence_law)
-            law = self.pose_heads[index](proposal.pose, proposal.features)
+            law = self.pose_head(proposal.pose, proposal.features)
             if self.pose == "normal":
                 there = as_presence(presence, self.model.relaxed)[..., None]
                 scale = law.base_dist.scale
@@ -212,7 +249,7 @@ class AmortizedShapeCodes(ShapeCodesGuide):
         model, pose, objects: as for every `ShapeCodesGuide`.
         width: units of each hidden layer.
         hidden: number of hidden layers.
-        encoder: other arguments of `PartEncoder`.
+        reader: arguments of `PartReader`.
     """
 
     def __init__(
@@ -223,9 +260,9 @@ class AmortizedShapeCodes(ShapeCodesGuide):
         objects: str = "normal",
         width: int = 384,
         hidden: int = 2,
-        **encoder: Any,
+        **reader: Any,
     ) -> None:
-        super().__init__(model, pose, objects=objects, **encoder)
+        super().__init__(model, pose, objects=objects, **reader)
         check_at_least(1, width=width, hidden=hidden)
         self.options |= dict(width=width, hidden=hidden)
         layers: list[nn.Module] = []

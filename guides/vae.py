@@ -21,7 +21,7 @@ from capsule_zoo.models.blocks.convolutional import Encoder
 from capsule_zoo.models.checks import check_at_least
 
 
-class ConvolutionalEncoder(Guide):
+class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
     """The guide q(code | image) of a `VariationalAutoencoder`.
 
     It is described at the top of this file.
@@ -34,8 +34,6 @@ class ConvolutionalEncoder(Guide):
         ValueError: `model` is not a variational autoencoder, or `hidden` is below 1.
     """
 
-    model_class = VariationalAutoencoder
-
     def __init__(self, model: VariationalAutoencoder, hidden: int = 256) -> None:
         super().__init__(model)
         check_at_least(1, hidden=hidden)
@@ -44,7 +42,6 @@ class ConvolutionalEncoder(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the codes and return them, (B, latent)."""
-        self.model.check_images(images)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", self.code_law(images))
 

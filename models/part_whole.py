@@ -167,7 +167,6 @@ class PartWholeCapsules(PaintedParts):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         self._draw_bayesian_parameters()
         batch = batch_size if images is None else len(images)
         top, *below = self.levels

@@ -31,6 +31,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyro
@@ -44,6 +45,7 @@ from capsule_zoo.models.blocks.painted_parts import PaintedParts
 from capsule_zoo.models.blocks.parent_selection import Capsules, Level
 from capsule_zoo.models.blocks.selection import pose_about_rotations
 from capsule_zoo.models.blocks.shape_kinds import ShapeKinds
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import (
     check_at_least,
     check_labels,
@@ -137,7 +139,7 @@ class ShapeCodes(PaintedParts):
         self.codes, self.rotations = codes, rotations
         self.sigma_top, self.sigma_place = sigma_top, sigma_place
         self.scope, self.kind = "scene", "guided"
-        self.painted_shape = self.image_shape
+        self.painted = self.space
         self.kind_logits = nn.Parameter(torch.zeros(kinds))  # log pi
         self.shapes = ShapeKinds(
             kinds,
@@ -190,8 +192,9 @@ class ShapeCodes(PaintedParts):
         return self.sharing_parameters(
             scope=scope,
             presence="discrete" if on_parts else self.presence,
-            image_shape=(1, self.levels[-1].size, 7) if on_parts else self.painted_shape,
-            pixel_range=(-float("inf"), float("inf")) if on_parts else (0.0, 1.0),
+            space=ImageSpace((1, self.levels[-1].size, 7), (-math.inf, math.inf))
+            if on_parts
+            else self.painted,
         )
 
     def object_pose_law(self) -> dist.TorchDistribution:
@@ -206,7 +209,6 @@ class ShapeCodes(PaintedParts):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         check_labels(labels, self.kinds)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-2):

@@ -94,9 +94,7 @@ def stages(entry: Entry) -> list[Stage]:
 
 def _with_laws(entry: Entry, pose: str, objects: str) -> AmortizedShapeCodes:
     """Return the entry's guide with other laws of the poses and codes, and the same weights."""
-    guide = entry.guide
-    options = {**guide.options, "objects": objects}
-    return type(guide)(entry.model, pose, **options).copy_matching(guide)
+    return entry.guide.with_laws(pose, objects)
 
 
 def _routing(entry: Entry) -> RoutingShapeCodes:

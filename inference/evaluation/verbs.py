@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +38,8 @@ from capsule_zoo.inference.evaluation.presence import (
 )
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, check_images_of
+from capsule_zoo.models.blocks.spaces import space_of, tiled
+from capsule_zoo.models.checks import check_at_least
 
 Images = Tensor | Split | np.ndarray
 
@@ -183,7 +184,8 @@ def classify(model: Model, images: Images, *, batch_size: int = 100) -> Tensor:
             "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
         )
     with isolated_parameters(model):
-        return predictions(model, _as_wanted(model, images), batch_size)
+        classifier: Any = model  # not all that predict are a `Classifier`
+        return predictions(classifier, _as_wanted(model, images), batch_size)
 
 
 def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., Tensor]) -> Tensor:
@@ -240,14 +242,14 @@ def _passes(
         further, model_seed = torch.randint(2**62, (2,), generator=generator).tolist()
         draws = min(at_once, num_samples - first)
         guide_seed = seed if first == 0 else further
-        yield _Pass(images.repeat(draws, 1, 1, 1), draws, rows, guide_seed, model_seed)
+        yield _Pass(tiled(images, draws), draws, rows, guide_seed, model_seed)
 
 
 def _as_wanted(model: Model, images: Images) -> Tensor:
     """Check the images and return them on the model's device and in its precision."""
     images = images.images if isinstance(images, Split) else images
     images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
-    check_images_of(model, images)
+    space_of(model).check(images)
     parameter = next(model.parameters(), images)
     return images.to(parameter.device, parameter.dtype)
 

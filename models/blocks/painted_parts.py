@@ -31,6 +31,7 @@ from capsule_zoo.models.blocks.selection import (
     ParentMixture,
     as_presence,
 )
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
@@ -67,7 +68,7 @@ class PaintedParts(Model):
         check_one_of("presence", presence, ("relaxed", "discrete"))
         check_one_of("background", background, ("black", "learned"))
         check_one_of("likelihood", likelihood, ("composite", "mixture"))
-        self.image_shape = (channels, height, width)
+        self.space = ImageSpace((channels, height, width))
         self.selection, self.presence, self.temperature = selection, presence, temperature
         self.sigma_image, self.instances = sigma_image, instances
         self.background, self.likelihood = background, likelihood
