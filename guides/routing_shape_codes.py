@@ -11,7 +11,9 @@ and the dummy, are coordinate ascent on the model's own log joint:
 |.|_i divides by the deviations sigma_i. The presences' log likelihood is replaced by its quadratic
 expansion at the current code, as in logistic regression by reweighted least squares. Each part
 votes for the object, and the object gathers the votes of its parts: the classic steps of routing.
-The normal law has the exact conditional deviations of the regressions.
+The E step begins halfway. Before, no part is far from the dummy's law, but many are far from the
+object's, whose code is still zero: the dummy would take them all, and keep them. The normal law has
+the exact conditional deviations of the regressions.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; the model's story in
@@ -58,6 +60,7 @@ class RoutingShapeCodes(ShapeCodesGuide):
     ) -> None:
         check_at_least(1, iterations=iterations)
         super().__init__(model, pose, objects=objects, **reader)
+        self.iterations = iterations
         self.options |= dict(iterations=iterations)
 
     def propose(self, parts: Capsules) -> KindProposals:
@@ -69,8 +72,10 @@ class RoutingShapeCodes(ShapeCodesGuide):
         precision = target.new_tensor(top + top) ** -2
         pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
         code = target.new_zeros(*batch, model.kinds, model.codes)
-        for _ in range(self.options["iterations"]):
-            weight = self._weight(parts, pose, code) * there[..., None] / shapes.scale.square()
+        for step in range(self.iterations):
+            weight = there[..., None] / shapes.scale.square()
+            if step >= self.iterations // 2:
+                weight = self._share(parts, pose, code) * weight
             arrangement = shapes.place + _bend(shapes.pose_codes, code)
             pose, pose_scale = fit_pose(target, arrangement, weight, precision)
             told = _told(shapes.presence_codes, code)
@@ -87,7 +92,7 @@ class RoutingShapeCodes(ShapeCodesGuide):
             return KindProposals(pose, code)
         return KindProposals(pose, code, pose_scale, code_scale)
 
-    def _weight(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
+    def _share(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
         """Compute the share of the object in every part, (B, K, P, 1)."""
         kinds = torch.arange(self.model.kinds, device=pose.device)
         kind = kinds.view(-1, *[1] * (pose.dim() - 1))

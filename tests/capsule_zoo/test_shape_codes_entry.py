@@ -85,7 +85,9 @@ def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
     """And all of it where the object says that no part is there."""
     entry = made()
     with torch.no_grad():
-        entry.guide.pool.read.bias.unflatten(0, (3, -1))[:, 0] = 9  # every part is present
+        entry.guide.read_parts.pool.read.bias.unflatten(0, (3, -1))[:, 0] = (
+            9  # every part is present
+        )
         entry.model.template_logits.fill_(3)
         entry.model.shapes.presence_logits.fill_(-9)
         entry.model.shapes.presence_codes.zero_()
