@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 PARTS_OF = "part-whole-mnist"
 KINDS, MAIN = (10, 32, 64), 32
-SIZES = {"codes": 16, "sigma_min": 0.005}
-CLUSTER_STEPS, STEPS, BATCH = 400, 2500, 256
+SIZES = {"codes": 16, "sigma_min": 0.005, "sigma_top": 0.03}
+CLUSTER_STEPS, STEPS, BATCH = 1200, 2500, 256
 MINUTES = 30  # of a full run, to which the steps belong
 IMAGES = 5000  # in every Frechet distance
 HELD_OUT, REDRAWS, PROBED = 1000, 10, 10_000

@@ -171,14 +171,17 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
     parts = Capsules(sets[:, 0, :, 0], sets[:, 0, :, 1:])
     grid = torch.linspace(-7, 7, 4001).double()
     pose = poses.identity_like(grid).expand(len(grid), 2, 6)
-    exact = []
+    exact, kinds = [], []
     for presence, place in zip(*parts, strict=True):
         one = Capsules(presence.expand(len(grid), -1), place.expand(len(grid), -1, -1))
         code = grid[:, None, None].expand(-1, 2, 1)
         joint = on_parts.log_joint_of_kinds(one, pose, code)
         joint = joint - on_parts.object_pose_law().log_prob(pose)
         exact.append((joint.logsumexp(-1).logsumexp(0) + (grid[1] - grid[0]).log()).item())
+        kinds.append(joint.logsumexp(0).softmax(-1))
     guide = RoutingShapeCodes(on_parts, channels=2).double()
+    believed = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.exp()
+    torch.testing.assert_close(believed[:, 0], torch.stack(kinds), atol=0.05, rtol=0)
     found = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
     iwae = summarize(found)["iwae"]
     assert found.attrs["bound_on"] == "log p(part)"
@@ -211,6 +214,26 @@ def test_interventions_change_the_parts_and_nothing_above_them(site):
     conditioned = poutine.trace(poutine.condition(model, values)).get_trace(batch_size=BATCH)
     assert torch.equal(conditioned.nodes["object_code"]["value"], values["object_code"])
     assert conditioned.nodes["_RETURN"]["value"].shape == (BATCH, 1, 6, 6)
+
+
+def test_votes_and_presences_are_those_of_the_story():
+    """A (N + U c) and sigmoid(g + w c), part by part and image by image."""
+    model = made()
+    _, pose, code = a_parse(model)
+    kinds = torch.tensor([2, 1])
+    law = model.shapes(kinds[:, None], pose[:, :1], code[:, :1])
+    shapes = model.shapes
+    for b, k in enumerate(kinds.tolist()):
+        for i in range(PARTS):
+            bent = shapes.place[k, i] + shapes.pose_codes[k, i] @ code[b, 0]
+            torch.testing.assert_close(law.vote[b, i, 1], poses.compose(pose[b, 0], bent))
+            told = shapes.presence_logits[k, i] + shapes.presence_codes[k, i] @ code[b, 0]
+            torch.testing.assert_close(law.presence_logits[b, i, 1], told)
+            torch.testing.assert_close(law.log_weights[b, i, 1], shapes.log_affinity[k, i])
+            torch.testing.assert_close(law.scale_on[b, i, 1], shapes.scale[k, i])
+    identity = poses.identity_like(pose).expand(BATCH, PARTS, 6)
+    torch.testing.assert_close(law.vote[..., 0, :], identity)
+    assert (law.presence_logits[..., 0] == shapes.dummy_logit).all()
 
 
 def test_prior_draws_have_the_shapes_of_their_sites_and_render():
