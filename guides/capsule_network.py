@@ -4,7 +4,7 @@
     u_i  = squash(primary(maps))                            # primary capsules, (B, I, 8)
     V_ij = W_ij u_i                                         # votes, (B, I, J, 16)
     v_j  = routing(V_.j)                                    # class capsules, (B, J, 16)
-    s_j  ~ Delta(unsquash(v_j)) | Normal(unsquash(v_j), scale_j)
+    s_j  ~ Delta(squash^-1(v_j)) | Normal(squash^-1(v_j), scale_j)
 
 The routing is an argument (`with_routing`), so that one set of weights can be read by dynamic
 routing, EM or variational Bayes. Two sets of convolutions are known. "paper" has one layer of 9x9
@@ -39,13 +39,13 @@ from capsule_zoo.models.blocks.vector_capsules import (
     keep_scale,
     route_classes,
     squash,
-    unsquash,
 )
 from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.checks import check_at_least, check_one_of
 
 POSES = ("delta", "normal")
 _INITIAL_SCALE = 0.05  # deviation of a fresh normal pose
+_LONGEST = 12.0  # log-odds of a presence, at most: |v| = .999994
 _SMALL_LAYERS = ((5, 1), (3, 2), (3, 1), (3, 1))  # kernel and stride
 
 
@@ -157,19 +157,23 @@ class RoutedCapsules(Guide):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the class capsules before squash and return them, (B, J, 16)."""
         self.model.check_images(images)
-        loc = unsquash(self.capsules(images))
+        loc = self.poses(images)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("class_pose", self._law(loc))
 
     @pyro_method
-    def capsules(self, images: Tensor) -> Tensor:
-        """Infer the class capsules (B, J, 16) of images (B, C, H, W)."""
-        return route_classes(self.primary(images), self.transform, self.routing)
+    def poses(self, images: Tensor) -> Tensor:
+        """Infer the class capsules before squash, (B, J, 16), from images (B, C, H, W).
+
+        A presence is |v| = |s|^2 / (1 + |s|^2), so its log-odds are the logarithm of |s|^2.
+        """
+        logits, direction = route_classes(self.primary(images), self.transform, self.routing)
+        return (logits.clamp(max=_LONGEST) / 2).exp()[..., None] * direction
 
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
-        """Compute the lengths of the class capsules, (B, J), from images (B, C, H, W)."""
-        return self.capsules(images).norm(dim=-1)
+        """Compute the log-odds (B, J) of the classes' presences from images (B, C, H, W)."""
+        return route_classes(self.primary(images), self.transform, self.routing)[0]
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:

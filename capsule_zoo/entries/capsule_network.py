@@ -24,7 +24,7 @@ ROUTINGS: dict[str, Routing] = {
     "em": EMRouting(3),
     "vb": VBRouting(3),
 }
-SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(4, 4), channels=2)
+SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), channels=2)
 
 
 def _with(routing: Routing) -> Callable[[Entry], RoutedCapsules]:

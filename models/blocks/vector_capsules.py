@@ -49,12 +49,6 @@ def squash(vectors: Tensor) -> Tensor:
     return vectors * (square.sqrt() / (1 + square))
 
 
-def unsquash(vectors: Tensor) -> Tensor:
-    """Compute the vectors whose `squash` these are; lengths are clamped to 1 - 1e-4."""
-    length = vectors.norm(dim=-1, keepdim=True).clamp(_TINY, 1 - 1e-4)
-    return F.normalize(vectors, dim=-1) * (length / (1 - length)).sqrt()
-
-
 def margin_loss(length: Tensor, there: Tensor) -> Tensor:
     """Compute sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
 
@@ -88,7 +82,8 @@ class ClassVectors(PyroModule):
     def forward(self, children: Tensor) -> Tensor:
         if self.routing is None:
             return squash(self.mix(children.flatten(1)).unflatten(1, (self.classes, CLASS)))
-        return route_classes(children, self.transform, self.routing)
+        logits, direction = route_classes(children, self.transform, self.routing)
+        return logits.sigmoid()[..., None] * direction
 
 
 def first_transforms(children: int, classes: int) -> Tensor:
@@ -97,26 +92,31 @@ def first_transforms(children: int, classes: int) -> Tensor:
     return spread * torch.randn(children, PRIMARY, classes * CLASS)
 
 
-def route_classes(children: Tensor, transform: Tensor, routing: Routing) -> Tensor:
-    """Infer class capsules (B, classes, 16) from children (B, children, 8) by routing.
+def route_classes(children: Tensor, transform: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Infer class capsules from children (B, children, 8) by routing.
 
     Args:
         transform: W, (children, 8, classes x 16).
         routing: infers the classes from the votes W_ij u_i.
+
+    Returns:
+        Log-odds of the classes' presences, (B, classes), and the directions of their capsules,
+        (B, classes, 16), of length 1.
     """
     size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
     many = len(children) > size  # then votes are computed again in the backward pass
     route = partial(_route, routing)
-    return in_chunks(route, (children,), (transform,), size, recompute=many)[0]
+    logits, direction = in_chunks(route, (children,), (transform,), size, recompute=many)
+    return logits, direction
 
 
-def _route(routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor]:
+def _route(routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor, Tensor]:
     votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
     votes = votes.unflatten(2, (-1, CLASS)).transpose(0, 1)
     none = votes.new_zeros(votes.shape[2])
     law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
     belief = routing(Votes.dense(votes), law)
-    return ((belief.presence[..., None] * F.normalize(belief.mean, dim=-1))[:, 0],)
+    return belief.logits[:, 0], F.normalize(belief.mean, dim=-1)[:, 0]
 
 
 class VectorCapsules(PyroModule):
