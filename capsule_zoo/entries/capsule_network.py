@@ -7,6 +7,7 @@ from typing import Any
 
 from pyro.infer import Trace_ELBO
 
+from capsule_zoo.figures.capsule_network import dimensions, reconstructions
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules, VBRouting
 from capsule_zoo.models import CapsuleNetwork
@@ -64,5 +65,9 @@ def capsule_network(
         },
         objective=Trace_ELBO(),
         training=dict(lr=2e-3, schedule="linear", batch_size=64, labels=True, warmup=100),
-        figures={"samples": samples},
+        figures={
+            "reconstructions": reconstructions,
+            "dimensions": dimensions,
+            "samples": samples,
+        },
     )
