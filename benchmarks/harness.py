@@ -1,8 +1,8 @@
-"""Speed and memory side by side with peers.
+"""The harness measures speed and memory of contestants: ours and its peers.
 
-The contestants run in turns, round after round, so that a machine that slows down slows all of
-them; medians and the ratios of each round are reported. Memory is the growth of the resident set
-above what imports and inputs take, each contestant in a process of its own.
+The contestants run in turns, round after round, so that a machine that slows down affects all of
+them. Medians and the ratios of each round are reported. Memory is the growth of the resident set
+beyond imports and inputs, with each contestant in a separate process.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ Contestants = dict[str, Contestant]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is compared with what.
+    """A benchmark: the contestants, the check that they agree, and which of them is ours.
 
     Attributes:
-        name: of the record, `benchmarks/<name>`.
-        make: returns the contestants by name, without running them: memory that one has touched
-            would not count as another's. One that returns a float has timed itself, in seconds.
+        name: name of the record, `benchmarks/<name>`.
+        make: returns the contestants by name, without running them, because memory touched by one
+            contestant would not be counted for another. A contestant that returns a float has timed
+            itself, in seconds.
         check: raises AssertionError unless the contestants compute the same; called first.
         ours: the contestant that is ours.
-        peers: those that it is compared with; all others are only timed.
-        data: what the inputs are, in words.
+        peers: the contestants that ours is compared with; all others are only timed.
+        data: a description of the inputs, in words.
     """
 
     name: str
@@ -65,7 +66,7 @@ def check_same_gradients(
 
 
 def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[str, np.ndarray]:
-    """Seconds of each contestant in each round, by name; the order turns from round to round."""
+    """Return seconds of each contestant in each round, by name; the order rotates every round."""
     names = list(contestants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(warmup + repeats):
@@ -78,7 +79,7 @@ def interleave(contestants: Contestants, repeats: int, warmup: int = 2) -> dict[
 
 
 def stopwatch(call: Contestant) -> float:
-    """Seconds that a call takes, or those that it returns."""
+    """Return the seconds that a call takes, or the seconds that it returns."""
     began = time.perf_counter()
     own = call()
     taken = time.perf_counter() - began
@@ -86,7 +87,7 @@ def stopwatch(call: Contestant) -> float:
 
 
 def peak_memory(make: Callable[[], Contestants], name: str) -> float:
-    """MiB by which a contestant's resident set grows at its peak, in a fresh process."""
+    """Return the MiB by which a contestant's resident set grows at its peak, in a new process."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as fresh:
         return fresh.submit(_peak_growth, make, name, torch.get_num_threads()).result()
@@ -97,7 +98,7 @@ def _peak_growth(make: Callable[[], Contestants], name: str, threads: int) -> fl
     contestant = make()[name]
     resettable = Path("/proc/self/clear_refs")
     if resettable.exists():
-        resettable.write_text("5")  # the peak begins anew
+        resettable.write_text("5")  # reset the peak
     before = _peak()
     for _ in range(2):
         contestant()
@@ -105,7 +106,7 @@ def _peak_growth(make: Callable[[], Contestants], name: str, threads: int) -> fl
 
 
 def _peak() -> float:
-    """Peak of the resident set, MiB."""
+    """Return the peak of the resident set in MiB."""
     status = Path("/proc/self/status")
     if status.exists():
         lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
@@ -115,7 +116,7 @@ def _peak() -> float:
 
 
 def measure(benchmark: Benchmark, repeats: int) -> dict[str, Metric]:
-    """Median seconds of all, `ratio_<peer>` (peer's time over ours) and `memory_ratio_<peer>`.
+    """Measure median seconds, `ratio_<peer>` (peer's time over ours) and `memory_ratio_<peer>`.
 
     Raises:
         AssertionError: the contestants do not compute the same.
@@ -134,7 +135,7 @@ def measure(benchmark: Benchmark, repeats: int) -> dict[str, Metric]:
 
 
 def median(values: np.ndarray) -> Metric:
-    """The median, with a standard error from the median absolute deviation."""
+    """Return the median, with a standard error from the median absolute deviation."""
     centre = float(np.median(values))
     deviation = 1.4826 * float(np.median(np.abs(values - centre)))
     return Metric(value=centre, se=1.2533 * deviation / len(values) ** 0.5, n=len(values))

@@ -1,12 +1,14 @@
-"""One training step of part-whole capsules, and what the frame costs.
+"""Time a training step of part-whole capsules, and the share of the framework in it.
 
-The frame is Pyro with all that the zoo puts around it: sites, plates, traces, checks. Its peer is
-the same loss written by hand in plain torch, from the same pure functions and networks, with the
-same random draws; a second peer, the prototype, draws parts by the textbook calls of `render.py`.
-All are checked to be equal before they are timed. The stages are those of the peer's forward pass:
-encoder, objects (set transformer), render, likelihood; then backward. `gemm` multiplies matrices of
-as many operations as the networks' convolutions and linear layers take, forward and backward: what
-is left of a step beside it is what could be made faster.
+The framework is Pyro and the zoo's own sites, plates, traces and checks. Its peer is the same loss
+written by hand in plain torch, from the same pure functions and networks, with the same random
+draws. A second peer, the prototype, draws parts by the textbook calls of `render.py`. All are
+checked to be equal before they are timed.
+
+The stages are the stages of the peer's forward pass (encoder, objects (set transformer), render,
+likelihood) and then backward. `gemm` multiplies matrices with as many operations as the networks'
+convolutions and linear layers need, forward and backward. The rest of a step is the time that could
+be saved.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ BATCH = 128
 
 
 class ByHand:
-    """The loss of a two-level model with delta poses, in nats per image, without Pyro."""
+    """The loss of a two-level model with delta poses, in nats per image, written without Pyro."""
 
     def __init__(self, model: PartWholeCapsules, guide: AmortizedPartWhole) -> None:
         self.model, self.guide = model, guide
@@ -50,14 +52,14 @@ class ByHand:
         return (log_q - self.log_joint(objects, parts, self.render(parts), images)) / len(images)
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Presence logits (B, P) and poses (B, P, 6) of the parts."""
+        """Return presence logits (B, P) and poses (B, P, 6) of the parts."""
         read = self.guide.pool(self.guide.encoder(images - 0.5))
         options = self.guide.options
         bounds = options["max_scale"], options["anisotropy"]
         return read[..., 0], poses.from_parameters(read[..., 1:7], 0.01, *bounds)
 
     def gather(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Presence logits (B, K) and poses (B, K, 6) of the objects."""
+        """Return presence logits (B, K) and poses (B, K, 6) of the objects."""
         batch, number = parts.presence.shape
         identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
         members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
@@ -65,11 +67,11 @@ class ByHand:
         return self.guide.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
 
     def render(self, parts: Capsules) -> Tensor:
-        """Mean images (B, C, H, W)."""
+        """Return mean images (B, C, H, W)."""
         return self.model.render(parts)
 
     def log_joint(self, objects: Capsules, parts: Capsules, mean: Tensor, images: Tensor) -> Tensor:
-        """log p(image, parts, objects), summed over the batch, the choice of parents summed out."""
+        """Return log p(image, parts, objects) summed over the batch, with parents summed out."""
         model, selection = self.model, self.model.selections[0]
         there = parts.presence.sigmoid()[..., None]
         affinity = log_presence(objects.presence, True)[:, None] + selection.log_affinity
@@ -92,7 +94,7 @@ class ByHand:
         )
 
     def relax(self, logits: Tensor) -> Tensor:
-        """A draw of the Concrete distribution, as a logit."""
+        """Return a draw of the Concrete distribution, as a logit."""
         uniform = clamp_probs(torch.rand_like(logits))
         return (uniform.log() - (-uniform).log1p() + logits) / self.model.temperature
 
@@ -102,7 +104,7 @@ class ByHand:
 
 
 class Prototype(ByHand):
-    """The same loss with every part drawn by the textbook calls."""
+    """The same loss, with every part drawn by the textbook calls."""
 
     def render(self, parts: Capsules) -> Tensor:
         paint = self.model.template_logits.sigmoid()
@@ -115,7 +117,7 @@ def normal(value: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[ByHand, Tensor]:
-    """An untrained pair and a batch of noise."""
+    """Return an untrained pair and a batch of noise."""
     pyro.set_rng_seed(0)
     model = PartWholeCapsules(objects=16, parts=24, template_size=11)
     guide = AmortizedPartWhole(model, "delta", channels=128, width=128, blocks=3)
@@ -133,7 +135,7 @@ def losses(by_hand: ByHand, images: Tensor) -> dict[str, Callable[[], Tensor]]:
 
 
 def gemm(by_hand: ByHand, images: Tensor) -> Callable[[], Tensor]:
-    """One matrix product with as many operations as the networks take, forward and backward."""
+    """Return a matrix product with as many operations as the networks, forward and backward."""
     count = FlopCounterMode(display=False)
     with count:
         encoded = by_hand.encode(images)
@@ -149,7 +151,7 @@ def make() -> Contestants:
     drawn: list = []
 
     def stage_inputs() -> tuple[Capsules, Capsules, Tensor]:
-        """Parts, objects and the mean image, drawn on first use."""
+        """Return parts, objects and the mean image, drawn on first use."""
         if not drawn:
             with torch.no_grad():
                 logits, pose = by_hand.encode(images)
@@ -181,7 +183,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """In float64, where the two may differ in the last digits only."""
+    """Check that the losses agree in float64, where only the last digits may differ."""
     by_hand, images = prepare(torch.float64)
     parameters = [*by_hand.model.parameters(), *by_hand.guide.parameters()]
     check_same_gradients(losses(by_hand, images).values(), parameters, rtol=1e-7, atol=1e-7)

@@ -1,10 +1,10 @@
-"""One update of an RBM, 784 visible and 640 hidden units, batch 100, one Gibbs sweep.
+"""Time an update of an RBM: 784 visible and 640 hidden units, batch 100, one Gibbs sweep.
 
-Peers: scikit-learn's `BernoulliRBM` (persistent chains), `rbms` (the same) and `learnergy` (CD-1),
-the latter two where they are installed: `pip install rbms learnergy`. The floor is three matrix
-products, image to hidden units, back and forth again, without draws, gradient or update. An update
-takes two more products, for the gradients of both phases. The capsule RBM of the same size is timed
-beside them.
+The peers are scikit-learn's `BernoulliRBM` (persistent chains), `rbms` (the same) and `learnergy`
+(CD-1). The latter two are timed if they are installed: `pip install rbms learnergy`. The floor is
+three matrix products (image to hidden units, back, and to the hidden units again), without draws,
+gradient or update. An update needs two more products for the gradients of both phases. The capsule
+RBM of the same size is timed as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH, VISIBLE, HIDDEN, RATE = 100, 784, 640, 0.01
 
 
 def data() -> Tensor:
-    """Binary noise, a fifth of it on, (100, 1, 28, 28)."""
+    """Return binary noise with a fifth of the pixels on, (100, 1, 28, 28)."""
     generator = torch.Generator().manual_seed(0)
     return (torch.rand(BATCH, 1, 28, 28, generator=generator) < 0.2).float()
 
@@ -117,7 +117,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Our gradient, by autograd, is the textbook's difference of outer products."""
+    """Check that our gradient, by autograd, is the textbook's difference of outer products."""
     pyro.set_rng_seed(0)
     model, images = RBM(VISIBLE, HIDDEN).double(), data().double()
     negatives = model.gibbs(images)

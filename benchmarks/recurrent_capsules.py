@@ -1,10 +1,10 @@
-"""One training step of recurrent capsules, beside DRAW of the same sizes.
+"""Compare a training step of recurrent capsules with DRAW of the same sizes.
 
-Loss and gradient of 64 images, ten strokes, a window of 12 x 12, 256 units: so 64 over the seconds
-are images a second. `draw` is the zoo's own, the same code with the capsules off; `plain_torch` is
-DRAW as its paper has it, written by hand without Pyro, counting pixels from 1; the two are checked
-to be equal in float64 before they are timed. `linear` has linear layers in the place of votes and
-routing, `every` looks through its capsules at each step.
+A step is the loss and gradient of 64 images with ten strokes, a window of 12 x 12 and 256 units, so
+images per second are 64 divided by the seconds. `draw` is the zoo's DRAW: the same code with the
+capsules off. `plain_torch` is DRAW as in its paper, written by hand without Pyro, with pixels
+counted from 1. These two are checked to be equal in float64 before they are timed. `linear` has
+linear layers instead of votes and routing. `every` looks through its capsules at each step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VARIANTS = {
 
 
 class PlainDraw:
-    """DRAW's loss in nats per image, by the paper's equations, with an entry's parameters."""
+    """The loss of DRAW in nats per image, by the paper's equations, with an entry's parameters."""
 
     def __init__(self, entry: Entry) -> None:
         self.model, self.guide = entry.model, entry.guide
@@ -70,7 +70,7 @@ class PlainDraw:
         return output.sigmoid() * cell.tanh(), cell
 
     def filters(self, aim: Aim, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """F_x, F_y (B, N, pixels) and the intensity (B, 1, 1)."""
+        """Return F_x, F_y (B, N, pixels) and the intensity (B, 1, 1)."""
         height, width, size = *aim.shape, aim.size
         x, y, log_variance, log_delta, log_intensity = aim.place(hidden)[..., None, None].unbind(1)
         step = torch.arange(1, size + 1).to(hidden)[:, None] - size / 2 - 0.5
@@ -85,7 +85,7 @@ class PlainDraw:
 
 
 def prepare(name: str, dtype: torch.dtype = torch.float32) -> tuple[Entry, Tensor]:
-    """An untrained entry and a batch of binary noise."""
+    """Return an untrained entry and a batch of binary noise."""
     pyro.set_rng_seed(0)
     kind, sizes = VARIANTS[name]
     entry = create(kind, **sizes)
@@ -109,7 +109,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """DRAW by hand has the loss and the gradients of the zoo's, in float64."""
+    """Check in float64 that DRAW by hand has the loss and the gradients of the zoo's DRAW."""
     entry, images = prepare("draw", torch.float64)
     parameters = [*entry.model.parameters(), *entry.guide.parameters()]
     losses = zoo_loss(entry, images), lambda: PlainDraw(entry)(images)

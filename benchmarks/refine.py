@@ -1,10 +1,11 @@
-"""Test-time inference against plain Adam: wall time to the objective of its 1,000 steps.
+"""Compare test-time inference with plain Adam: time to the objective of Adam's 1,000 steps.
 
     python benchmarks/refine.py --run part-whole-mnist
 
-The experiment `part-whole/refine` does the work, on 256 upright and 256 turned test digits: plain
-Adam at the best of three rates against the scheduled refinement with as few steps as it needs. The
-headline is `speedup_upright` and `speedup_rotated`, 0 where the objective was not reached.
+The experiment `part-whole/refine` does the work, on 256 upright and 256 turned test digits. It
+compares plain Adam at the best of three rates with the scheduled refinement, which takes as few
+steps as it needs. The headline is `speedup_upright` and `speedup_rotated`; it is 0 if the objective
+was not reached.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One training step of matrix capsules with EM routing, 28x28 images, three iterations.
+"""Time a training step of matrix capsules with EM routing, 28x28 images, three iterations.
 
-Two presets, the small one with 16 images and the full one with 8; images are padded to 32x32, so
-that grids are 14x14, 6x6 and 4x4, as in the paper. The peer `textbook` is the small network as it
-is usually written: votes by broadcasting (image, position, child, parent, 4, 4), moments and
-densities by elementwise products, every intermediate kept by autograd. It computes the same
-numbers, which is checked first in float64. The other contestants say how the time grows: twice the
-images, twice the types of capsules in every layer, one and five iterations.
+There are two presets: the small one with 16 images and the full one with 8. Images are padded to
+32x32, so that grids are 14x14, 6x6 and 4x4, as in the paper. The peer `textbook` is the small
+network as it is usually written: votes by broadcasting (image, position, child, parent, 4, 4),
+moments and densities by elementwise products, and all intermediate results kept by autograd. It
+computes the same numbers, which is checked first in float64. The other contestants show how the
+time grows: twice the images, twice the types of capsules in every layer, one and five iterations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def loss_of(model: MatrixCapsules, scores: Callable, batch: tuple[Tensor, Tensor
 
 
 def step(model: MatrixCapsules, scores: Callable, number: int) -> Callable[[], None]:
-    """Loss, gradient and Adam's update."""
+    """Return a training step: loss, gradient and Adam's update."""
     batch, optimizer = images(number), torch.optim.Adam(model.parameters(), lr=3e-3)
 
     def update() -> None:
@@ -68,7 +68,7 @@ def textbook(preset: str) -> Callable[[], None]:
 
 
 class Textbook:
-    """The same network with the same parameters, layer by layer as papers write it."""
+    """The same network with the same parameters, written layer by layer as in papers."""
 
     def __init__(self, model: MatrixCapsules) -> None:
         self.model = model
@@ -107,7 +107,7 @@ class Textbook:
         return CapsuleGrid(mean.unflatten(3, (4, 4)).mT, logits, layer.shape)
 
     def normalise(self, claim: Tensor, cells: Tensor, types: int, number: int) -> Tensor:
-        """exp(claim) over its sum for each child; float64 or moderate claims only."""
+        """Return exp(claim) over its sum for each child; for float64 or moderate claims only."""
         claim = claim.exp()
         here = claim.sum(3).reshape(len(claim), -1, types)  # (N, P x K, types)
         total = here.new_zeros(len(claim), number, types).index_add(1, cells.flatten(), here)
@@ -128,7 +128,7 @@ def make() -> Contestants:
 
 
 def check() -> None:
-    """Losses and gradients in float64, where the two may differ in the last digits only."""
+    """Check losses and gradients in float64, where only the last digits may differ."""
     model = network(features=8, capsules=(3, 4, 4)).double()
     batch = images(2, torch.float64)
     losses = [partial(loss_of, model, scores, batch) for scores in (model.scores, Textbook(model))]

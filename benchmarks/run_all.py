@@ -1,11 +1,11 @@
-"""Every benchmark in one run, and the tables of all pages from the records.
+"""Run every benchmark, and fill in the tables of all pages from the records.
 
     python benchmarks/run_all.py                         # from the root of a checkout
     python benchmarks/run_all.py render rbm --repeats 10 --threads 2
     python benchmarks/run_all.py --tables                # measures nothing
 
-Each runs in a process of its own, one after the other. One that fails does not stop the others, and
-is the exit status. `refine` is a race of a quarter of an hour and needs MNIST.
+Benchmarks run one after the other, each in a separate process. A benchmark that fails does not stop
+the others, and sets the exit status. `refine` takes a quarter of an hour and needs MNIST.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from capsule_zoo.report import markdown as readme
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"harness", "run_all"}
-WITHOUT_ROUNDS = {"refine"}  # those that know neither --repeats nor --threads
+WITHOUT_ROUNDS = {"refine"}  # benchmarks without --repeats and --threads
 
 
 def names() -> list[str]:
-    """All benchmarks."""
+    """Return the names of all benchmarks."""
     return sorted({path.stem for path in HERE.glob("*.py")} - NOT_BENCHMARKS)
 
 
 def run(name: str, options: list[str], out: Path) -> bool:
-    """Whether a benchmark went well; `options` are for those that take rounds."""
+    """Return True if a benchmark succeeded; `options` are for benchmarks that take rounds."""
     print(f"== {name}", flush=True)
     own = [] if name in WITHOUT_ROUNDS else options
     command = [sys.executable, str(HERE / f"{name}.py"), *own, "--out", str(out)]

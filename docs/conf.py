@@ -1,4 +1,4 @@
-"""Sphinx: pages are Markdown (MyST), stories and reference come from the docstrings."""
+"""Settings of Sphinx: pages are Markdown (MyST); stories and reference come from docstrings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ html_static_path = ["static"]
 html_css_files = ["zoo.css"]
 
 autodoc_default_options = {"members": True, "show-inheritance": True}
-autodoc_inherit_docstrings = False  # torch's and Pyro's own would drown ours
+autodoc_inherit_docstrings = False  # torch's and Pyro's docstrings would outnumber ours
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -33,14 +33,14 @@ toc_object_entries_show_parents = "hide"
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-# Sphinx sees nothing outside this folder but pictures, so notebooks come to it.
+# Sphinx reads only pictures from outside this folder, so notebooks are copied into it.
 shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=shutil.ignore_patterns(".*"))
 nb_execution_mode = "off"  # notebooks are stored with their outputs; the tests run them
 
 
 def setup(app):
-    """Have pages written and filled in before they are parsed, and docstrings read as written."""
+    """Register the steps that write and fill in pages and that translate docstrings."""
     sys.path.insert(0, str(HERE))
     import docstrings
     import pages

@@ -1,7 +1,7 @@
-"""Docstrings as the zoo writes them, made ready for Sphinx.
+"""The zoo's docstrings are translated into reStructuredText for Sphinx.
 
 They are plain text with Markdown's habits: an indented block after a blank line is code, and a
-name in single backticks is code, or a link where it is a public name of the zoo.
+name in single backticks is code, or a link if it is a public name of the zoo.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pygments.lexer import RegexLexer
 from pygments.token import Comment, Keyword, Name, Operator, String, Text
 
 _PROSE = re.compile(
-    r"``.*?``|:`[^`]*`|\*\w+\*"  # told in reStructuredText: stays
+    r"``.*?``|:`[^`]*`|\*\w+\*"  # is reStructuredText already: stays
     r"|`(?P<code>[^`]*)`|(?P<mark>[*|]|_(?!\w))"
 )
 PACKAGES = ("capsule_zoo", *(f"capsule_zoo.{p}" for p in ("models", "guides", "inference", "data")))
 
 
 class StoryLexer(RegexLexer):
-    """Pseudo-code of a generative story: laws, what is drawn from them, and shapes."""
+    """A lexer for the pseudo-code of a story: distributions, the names drawn from them, shapes."""
 
     name = "Generative story"
     aliases = ["story"]
@@ -44,7 +44,7 @@ class StoryLexer(RegexLexer):
 
 @cache
 def public_names() -> dict[str, str]:
-    """Where each public name of the zoo is documented, by its short and by its full name."""
+    """Return the place where each public name is documented, by its short and its full name."""
     full = [f"{p}.{name}" for p in PACKAGES for name in import_module(p).__all__]
     return {key: name for name in full for key in (name, name.rpartition(".")[2])}
 
@@ -55,7 +55,7 @@ def translate(app, what: str, name: str, thing: object, options: object, lines: 
 
 
 def to_restructured_text(lines: list[str]) -> list[str]:
-    """Indented blocks as code blocks, and backticks around public names as links."""
+    """Return the lines with indented blocks as code and public names in backticks as links."""
     found, at = [], 0
     while at < len(lines):
         end = _code_ends(lines, at)
@@ -72,7 +72,7 @@ def to_restructured_text(lines: list[str]) -> list[str]:
 
 
 def _code_ends(lines: list[str], at: int) -> int:
-    """Where the code that starts at a line ends; the line itself where none starts."""
+    """Return the line where code that starts at a line ends; the line itself if none starts."""
     before = _text_before(lines, at)
     if not lines[at].strip() or before in (None, at - 1) or lines[before].endswith("::"):
         return at
@@ -100,7 +100,7 @@ def _language(code: list[str]) -> str:
 
 
 def _linked(line: str) -> str:
-    """A line of prose: public names as links, and no mark taken for markup."""
+    """Return a line of prose with public names as links and all other markup escaped."""
 
     def told(match: re.Match[str]) -> str:
         if match["mark"]:
@@ -114,11 +114,11 @@ def _linked(line: str) -> str:
 
 
 def skip_tuple_fields(app, what: str, name: str, thing: object, skip: bool, options: object):
-    """Fields of a named tuple say "Alias for field number 0"; their class says what they are."""
+    """Skip the fields of a named tuple ("Alias for field number 0"): their class documents them."""
     return True if type(thing).__name__ == "_tuplegetter" else None
 
 
 def resolve_hints(app, thing: object, bound_method: bool) -> None:
-    """Types of a constructor's arguments as classes: their bare names may be those of several."""
+    """Replace the type hints of a constructor by classes, because a bare name may fit several."""
     with suppress(NameError, TypeError, AttributeError):
         thing.__annotations__.update(get_type_hints(thing))

@@ -1,17 +1,17 @@
-"""What pages show of the registry and of the records, filled in as the site is built.
+"""Pages of the site are filled in from the registry and the records when the site is built.
 
-A page asks for it by a comment of its own line, as the README's tables do, so that no number and
-no list is typed by hand:
+A page requests such a part by a comment on its own line, as the README's tables do, so that no
+number and no list is typed by hand:
 
     <!-- entry: part-whole -->           a registered entry, and what it consists of
     <!-- experiments: part-whole -->     its experiments: commands, records, figures
-    <!-- modules: capsule_zoo.models --> names that a package's modules hold beside its own
+    <!-- modules: capsule_zoo.models --> names in a package's modules that it does not export
     <!-- commands -->                    the command line's help
-    <!-- others -->                      where `write_others` put what no page asks for
+    <!-- others -->                      the pages that `write_others` writes for other models
 
-An entry shows its plate diagram too, where `write_diagrams` could draw one.
+An entry shows its plate diagram too, if `write_diagrams` could draw one.
 
-Tables of chosen metrics are asked for as in the README: see `capsule_zoo.report.markdown`.
+Tables of chosen metrics are requested as in the README: see `capsule_zoo.report.markdown`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DOCS = Path(__file__).resolve().parent
 RESULTS = DOCS.parent / "results"
 OTHERS = "others"
 DIAGRAMS = "diagrams"
-COMMAND_LINE = ("__main__",)  # told by `commands`
+COMMAND_LINE = ("__main__",)  # documented by `commands`
 FRONT = ("figures", "runs")  # sub-packages of capsule_zoo whose modules the reference lists
 _COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
 
@@ -54,10 +54,10 @@ def fill_source(app, page: str, source: list[str]) -> None:
 
 
 def fill(text: str, root: str = "../") -> str:
-    """The text with every comment replaced by what it asks for.
+    """Return the text with every comment replaced by the part that it requests.
 
     Args:
-        root: the way from the page to the repository's root.
+        root: the relative path from the page to the repository's root.
     """
     makers = {
         "entry": lambda name: entry(name, root),
@@ -79,7 +79,7 @@ def fill(text: str, root: str = "../") -> str:
 
 @cache
 def others() -> dict[str, str]:
-    """A page for every model that none in `models/` tells of, by the name of its module."""
+    """Return a page for each model without a page in `models/`, by the name of its module."""
     written = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
     families: dict[str, list[str]] = {}
     for name in registry.list_models():
@@ -91,7 +91,7 @@ def others() -> dict[str, str]:
 
 
 def write_others(folder: Path) -> None:
-    """Write the pages of `others` into a folder of their own."""
+    """Write the pages of `others` into a separate folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for page, text in others().items():
@@ -99,7 +99,7 @@ def write_others(folder: Path) -> None:
 
 
 def _page(home: str, names: list[str]) -> str:
-    """A module's story, its entries with their experiments, and what is in it beside them."""
+    """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
     factories = {registry.factory_of(name).__name__ for name in names}
     told = [] if home.startswith("capsule_zoo.models.") else _defined_in(module)  # there: in api/
@@ -115,7 +115,7 @@ def _page(home: str, names: list[str]) -> str:
 
 
 def write_diagrams(folder: Path) -> None:
-    """Draw every entry's plate diagram into a folder of its own, where graphviz is installed.
+    """Draw every entry's plate diagram into a separate folder, if graphviz is installed.
 
     Both are needed: the Python package (`pip install capsule-zoo[viz]`) and the program `dot`.
     """
@@ -136,10 +136,10 @@ def diagram(name: str) -> bytes:
 
 
 def entry(name: str, root: str = "../") -> str:
-    """A registered entry: how it is made, and what it consists of.
+    """Return the section of a registered entry: how it is made, and what it consists of.
 
     Args:
-        root: the way from the page to the repository's root.
+        root: the relative path from the page to the repository's root.
     """
     made = registry.create(name, **registry.small_sizes(name))
     factory = registry.factory_of(name)
@@ -199,7 +199,7 @@ def _spent(made: dict) -> str:
 
 
 def experiments(family: str, root: str) -> str:
-    """The experiments of a family: those that have a record, then those that have none."""
+    """Return the experiments of a family: first those with a record, then the others."""
     measured, waiting = [], []
     for name in list_experiments(f"{family}/*"):
         (measured if (RESULTS / f"{name}.json").is_file() else waiting).append(name)
@@ -222,9 +222,9 @@ def _measured(name: str, root: str) -> str:
 
 
 def modules(package: str) -> str:
-    """Public names that are not the package's own, module by module, and the modules' stories.
+    """Return the public names that a package does not export, and the stories of their modules.
 
-    A story that a page of its own tells (by `automodule`) is not told again.
+    A story that has its own page (by `automodule`) is not repeated.
     """
     home = import_module(package)
     own, told, parts = set(getattr(home, "__all__", ())), told_elsewhere(), []
@@ -241,9 +241,9 @@ def modules(package: str) -> str:
 
 
 def _modules_in(package: ModuleType) -> Iterator[str]:
-    """Yield the dotted names of a package's modules, those of its sub-packages included.
+    """Yield the dotted names of a package's modules, including the modules of its sub-packages.
 
-    Of `capsule_zoo` only the sub-packages in `FRONT` count: the others have pages of their own.
+    For `capsule_zoo` only the sub-packages in `FRONT` count: the others have their own pages.
     """
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         short = info.name.rpartition(".")[2]
@@ -254,7 +254,7 @@ def _modules_in(package: ModuleType) -> Iterator[str]:
 
 
 def _reference(module: ModuleType, names: list[str]) -> str:
-    """What autodoc is asked for, to tell of these names of a module."""
+    """Return the autodoc directives that document these names of a module."""
     kinds = {True: "autoclass", False: "autofunction"}
     return "\n".join(
         f".. {kinds[inspect.isclass(getattr(module, name))]}:: {module.__name__}.{name}\n"
@@ -263,7 +263,7 @@ def _reference(module: ModuleType, names: list[str]) -> str:
 
 
 def _defined_in(module: ModuleType) -> list[str]:
-    """Public classes and functions, in the order in which the file has them."""
+    """Return the public classes and functions that a module defines, in the order of its file."""
     return [
         name
         for name, thing in vars(module).items()
@@ -275,13 +275,13 @@ def _defined_in(module: ModuleType) -> list[str]:
 
 @cache
 def told_elsewhere() -> set[str]:
-    """Modules whose docstrings pages include by name."""
+    """Return the modules whose docstrings are included by name in some page."""
     texts = (path.read_text() for path in DOCS.rglob("*.md") if "notebooks" not in path.parts)
     return {name for text in texts for name in re.findall(r"automodule:: (\S+)", text)}
 
 
 def commands() -> str:
-    """What every command says of itself."""
+    """Return the help text of every command."""
     from typer.testing import CliRunner
 
     from capsule_zoo.cli import app
@@ -307,5 +307,5 @@ def _link(kind: type) -> str:
 
 
 def _first_line(kind: type) -> str:
-    """Of its docstring, as a cell of a table."""
+    """Return the first line of a class's docstring, as a cell of a table."""
     return (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")

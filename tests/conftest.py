@@ -1,4 +1,4 @@
-"""What every test starts from: an empty parameter store, a fixed seed and no open figure."""
+"""The start of every test: an empty parameter store, a fixed seed and no open figure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clean_start() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def mnist_root() -> Path:
-    """The folder that holds torchvision's MNIST; the test is skipped where there is none."""
+    """Return the folder with torchvision's MNIST; skip the test if there is none."""
     root = os.environ.get("CAPSULE_ZOO_DATA")
     if root is None:
         pytest.skip("CAPSULE_ZOO_DATA is not set, so there is no MNIST to test with")
@@ -36,7 +36,7 @@ def mnist_root() -> Path:
 
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records leave an empty file for each figure: painting takes longer than all the rest."""
+    """Write an empty file for each figure of a record, because drawing takes most of the time."""
 
     def note_figure(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

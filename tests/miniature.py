@@ -1,4 +1,4 @@
-"""Experiments in miniature: few real digits, one process, and what a short run leaves behind."""
+"""Experiments in miniature: few real digits, one process, and the contents of a short run."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,18 +9,18 @@ from capsule_zoo.records import figures_of, read_record
 
 
 def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
-    """The first of scikit-learn's digits, `size` pixels wide."""
+    """Return the first of scikit-learn's digits, `size` pixels wide."""
     full = load_dataset("digits", size=size)
     return Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
 
 
 def in_turn(task: Callable, jobs: Iterable) -> list:
-    """In the place of `side_by_side`: no other process."""
+    """Replace `side_by_side`, and start no other process."""
     return [task(job) for job in jobs]
 
 
 def names_in_record(name: str, options: Options, folder: Path) -> tuple[set[str], set[str]]:
-    """Of the metrics and figures that an experiment leaves; a figure without a name is ""."""
+    """Return names of an experiment's metrics and figures; a figure without a name is ""."""
     reproduce(name, options, folder=folder)
     stem = name.rpartition("/")[2]
     figures = {path.stem.removeprefix(stem).lstrip("_") for path in figures_of(name, folder)}

@@ -1,4 +1,4 @@
-"""Small capsule RBMs, and their energy written out as the paper has it, for brute force."""
+"""Small capsule RBMs, with their energy written out as in the paper, for brute force."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ PAIRS = [
 
 
 def randomized(model, scale=0.6):
-    """The model in float64, every parameter drawn anew."""
+    """Return the model in float64, with new random values for every parameter."""
     torch.manual_seed(3)
     model = model.double()
     with torch.no_grad():
@@ -30,7 +30,7 @@ def randomized(model, scale=0.6):
 
 
 def small(visible_family="bernoulli", hidden_family="bernoulli", kind=CapsuleRBM):
-    """A machine whose every state can be listed: binary sides have more units."""
+    """Return a machine whose every state can be listed: binary sides have more units."""
     units = 2 if hidden_family == "bernoulli" else 1
     visible = (1, 2, 2) if (visible_family, hidden_family) == ("bernoulli", "bernoulli") else 1
     families = dict(visible_family=visible_family, hidden_family=hidden_family)
@@ -40,13 +40,13 @@ def small(visible_family="bernoulli", hidden_family="bernoulli", kind=CapsuleRBM
 
 
 def binary_images(number=12):
-    """Binary images of 2x2 pixels, the same ones on every call."""
+    """Return binary images of 2x2 pixels, the same ones on every call."""
     torch.manual_seed(4)
     return torch.randint(2, (number, 1, 2, 2)).double()
 
 
 def support(family):
-    """Every value of a unit, and the log of the measure that each stands for."""
+    """Return every value of a unit, and the log of the measure that each represents."""
     if family == "bernoulli":
         return torch.arange(2.0, dtype=torch.float64), 0.0
     if family == "poisson":
@@ -55,7 +55,7 @@ def support(family):
 
 
 def states(family, *shape):
-    """All values of units of this shape, (states, *shape), and their log measure."""
+    """Return all values of units of this shape, (states, *shape), and their log measure."""
     values, log_measure = support(family)
     count = math.prod(shape)
     listed = torch.cartesian_prod(*[values] * count).view(-1, *shape)
@@ -63,7 +63,7 @@ def states(family, *shape):
 
 
 def switches(model):
-    """All values of the switches, (states, K)."""
+    """Return all values of the switches, (states, K)."""
     if not model.switched:
         return torch.ones(1, 1, dtype=torch.float64)
     listed = list(itertools.product([0.0, 1.0], repeat=model.num_capsules))
@@ -77,7 +77,7 @@ def log_base_measure(units, family, value):
 
 
 def negative_energy(model, families, x, z, h):
-    """-E(x, h, z) with the sums of the paper; x (..., C, H, W), z (..., K), h (..., K, J)."""
+    """Compute -E(x, h, z) with the paper's sums; x (..., C, H, W), z (..., K), h (..., K, J)."""
     visible, hidden = model.visible, model.hidden
     own = visible.bias * x + log_base_measure(visible, families[0], x)
     total = own.flatten(-3).sum(-1)
@@ -93,7 +93,7 @@ def negative_energy(model, families, x, z, h):
 
 
 def table_given(model, families, x):
-    """-E of every (z, h) for one image (C, H, W): the energies (Z, H), z, h and log measure."""
+    """Return -E of every (z, h) for one image (C, H, W): energies (Z, H), z, h, log measure."""
     z = switches(model)
     h, log_measure = states(families[1], model.num_capsules, model.num_units)
     energies = negative_energy(model, families, x[None, None], z[:, None], h[None])
@@ -101,7 +101,7 @@ def table_given(model, families, x):
 
 
 def log_masses(model, families):
-    """log sum_{z, h} exp(-E) of every image (with its measure), and the images."""
+    """Compute log sum_{z, h} exp(-E) of every image (with its measure); return the images too."""
     images, log_measure = states(families[0], *model.image_shape)
     rows = [table_given(model, families, x)[0].flatten().logsumexp(0) for x in images]
     return torch.stack(rows) + log_measure, images

@@ -1,4 +1,4 @@
-"""What every entry of the zoo keeps, with each of its guides: registered is tested.
+"""The contract of every entry, with each of its guides: every registered entry is tested.
 
 Entries are made at the small sizes that they were registered with. To add a model, see
 CONTRIBUTING.md; nothing has to be added here.
@@ -21,8 +21,18 @@ from pyro.infer import ELBO, SVI, Predictive, RenyiELBO, Trace_ELBO
 from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
 
-from capsule_zoo.inference import check_pair, evaluate, fit, loss_per_image
+from capsule_zoo.inference import (
+    check_pair,
+    classify,
+    compare,
+    encode,
+    evaluate,
+    fit,
+    loss_per_image,
+    reconstruct,
+)
 from capsule_zoo.inference.check import is_discrete, latent_sites
+from capsule_zoo.models import ImageSpace
 from capsule_zoo.registry import Entry, create, list_models, load, save, small_sizes
 
 NAMES = list_models()
@@ -44,12 +54,12 @@ def images_for(entry: Entry, number: int = BATCH, dtype: torch.dtype = torch.flo
 
 
 def labels_for(entry: Entry, number: int = BATCH) -> torch.Tensor | None:
-    """Labels for a model that learns from them."""
+    """Return labels for a model that learns from them."""
     return torch.arange(number) % 2 if entry.model.supervised else None
 
 
 def loss_at(entry: Entry, images: torch.Tensor, seed: int = 2) -> torch.Tensor:
-    """The training loss, nats per image, a function of the seed."""
+    """Return the training loss, nats per image, as a function of the seed."""
     torch.manual_seed(seed)
     labels = labels_for(entry, len(images))
     return loss_per_image(entry.objective, entry.model, entry.guide, images, labels)
@@ -69,7 +79,7 @@ def moved(entry: Entry, before: dict[str, torch.Tensor]) -> set[str]:
 
 
 def svi_steps(entry: Entry, steps: int = 3) -> None:
-    """Plain Pyro, as a user's notebook has it."""
+    """Train with plain Pyro, as in a user's notebook."""
     adam = pyro.optim.Adam({"lr": 1e-3})
     svi = SVI(entry.model, entry.guide, adam, loss=entry.objective)
     for _ in range(steps):
@@ -139,7 +149,7 @@ def test_gradients_reach_every_parameter(name, guide):
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_continuous_sites_of_the_guide_are_reparametrized(name, guide):
-    """Or Pyro takes the noisy score-function gradient, and says nothing."""
+    """Otherwise Pyro silently takes the noisy score-function gradient."""
     entry = make(name, guide)
     drawn = latent_sites(
         prune_subsample_sites(poutine.trace(entry.guide).get_trace(images_for(entry)))
@@ -149,7 +159,7 @@ def test_continuous_sites_of_the_guide_are_reparametrized(name, guide):
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_a_small_step_downhill_lowers_the_loss(name, guide):
-    """And by what the gradient foretells, unless a discrete site makes the gradient an estimate."""
+    """It falls by the predicted amount, unless a discrete site makes the gradient an estimate."""
     entry = make(name, guide)
     entry.model.double()
     entry.guide.double()
@@ -230,6 +240,53 @@ def test_bad_images_are_refused_by_name(name, guide, kind):
     assert not moved(entry, before)
 
 
+@pytest.mark.parametrize("kind", ["too bright", "wrong size"])
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_bad_images_are_refused_by_functions_without_validation(name, guide, kind):
+    entry = make(name, guide)
+    images, labels = bad_images(entry)[kind], labels_for(entry)
+    if kind == "too bright" and math.isinf(entry.model.pixel_range[1]):
+        images = images * math.inf
+    pair, taught = (entry.model, entry.guide), entry.model.supervised
+    with pyro.validation_enabled(False):
+        for use in (
+            lambda: fit(*pair, images, steps=1, progress=False),
+            lambda: evaluate(*pair, images, labels=labels, num_particles=1),
+            lambda: compare({"one": pair}, images),
+            lambda: encode(*pair, images),
+            lambda: classify(entry.model, images) if taught else reconstruct(*pair, images),
+        ):
+            with pytest.raises(ValueError, match="images"):
+                use()
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_a_call_checks_its_batch_once_and_only_while_validation_is_on(name, guide, monkeypatch):
+    """A check reads all pixels and waits for the device: fast code turns validation off."""
+    entry, counts = make(name, guide), {"calls": 0, "checks": 0}
+    check = ImageSpace.check
+
+    def called(module, arguments, options):
+        batch = arguments[0] if arguments else options.get(module.observes)
+        counts["calls"] += batch is not None
+
+    def checked(space, batch):
+        counts["checks"] += 1
+        check(space, batch)
+
+    monkeypatch.setattr(ImageSpace, "check", checked)
+    for program in (entry.model, entry.guide):
+        program.register_forward_pre_hook(called, with_kwargs=True)
+    for validate in (True, False):
+        counts.update(calls=0, checks=0)
+        with pyro.validation_enabled(validate):
+            loss_at(entry, images_for(entry)).backward()
+            for program in (entry.model, entry.guide):
+                program(images_for(entry))
+        assert counts["calls"] >= 2
+        assert counts["checks"] == validate * counts["calls"]
+
+
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
 def test_svi_trains_every_parameter_of_two_instances_apart(name, guide):
     """A parameter that is read outside a `pyro_method` is hidden from SVI: silently not trained."""
@@ -263,12 +320,12 @@ PARTICLES = 2
 
 
 def nesting_of(entry: Entry) -> int:
-    """How many dims the plates of the entry's model take up."""
+    """Return the number of dims that the plates of the entry's model take up."""
     return max(-dim for dim in entry.model.plate_dims.values())
 
 
 def under_plate(entry: Entry, program: Callable) -> Callable:
-    """The program inside an outer plate, directly to the left of the model's own."""
+    """Return the program inside an outer plate, directly to the left of the model's own."""
 
     def run(*arguments, **options):
         with pyro.plate("outer", PARTICLES, dim=-1 - nesting_of(entry)):
@@ -278,7 +335,7 @@ def under_plate(entry: Entry, program: Callable) -> Callable:
 
 
 def forms(names_or_pairs: list) -> list[tuple]:
-    """Each with relaxed presences and, where that is another model, with discrete ones."""
+    """Return each pair with relaxed presences and, if that is another model, with discrete ones."""
     found = []
     for each in names_or_pairs:
         model = make(each if isinstance(each, str) else each[0]).model
@@ -288,7 +345,7 @@ def forms(names_or_pairs: list) -> list[tuple]:
 
 
 def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> Entry:
-    """An entry in float64, without dropout, whose presences may be discrete."""
+    """Return an entry in float64, without dropout, whose presences may be discrete."""
     entry = make(name, guide)
     entry.model.double().eval()
     entry.guide.double().eval()
@@ -299,13 +356,13 @@ def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> 
 
 
 def drawn_in(trace: poutine.Trace) -> dict[str, dict]:
-    """The sample sites of a trace, with their log densities."""
+    """Return the sample sites of a trace, with their log densities."""
     trace.compute_log_prob()
     return {n: s for n, s in prune_subsample_sites(trace).nodes.items() if s["type"] == "sample"}
 
 
 def point_of(law) -> torch.Tensor | None:
-    """Where a law that is a Delta, perhaps expanded or independent, has its mass."""
+    """Return the point of a Delta, even if it is expanded or independent."""
     while not isinstance(law, dist.Delta):
         if not hasattr(law, "base_dist"):
             return None
@@ -314,7 +371,7 @@ def point_of(law) -> torch.Tensor | None:
 
 
 def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: str | None = None):
-    """Under an outer plate every site has the law that it has without, index by index."""
+    """Check that an outer plate leaves every site's distribution unchanged, index by index."""
     for k in range(PARTICLES):
         values = {n: s["value"][k] for n, s in sites.items() if not s["is_observed"]}
         alone = drawn_in(poutine.trace(poutine.condition(program, values)).get_trace(*arguments))
@@ -329,7 +386,7 @@ def assert_one_by_one(program, arguments: tuple, sites: dict[str, dict], only: s
 
 @pytest.mark.parametrize(("name", "guide", "discrete"), forms(PAIRS))
 def test_under_an_outer_plate_every_index_is_a_run_of_its_own(name, guide, discrete):
-    """So do vectorised particles work: their densities are those of particles one by one."""
+    """So do vectorized particles work: their densities equal those of particles one by one."""
     entry = double_pair(name, guide, discrete)
     images = images_for(entry, dtype=torch.float64)
     guided = poutine.trace(under_plate(entry, entry.guide)).get_trace(images)

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md keeps its word: its example of a model is one file, and no other edit."""
+"""CONTRIBUTING.md is correct: its example of a model is one file, and needs no other edit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("capsule_zoo", "models", "guides", "inference", "data", "weights", "docs", "results")
-# Tests of the whole zoo, beside those that have the example's name in theirs.
+# Tests of the whole zoo, in addition to tests with the example's name.
 OF_ALL = ("asked_for_once", "has_a_check")
 
 EVERYWHERE = """
@@ -37,7 +37,7 @@ print(pages.fill(pages.others()["blob"]), pages.fill(Path("docs/index.md").read_
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory) -> Path:
-    """A copy of the zoo in which nothing is changed, with the example where it belongs."""
+    """Return an unchanged copy of the zoo, with the example in its place."""
     text, copy = (ROOT / "CONTRIBUTING.md").read_text(), tmp_path_factory.mktemp("house")
     left = shutil.ignore_patterns("__pycache__", "notebooks", "others")
     for folder in (*COPIED, "tests"):
@@ -49,7 +49,7 @@ def house(tmp_path_factory) -> Path:
 
 
 def run(house: Path, *words: str) -> str:
-    """What a Python program prints that is run in the house."""
+    """Return the output of a Python program that is run in the copy."""
     done = subprocess.run([sys.executable, *words], cwd=house, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     return done.stdout

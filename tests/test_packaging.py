@@ -25,13 +25,13 @@ ALLOWED = {
     "inference": {"inference", "guides", "models", "data"},
     "weights": set(),
 }
-FOR_ALL = {"", "__version__"}  # of the front door
+FOR_ALL = {"_version"}  # of the front door
 TOO_LARGE = {"capsule_zoo/weights/generative-capsnet-mnist.safetensors"}  # for a wheel
 MEGABYTES = 25  # of a wheel, at most
 
 
 def package_folders() -> dict[str, Path]:
-    """Import name and folder of every package that setup.cfg declares."""
+    """Return import name and folder of every package that setup.cfg declares."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     lines = config["options"]["package_dir"].strip().splitlines()
@@ -48,7 +48,7 @@ def tracked_files() -> list[Path]:
 
 
 def imported_names(file: Path) -> set[str]:
-    """Dotted names of everything that a file imports, inside functions too."""
+    """Return dotted names of everything that a file imports, inside functions too."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def imported_names(file: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """A wheel built from a copy, so that no build output of earlier days can leak into it."""
+    """Build a wheel from a copy, so that no build output of earlier days can leak into it."""
     copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for folder in {folder.relative_to(ROOT).parts[0] for folder in package_folders().values()}:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -160,7 +160,7 @@ def test_only_the_command_line_knows_itself_and_typer():
 
 
 def test_the_folders_are_short_lists():
-    """A folder is a table of contents: stories in `models/`, rooms in `inference/`."""
+    """A folder is a table of contents: stories in `models/`, a few packages in `inference/`."""
 
     def entries(folder: str) -> set[str]:
         names = {path.name for path in (ROOT / folder).iterdir() if not path.is_symlink()}

@@ -80,8 +80,8 @@ def generative_capsnet(
 
     Args:
         image_shape: (channels, height, width).
-        requests: "rotations" or "shifts": what the model can be asked for.
-        window: (height, width) of what the guide reads, in the middle; all by default.
+        requests: transformations that the model can render, "rotations" or "shifts".
+        window: (height, width) of the middle part that the guide reads; default: the whole image.
         guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `GenerativeCapsNet`.
     """
@@ -104,8 +104,8 @@ def generative_capsnet_continuous(
 
     Args:
         image_shape: (channels, height, width).
-        requests: "rotations" or "shifts": what the model can be asked for.
-        window: (height, width) of what the guide reads, in the middle; all by default.
+        requests: transformations that the model can render, "rotations" or "shifts".
+        window: (height, width) of the middle part that the guide reads; default: the whole image.
         guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `ContinuousCapsNet`.
     """
@@ -124,12 +124,12 @@ def conditional_autoencoder(
     guide_sizes: Mapping[str, Any] = {},
     **sizes: Any,
 ) -> Entry:
-    """A convolutional decoder of code and request; see `models.conditional_autoencoder`.
+    """A convolutional decoder of code and request; see `models.baselines.conditional_autoencoder`.
 
     Args:
         image_shape: (channels, height, width).
-        requests: "rotations" or "shifts": what the model can be asked for.
-        window: (height, width) of what the guide reads, in the middle; all by default.
+        requests: transformations that the model can render, "rotations" or "shifts".
+        window: (height, width) of the middle part that the guide reads; default: the whole image.
         guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `ConditionalAutoencoder`.
     """
@@ -149,12 +149,12 @@ def broadcast_autoencoder(
     hidden: int = 64,
     **sizes: Any,
 ) -> Entry:
-    """Code and request at every cell of a grid; see `models.conditional_autoencoder`.
+    """Code and request at every cell of a grid; see `models.baselines.conditional_autoencoder`.
 
     Args:
         image_shape: (channels, height, width).
-        requests: "rotations" or "shifts": what the model can be asked for.
-        window: (height, width) of what the guide reads, in the middle; all by default.
+        requests: transformations that the model can render, "rotations" or "shifts".
+        window: (height, width) of the middle part that the guide reads; default: the whole image.
         guide_sizes: further arguments of `ConditionalEncoder`.
         hidden, sizes: arguments of `ConditionalAutoencoder`.
     """

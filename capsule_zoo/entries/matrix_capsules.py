@@ -37,7 +37,7 @@ def matrix_capsules(
         routing: "em", "vb" or "dynamic".
         iterations: routing iterations; the paper uses three, which learn more slowly (see the
             experiment `matrix-capsules/routing`).
-        sizes: arguments of `MatrixCapsules` that replace those of the preset.
+        sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
     for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):
         if name not in known:

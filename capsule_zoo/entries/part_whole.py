@@ -69,7 +69,7 @@ def part_whole(
 
     Args:
         image_shape: (channels, height, width).
-        guide_sizes: arguments of `AmortizedPartWhole` that replace those of `GUIDE_SIZES`.
+        guide_sizes: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
     """
     channels, height, width = image_shape

@@ -35,7 +35,7 @@ def recurrent_capsules(
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (CPU) or "paper".
         iterations: routing iterations; 0 replaces routing by linear layers.
-        sizes: arguments of `RecurrentCapsules` that replace those of the preset.
+        sizes: arguments of `RecurrentCapsules` that replace the preset's values.
     """
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, list(PRESETS)))

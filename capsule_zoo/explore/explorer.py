@@ -1,8 +1,8 @@
-"""The widgets: pictures to drag on, sliders for what is held, images to choose or to drop.
+"""The explorer's widgets: pictures to drag on, sliders, and images to choose or to drop.
 
-Widgets hold no state of the model: every event changes the view, and `_show` then shows the view.
-Pictures are `anywidget`s of a few lines of JavaScript, for what ipywidgets lacks: a pointer that
-drags, and files that are dropped. They work in Jupyter, Voila and other hosts without an extension.
+Widgets hold no state of the model: every event changes the view, and `show` then displays the view.
+Pictures are `anywidget`s of a few lines of JavaScript, because ipywidgets lacks dragging and
+dropping of files. They work in Jupyter, Voila and other hosts without an extension.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from capsule_zoo.explore.view import Control, View
 
 
 class Picture(anywidget.AnyWidget):
-    """A PNG that can be dragged on and dropped on.
+    """A PNG that reports drags, and files that are dropped on it.
 
     Attributes:
-        png: the file that is shown.
-        drag: the drag under way: its `number`, where it began (`start`) and where it is (`end`), as
+        png: the displayed file.
+        drag: the current drag: its `number`, its first place (`start`) and last place (`end`), as
             (x, y) in the frame [-1, 1]^2.
     """
 
@@ -43,18 +43,18 @@ class Explorer(widgets.VBox):
     """An interactive view of a model and a guide.
 
     Args:
-        view: what can be moved; see `capsule_zoo.explore.sources.view_of`.
-        images: to choose from, (N, C, H, W).
-        title: shown above.
+        view: the state and its handles; see `capsule_zoo.explore.sources.view_of`.
+        images: images to choose from, (N, C, H, W).
+        title: the title above the widgets.
 
     Raises:
         ValueError: the model does not take the images.
 
     Attributes:
-        view: the state, which may be read or set from Python too; call `show` afterwards.
-        handle: index of what the sliders move.
+        view: the state, which Python code may also read or set; call `show` afterwards.
+        handle: index of the handle that the sliders move.
         image, painted, coloured: the three pictures.
-        sliders: by name, for the numbers of the handle.
+        sliders: the sliders of the handle's numbers, by name.
     """
 
     def __init__(self, view: View, images: Tensor, title: str = "") -> None:
@@ -88,15 +88,15 @@ class Explorer(widgets.VBox):
     def of(
         cls, source: str, data: str | None = None, data_root: str | Path | None = None
     ) -> Explorer:
-        """An explorer of a run folder, trained weights, or an entry as it is before training.
+        """Return an explorer of a run folder, trained weights, or an untrained entry.
 
         Args:
             source: a run folder, or the name of weights or of an entry.
-            data: where images are chosen from; by default what it was trained on, or digits.
-            data_root: as of `load_dataset`.
+            data: data set of the images; by default the training data of the model, or digits.
+            data_root: see `load_dataset`.
 
         Raises:
-            ValueError: an unknown source, absent data, or a model of which there is no view.
+            ValueError: an unknown source, absent data, or a model without a view.
         """
         view, images, title = open_source(source, data, data_root)
         return cls(view, images, title)
@@ -130,7 +130,7 @@ class Explorer(widgets.VBox):
         self.refine.on_click(lambda _: self._refine())
 
     def _on(self, widget: widgets.Widget, trait: str, action: Callable[[Any], object]) -> None:
-        """Do something with a trait's new value when a person, and not `show`, changed it."""
+        """Call `action` with a trait's new value if a person, and not `show`, changed it."""
 
         def react(change: Any) -> None:
             if not self._quiet:
@@ -139,7 +139,7 @@ class Explorer(widgets.VBox):
         widget.observe(react, trait)
 
     def _do(self, action: Callable[[], object]) -> None:
-        """Change the view and show it; what a person can mend is told in the status line."""
+        """Change the view and show it; report a `ValueError` in the status line."""
         try:
             said = action()
         except ValueError as error:
@@ -148,7 +148,7 @@ class Explorer(widgets.VBox):
         self.show(said if isinstance(said, str) else "")
 
     def show(self, said: str = "") -> None:
-        """Bring all widgets to what the view holds."""
+        """Update all widgets to the state of the view."""
         names = self.view.handles()
         with self._quietly():
             options = [(name, i) for i, name in enumerate(names)]
@@ -192,7 +192,7 @@ class Explorer(widgets.VBox):
             self._quiet = False
 
     def _slide(self, name: str, change: Any) -> None:
-        """Follow a slider, but not the browser where it only brings the value to a step."""
+        """Follow a slider, but ignore the browser's rounding of a value to the slider's steps."""
         control, value = self.view.controls(self.handle)[name], change["new"]
         if not self._quiet and _differ(value, control.in_steps()[2], control):
             self._do(partial(self.view.change, self.handle, name, value))
@@ -201,7 +201,7 @@ class Explorer(widgets.VBox):
         self.handle = handle
 
     def _drag(self, drag: dict[str, Any], part: bool) -> None:
-        """Follow the pointer from where it was seen last; a new number is a new drag."""
+        """Follow the pointer from its last reported place; a new number means a new drag."""
         number, end = drag["number"], tuple(drag["end"])
         before, last = self._dragging
         if number != before:
@@ -247,5 +247,5 @@ class Explorer(widgets.VBox):
 
 
 def _differ(value: float, other: float, control: Control) -> bool:
-    """Whether two values of a slider are more than rounding apart."""
+    """Return True if two values of a slider differ by more than rounding."""
     return abs(value - other) > 0.1 * control.step

@@ -1,4 +1,4 @@
-"""The small notebook that builds the explorer."""
+"""Writes the small notebook that builds the explorer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_notebook(
 
 
 def _cell(source: str, data: str | None, data_root: Path | None) -> str:
-    """The code; paths in it hold from wherever the notebook lies."""
+    """Return the code of the cell; its paths are valid wherever the notebook lies."""
     if (Path(source) / "config.json").is_file():
         source = str(Path(source).resolve())
     kind, _, folder = (data or "").partition(":")
@@ -53,7 +53,7 @@ def _cell(source: str, data: str | None, data_root: Path | None) -> str:
 
 
 def _first_cell(path: Path) -> str | None:
-    """The code that a notebook begins with, if it is one."""
+    """Return the code that a notebook begins with, or None if the file is not a notebook."""
     try:
         cells = json.loads(path.read_text())["cells"]
         return next("".join(c["source"]) for c in cells if c["cell_type"] == "code")

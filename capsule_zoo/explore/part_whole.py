@@ -37,7 +37,7 @@ class Tree:
     Attributes:
         levels: the slice of each level's capsules.
         presence: (capsules,), in [0, 1], given that the parent is present.
-        pose: (capsules, 6), in the parent's frame, or in the image's where there is no parent.
+        pose: (capsules, 6), in the parent's frame, or in the image's frame without a parent.
         parent: (capsules,), index of the parent, or -1 for none.
     """
 
@@ -157,7 +157,7 @@ class PartWholeView(View):
 
     @torch.no_grad()
     def read(self, image: Tensor) -> None:
-        self.model.check_images(image)
+        self.model.space.check(image)
         self.image = image
         self._begin(parse_tree(self.model, infer(self.guide, image)))
 
@@ -179,7 +179,7 @@ class PartWholeView(View):
         return names
 
     def first_handle(self) -> int:
-        """Return the capsule that holds most others."""
+        """Return the capsule that has the most present children."""
         return int(self._held().argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
@@ -259,7 +259,7 @@ class PartWholeView(View):
         return Capsules(placed.presence[None, parts], placed.pose[None, parts])
 
     def _held(self) -> Tensor:
-        """Return the number of present capsules that each capsule holds, (capsules,)."""
+        """Return the number of present capsules that belong to each capsule, (capsules,)."""
         there, parent = self.state.placed().presence > 0.5, self.state.parent
         return torch.bincount(parent[there & (parent >= 0)], minlength=len(there))
 

@@ -2,9 +2,8 @@
 
 A view holds the latents of one image. It lists its handles: the things that a person can move, such
 as an object, a part or the request. Each handle has a few numbers. `change` sets one number, and
-`drag` moves a handle in the picture. The pictures are pure functions of the
-state. Places are in the frame
-[-1, 1]^2 of the image, x to the right and y downwards.
+`drag` moves a handle in the picture. The pictures are pure functions of the state. Places are in
+the frame [-1, 1]^2 of the image, x to the right and y downwards.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Place = tuple[float, float]
 
 @dataclass(frozen=True)
 class Control:
-    """A number of a handle: its value, range, step and unit."""
+    """A number of a handle, with its value, range, step and unit."""
 
     value: float
     low: float

@@ -1,8 +1,8 @@
-"""The checks of the zoo's probabilities, and their verdicts.
+"""Registers, runs and reports the checks of the zoo's probabilities.
 
     sbc_       prior draws have uniform ranks among the draws of their posterior, or follow the
                probabilities that it gives them
-    geweke_    samplers leave the law that they sample from invariant
+    geweke_    samplers leave invariant the distribution that they sample from
     gradient_  the mean of an objective's gradients is the exact gradient
 
 All checks use machines so small that the prior, the evidence and every gradient are known without
@@ -45,11 +45,11 @@ class Check:
     """A registered check.
 
     Attributes:
-        name: `<kind>_<what>`, the kind being one of `NUMBER`.
-        function: from the number of simulations to the outcome.
+        name: `<kind>_<subject>`; the kinds are the keys of `NUMBER`.
+        function: takes the number of simulations and returns the outcome.
         of: the classes whose inference is checked.
-        approximate: whether it is expected to be off.
-        share: of the usual number of simulations that it takes.
+        approximate: True if the check is expected to be off.
+        share: the fraction of the usual number of simulations that the check uses.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Check:
     share: float
 
     def __call__(self, quick: bool = False, seed: int = 0) -> Outcome:
-        """Run it, with draws of its own and nothing left behind."""
+        """Run the check with its own random draws and restore the global state."""
         full, few = NUMBER[self.name.partition("_")[0]]
         number = round(self.share * full)
         with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
@@ -69,12 +69,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Row:
-    """A check that was run.
+    """A row of the report: a check that was run.
 
     Attributes:
-        check: which.
-        outcome: what it found.
-        p: its p-value corrected for the number of checks, exact and approximate ones apart.
+        check: the check.
+        outcome: its outcome.
+        p: its p-value, corrected for the number of exact or of approximate checks.
     """
 
     check: Check
@@ -83,7 +83,7 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether it is off and should not be."""
+        """Return True if the check is off and is not expected to be off."""
         return self.p < ALPHA and not self.check.approximate
 
     @property
@@ -96,11 +96,11 @@ class Row:
 def check(
     name: str, *, of: Iterable[type], approximate: bool = False, share: float = 1.0, **options: Any
 ) -> Callable[[Callable[..., Outcome]], Callable[..., Outcome]]:
-    """Decorator that registers a function of a number of simulations; may be stacked.
+    """Return a decorator that registers a function of a number of simulations; it may be stacked.
 
     Args:
         name, of, approximate, share: see `Check`.
-        options: handed to the function, which thus makes several checks.
+        options: passed to the function, so one function can make several checks.
     """
 
     def decorate(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
@@ -113,7 +113,7 @@ def check(
 
 
 def list_checks() -> list[Check]:
-    """All checks, the exact ones first."""
+    """Return all checks, the exact ones first."""
     for module in MODULES:
         import_module(f"capsule_zoo.selfcheck.{module}")
     return sorted(_checks.values(), key=lambda c: (c.approximate, c.name))
@@ -122,7 +122,7 @@ def list_checks() -> list[Check]:
 def run(
     quick: bool = False, seed: int = 0, say: Callable[[str], None] = lambda words: None
 ) -> tuple[list[Row], float]:
-    """Run all checks and correct their p-values; `say` is told of each as it begins.
+    """Run all checks and correct their p-values; call `say` with the name of each as it begins.
 
     Returns:
         The rows, and the seconds that they took.
@@ -135,7 +135,7 @@ def run(
 
 
 def corrected(checks: list[Check], outcomes: list[Outcome]) -> list[Row]:
-    """Rows with p-values corrected by Holm's method, among exact and among approximate checks."""
+    """Correct p-values by Holm's method, separately for exact and for approximate checks."""
     rows = []
     for approximate in (False, True):
         family = [
@@ -149,7 +149,7 @@ def corrected(checks: list[Check], outcomes: list[Outcome]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as text, the approximate ones apart."""
+    """Return the rows as text, with the approximate checks in a separate part."""
     line = "{:34}{:>10}{:>7}{:>10}{:>12}  {}".format
     lines = [line("check", "statistic", "n", "p", "corrected p", "verdict")]
     for number, row in enumerate(rows):
@@ -162,7 +162,7 @@ def table(rows: list[Row]) -> str:
 
 
 def metrics(rows: list[Row]) -> dict[str, Metric]:
-    """How many checks of either kind are off, and the corrected p-value of each."""
+    """Return the number of checks of either kind that are off, and every corrected p-value."""
     exact = [row for row in rows if not row.check.approximate]
     rest = [row for row in rows if row.check.approximate]
     found = {
@@ -174,7 +174,7 @@ def metrics(rows: list[Row]) -> dict[str, Metric]:
 
 
 def as_dict(rows: list[Row]) -> dict[str, dict]:
-    """The rows by name, as JSON has them."""
+    """Return the rows by name, as values that JSON can hold."""
     return {
         row.check.name: {
             **row.outcome._asdict(),

@@ -1,8 +1,9 @@
-"""Gradients of contrastive divergence: which likelihood it descends, and which it does not.
+"""Checks of the gradients of contrastive divergence, against the likelihood and its own definition.
 
-With chains that have the model's law it descends the likelihood. CD-k from the data does not; it is
-held to its own definition, every transition of its k sweeps listed, and beside it reported what
-that is worth as a gradient of the likelihood.
+With chains that follow the model's distribution, the gradient is the gradient of the likelihood.
+CD-k from the data does not have this gradient. It is compared with its own definition, in which
+every transition of its k sweeps is listed. A second check reports how far CD-k is from the gradient
+of the likelihood.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ CHAINS = 256
 
 
 def negative_log_likelihood(model: CapsuleRBM, images: Tensor) -> Tensor:
-    """Mean of -log p(x), Z summed by hand."""
+    """Return the mean of -log p(x), with Z summed by hand."""
     log_masses, every = image_log_masses(model)
     return log_masses.logsumexp(0) - log_masses[_rows(every, images)].mean()
 
 
 def _rows(every: Tensor, images: Tensor) -> Tensor:
-    """Where each image stands among all of them, (B,)."""
+    """Return the index of each image in the list of all images, (B,)."""
     return (every.flatten(1)[None] == images.flatten(1)[:, None]).all(-1).long().argmax(1)
 
 
 def some_images(number: int = 12) -> Tensor:
-    """Binary images of 2x2 pixels."""
+    """Draw binary images of 2x2 pixels."""
     return torch.randint(2, (number, 1, 2, 2)).double()
 
 
@@ -45,7 +46,7 @@ def some_images(number: int = 12) -> Tensor:
 @check("gradient_cd_sparsity", of=[ContrastiveDivergence], sparsity=0.5)
 @check("gradient_cd_tempered", of=[ContrastiveDivergence], tempering=(1.0, 0.6, 0.2))
 def persistent(number: int, **options: Any) -> Outcome:
-    """Chains that have the model's law give the gradient of the likelihood."""
+    """Check that chains with the model's distribution give the gradient of the likelihood."""
     model, images = energy_machine(), some_images()
     exact = negative_log_likelihood(model, images)
     if cost := options.get("sparsity"):
@@ -72,7 +73,7 @@ def persistent(number: int, **options: Any) -> Outcome:
 @check("gradient_cd_1_itself", of=[ContrastiveDivergence], k=1)
 @check("gradient_cd_3_itself", of=[ContrastiveDivergence], k=3)
 def from_the_data(number: int, k: int) -> Outcome:
-    """CD-k has the gradient that its own definition gives: negatives k sweeps from the data."""
+    """Check CD-k against its own definition, with negatives k sweeps from the data."""
     model, images = energy_machine(), some_images()
     log_masses, every = image_log_masses(model)
     data = torch.bincount(_rows(every, images), minlength=len(every)).double() / len(images)
@@ -84,7 +85,7 @@ def from_the_data(number: int, k: int) -> Outcome:
 @check("gradient_cd_long_chains", of=[ContrastiveDivergence], k=30, scale=0.5, share=0.5)
 @check("gradient_cd_1_as_likelihood", of=[ContrastiveDivergence], k=1, scale=1.2, approximate=True)
 def as_likelihood(number: int, k: int, scale: float) -> Outcome:
-    """CD-k against the likelihood: wrong for short chains, right for those that forget."""
+    """Check CD-k against the likelihood: wrong for short chains, right for chains that mix."""
     model, images = energy_machine(scale=scale), some_images()
     return _from_data(model, images, k, negative_log_likelihood(model, images), number)
 
@@ -96,7 +97,7 @@ def _from_data(model: CapsuleRBM, images: Tensor, k: int, exact: Tensor, number:
 
 @torch.no_grad()
 def _sweep(model: CapsuleRBM) -> Tensor:
-    """p(x' | x) of one block Gibbs sweep, (X, X): all states are listed, hidden units too."""
+    """Return p(x' | x) of a block Gibbs sweep, (X, X); all states, hidden units too, are listed."""
     capsules, units = model.weight.shape[1:]
     pixels = binary(*model.image_shape).flatten(1)
     states = torch.cartesian_prod(torch.arange(2**capsules), torch.arange(2 ** (capsules * units)))
@@ -110,7 +111,7 @@ def _sweep(model: CapsuleRBM) -> Tensor:
 
 @check("gradient_cd_mean_field", of=[ContrastiveDivergence, MeanFieldSwitches], approximate=True)
 def mean_field(number: int) -> Outcome:
-    """With the mean field's free energy of the data the gradient is not that of the likelihood."""
+    """Check CD with the mean field's free energy of the data; it is expected to be off."""
     model, images = energy_machine(scale=1.2), some_images()
     guide, objective = MeanFieldSwitches(model), ContrastiveDivergence(30)
     exact = negative_log_likelihood(model, images)

@@ -1,7 +1,7 @@
 """Gradient checks: averaged over many draws, each objective's gradient equals the exact one.
 
-Images are few and every latent is listed or integrated, so that both the loss and its gradient are
-known. A batch holds each image many times over, which makes the mean over a batch nearly normal.
+Images are few and every latent is listed or integrated, so both the loss and its gradient are
+known. A batch holds many copies of each image, which makes the mean over a batch nearly normal.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import binary, listed, randomised
 
@@ -38,7 +39,7 @@ COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 def slopes_agree(
     estimate: Callable[[], Tensor], exact: Tensor, modules: Sequence[nn.Module], number: int
 ) -> Outcome:
-    """Gradients of `number` estimates of a loss against that of the exact loss."""
+    """Compare the gradients of `number` estimates of a loss with the gradient of the exact loss."""
     parameters = [p for module in modules for p in module.parameters()]
 
     def slope(loss: Tensor) -> Tensor:
@@ -53,23 +54,23 @@ def slopes_agree(
 def estimates(
     objective: ELBO, model: Model, guide: Guide, images: Tensor, copies: int = COPIES
 ) -> Callable[[], Tensor]:
-    """Losses of an objective on a batch of copies, in nats per image."""
+    """Return a function that draws an objective's loss on a batch of copies, in nats per image."""
     batch = images.repeat(copies, 1, 1, 1)
     return lambda: loss_per_image(objective, model, guide, batch)
 
 
 def negative_elbo(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """From all states, (states, B), in nats per image."""
+    """Compute the negative ELBO from all states, (states, B), in nats per image."""
     return (log_q.exp() * (log_q - log_p)).sum(0).mean()
 
 
-# Directed models with binary latents, whose every state is listed
+# Directed models with binary latents, all of whose states are listed
 
 
 def helmholtz(
     capsules: tuple[int, ...] = (1, 2), scale: float = 0.5
 ) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine, Tensor]:
-    """A machine of few states, its guide, and all eight images of three pixels."""
+    """Return a machine with few states, its guide, and all eight images of three pixels."""
     model = randomised(CapsuleHelmholtzMachine((1, 1, 3), capsules, 1), scale)
     return model, randomised(RecognitionMachine(model), scale), binary(1, 1, 3)
 
@@ -92,10 +93,11 @@ def helmholtz(
     approximate=True,
 )
 def elbo_discrete(number: int, objective: ELBO, copies: int = COPIES, **sizes: Any) -> Outcome:
-    """Score function estimators, for binary latents.
+    """Check score function estimators for binary latents.
 
-    Pyro's takes the capsules of one plate for independent given what lies outside. In recognition
-    what lies outside is drawn from all of them, so that with two capsules or more it is biased.
+    Pyro's estimator assumes that the capsules of one plate are independent given the sites outside
+    the plate. In recognition these outer sites are drawn from all capsules of the plate, so the
+    estimator is biased with two capsules or more.
     """
     model, guide, images = helmholtz(**sizes)
     images = images[1:4]
@@ -107,7 +109,7 @@ def elbo_discrete(number: int, objective: ELBO, copies: int = COPIES, **sizes: A
 @check("gradient_wake_sleep", of=[WakeSleep], recycle_top=False)
 @check("gradient_wake_sleep_recycled", of=[WakeSleep], recycle_top=True)
 def wake_sleep(number: int, recycle_top: bool) -> Outcome:
-    """-E_q log p for the model, -E_dream log q for the guide."""
+    """Check wake-sleep: -E_q log p for the model, -E_sample log q for the guide."""
     model, guide, every = helmholtz()
     images = every[1:4]
     _, log_p, log_q = listed(model, guide, images)
@@ -120,12 +122,12 @@ def wake_sleep(number: int, recycle_top: bool) -> Outcome:
 
 @check("gradient_reweighted_wake_sleep", of=[ReweightedWakeSleep])
 def reweighted(number: int) -> Outcome:
-    """Two particles, over all pairs of states: shares of the weight are those of the pair."""
+    """Check reweighted wake-sleep with two particles, over all pairs of states."""
     model, guide, every = helmholtz()
     images, sleep = every[1:4], 0.3
     _, log_p, log_q = listed(model, guide, images)
     weight, chance = (log_p - log_q).detach().exp(), log_q.exp().detach()
-    # E[share of a state | it is one of the two], for either of the two
+    # E[share of a state in the pair's weight | it is in the pair], for either member
     share = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
     expected = 2 * chance * share
     wake, recognise = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
@@ -137,7 +139,7 @@ def reweighted(number: int) -> Outcome:
 
 @check("gradient_importance_weighted", of=[ImportanceWeightedELBO])
 def importance_weighted(number: int) -> Outcome:
-    """Minus the bound of two particles, over all pairs of states."""
+    """Check the importance-weighted bound of two particles, over all pairs of states."""
     model, guide, every = helmholtz()
     images = every[1:4]
     _, log_p, log_q = listed(model, guide, images)
@@ -155,11 +157,11 @@ def _asleep(
     every: Tensor,
     recognised: Tensor | None = None,
 ) -> Tensor:
-    """-E log q(z | x) over dreams from the prior, or from recognised states of the top layer.
+    """Return -E log q(z | x) over model samples, from the prior or from recognized top states.
 
     Args:
         every: all images, (X, C, H, W).
-        recognised: q(z | x), (states, B), whose top layer's the dreams begin with.
+        recognised: q(z | x), (states, B); if given, samples start at its states of the top layer.
     """
     values, log_p, log_q = listed(model, guide, every)
     dream = log_p.exp().detach()  # p(z, x), (states, X)
@@ -171,7 +173,7 @@ def _asleep(
 
 
 def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tensor) -> Tensor:
-    """A loss with the gradient of either for the parameters of its own module."""
+    """Return a loss whose gradient is `of_model`'s for the model and `of_guide`'s for the guide."""
     total = torch.zeros(()).double()
     for module, loss in ((model, of_model), (guide, of_guide)):
         parameters = list(module.parameters())
@@ -182,7 +184,7 @@ def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tenso
 
 
 def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, AmortizedPartWhole, Tensor]:
-    """Two objects and a part, a guide in evaluation mode, and two images."""
+    """Return a model of two objects and a part, a guide in evaluation mode, and two images."""
     sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_image=1.0, sigma_min=0.05)
     model = PartWholeCapsules(2, 1, **sizes, **options).double()
     small: dict[str, Any] = dict(channels=2, width=4, heads=1, blocks=1, inducing=2)
@@ -199,10 +201,10 @@ def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, AmortizedP
     approximate=True,
 )
 def elbo_of_parts(number: int, selection: str) -> Outcome:
-    """Discrete presences of a part-whole model, poses being points, parents summed out.
+    """Check the ELBO of a part-whole model: discrete presences, point poses, parents summed out.
 
-    With enumeration Pyro credits a draw only with what is scored inside its own plates: of what
-    its part does to the image, a presence that is drawn by chance learns nothing.
+    With enumeration Pyro credits a draw only with terms that are scored inside its own plates. A
+    randomly drawn presence is therefore not credited with the effect of its part on the image.
     """
     model, guide, images = part_whole("delta", selection=selection, presence="discrete")
     _, log_p, log_q = listed(model.with_selection("marginal"), guide, images)
@@ -213,9 +215,10 @@ def elbo_of_parts(number: int, selection: str) -> Outcome:
 
 @check("gradient_elbo_parents_enumerated", of=[TraceEnum_ELBO], share=0.1)
 def enumerated(number: int) -> Outcome:
-    """As in training: relaxed presences, normal poses, parents enumerated or summed out by hand.
+    """Check that parents enumerated by Pyro and summed out by hand give the same gradient.
 
-    Under the same noise the two differ by nothing.
+    Presences are relaxed and poses normal, as in training. Under the same noise the difference is
+    zero.
     """
     model, guide, images = part_whole("normal", selection="enumerate")
     by_hand = estimates(Trace_ELBO(), model.with_selection("marginal"), guide, images)
@@ -234,7 +237,7 @@ def enumerated(number: int) -> Outcome:
 
 
 class Brightness(Model):
-    """z ~ law, one number for an image; each of three pixels ~ Normal(f(z), .7).
+    """A model of one number z per image, with three pixels ~ Normal(f(z), .7).
 
     Args:
         relaxed: z is the logit of a relaxed presence of probability .6, and f the logistic
@@ -242,7 +245,8 @@ class Brightness(Model):
     """
 
     sites = (Site("code", ("images",)),)
-    image_shape, noise = (1, 1, 3), 0.7
+    space = ImageSpace((1, 1, 3), (-math.inf, math.inf))
+    noise = 0.7
 
     def __init__(self, relaxed: bool) -> None:
         super().__init__()
@@ -250,13 +254,13 @@ class Brightness(Model):
         self.mean = nn.Parameter(torch.tensor(0.4).double())
 
     def law(self, mean: Tensor, log_scale: Tensor) -> dist.TorchDistribution:
-        """Of the code; the scale of a relaxed presence is that of its temperature."""
+        """Return the code's distribution; the scale of a relaxed presence sets its temperature."""
         if self.relaxed:
             return LogitRelaxedBernoulli(0.7 * log_scale.exp(), logits=mean)
         return dist.Normal(mean, log_scale.exp())
 
     def log_likelihood(self, code: Tensor, images: Tensor) -> Tensor:
-        """log p(image | code) of codes (..., B)."""
+        """Compute log p(image | code) of codes (..., B)."""
         mean = (code.sigmoid() if self.relaxed else code)[..., None]
         return dist.Normal(mean, self.noise).log_prob(images.flatten(1)).sum(-1)
 
@@ -269,7 +273,7 @@ class Brightness(Model):
 
 
 class BrightnessGuide(Guide):
-    """q(code | image): the model's family at slope times the image's mean plus an offset."""
+    """A guide q(code | image): the model's family at slope * (mean of the image) + offset."""
 
     covers = ("code",)
 
@@ -280,7 +284,7 @@ class BrightnessGuide(Guide):
         )
 
     def law(self, images: Tensor) -> dist.TorchDistribution:
-        """Batch shape (B,)."""
+        """Return the distribution of the code, of batch shape (B,)."""
         return self.model.law(self.slope * images.mean((1, 2, 3)) + self.offset, self.log_scale)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -302,7 +306,7 @@ class BrightnessGuide(Guide):
     relaxed=True,
 )
 def elbo_continuous(number: int, objective: ELBO, relaxed: bool) -> Outcome:
-    """Reparametrised draws against the integral over a grid, which rounding alone limits."""
+    """Check reparametrized draws against an integral over a grid, accurate up to rounding."""
     model = Brightness(relaxed)
     guide, images = BrightnessGuide(model), torch.rand(3, 1, 1, 3).double()
     width = 0.01

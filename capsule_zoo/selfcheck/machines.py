@@ -1,7 +1,7 @@
-"""Machines small enough to be summed by hand, and what is known of them without their own code.
+"""Machines small enough to be summed by hand, with exact values computed without their own code.
 
-The capsule RBM is summed from its energy as the paper writes it; models with binary latents are
-listed state by state; a chain of single capsules has an exact recognition half in closed form.
+The capsule RBM is summed from its energy as the paper writes it. Models with binary latents are
+listed state by state. A chain of single capsules has an exact recognition half in closed form.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRAWS = 31  # from the posterior for each draw from the prior
 
 
 def randomised(module: AnyModule, scale: float = 0.8) -> AnyModule:
-    """The module in float64, every parameter drawn anew."""
+    """Return the module in float64, with new random values for every parameter."""
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -44,7 +44,7 @@ def randomised(module: AnyModule, scale: float = 0.8) -> AnyModule:
 
 
 def binary(*shape: int) -> Tensor:
-    """All binary values of a shape, (states, *shape)."""
+    """Return all binary values of a shape, (states, *shape)."""
     listed = list(itertools.product([0.0, 1.0], repeat=math.prod(shape)))
     return torch.tensor(listed, dtype=torch.float64).view(-1, *shape)
 
@@ -52,7 +52,7 @@ def binary(*shape: int) -> Tensor:
 def energy_machine(
     kind: type[CapsuleRBM] = CapsuleRBM, scale: float = 0.8, **options: Any
 ) -> CapsuleRBM:
-    """A capsule RBM of 2x2 pixels and two capsules of two units, or an RBM of three units."""
+    """Return a capsule RBM (2x2 pixels, two capsules of two units), or an RBM of three units."""
     sizes = (2, 2) if kind.switched else (3,)
     model = randomised(kind((1, 2, 2), *sizes, **options), scale)
     model.keep_normalisable()
@@ -63,10 +63,10 @@ def energy_machine(
 
 
 def exact_draws(model: CapsuleRBM, number: int, beta: float = 1.0) -> tuple[dict, Tensor]:
-    """Independent draws of capsules, by site, and images (number, C, H, W) from exp(-E) / Z.
+    """Draw capsules, by site, and images (number, C, H, W) independently from exp(-E) / Z.
 
-    Pixels and switches are listed and the hidden units integrated out; where pixels are Gaussian,
-    so are the hidden units, and given the switches both are one Gaussian.
+    Pixels and switches are listed, and the hidden units are integrated out. If pixels are Gaussian,
+    the hidden units are Gaussian too, and given the switches both have one joint Gaussian.
 
     Args:
         beta: factor of the couplings.
@@ -84,7 +84,7 @@ def exact_draws(model: CapsuleRBM, number: int, beta: float = 1.0) -> tuple[dict
 
 
 def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every pair of binary image and switches: x, z, log sum_h exp(-E), and b + z m of it."""
+    """List x, z, log sum_h exp(-E) and b + z m for every pair of binary image and switches."""
     count, capsules, _ = model.weight.shape
     switches = binary(capsules) if model.switched else torch.ones(1, 1).double()
     pairs = torch.cartesian_prod(torch.arange(2**count), torch.arange(len(switches)))
@@ -99,13 +99,13 @@ def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor
 
 
 def image_log_masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor]:
-    """log sum_{z, h} exp(-E), (images,), of every binary image, (images, C, H, W)."""
+    """Return log sum_{z, h} exp(-E), (images,), and every binary image, (images, C, H, W)."""
     images = binary(*model.image_shape)
     return masses(model, beta)[2].view(len(images), -1).logsumexp(1), images
 
 
 def _conjugate(units: Units, natural: Tensor) -> tuple[Tensor, dist.TorchDistribution]:
-    """log sum_h exp(natural h + log base(h)) over all units, (states,), and the units' law."""
+    """Return log sum_h exp(natural h + log base(h)) over all units, (states,), and their law."""
     if isinstance(units, BernoulliUnits):
         each, law = F.softplus(natural), dist.Bernoulli(logits=natural)
     elif isinstance(units, GaussianUnits):
@@ -118,7 +118,7 @@ def _conjugate(units: Units, natural: Tensor) -> tuple[Tensor, dist.TorchDistrib
 
 
 def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Switches, pixels and hidden units, all Gaussian given the switches."""
+    """Draw switches, and pixels and hidden units, which are Gaussian given the switches."""
     count, capsules, units = model.weight.shape
     switch = binary(capsules)  # (states, K)
     coupling = (model.weight * switch[:, None, :, None]).flatten(2)
@@ -140,7 +140,7 @@ def _gaussian_draws(model: CapsuleRBM, number: int) -> tuple[Tensor, Tensor, Ten
 
 
 def given(values: Values) -> Trace:
-    """A trace that holds these values, to be replayed; the other sites are drawn."""
+    """Return a trace of these values for `poutine.replay`; the other sites will be drawn."""
     trace = Trace()
     for name, value in values.items():
         trace.add_node(name, name=name, type="sample", value=value, is_observed=False, infer={})
@@ -148,15 +148,15 @@ def given(values: Values) -> Trace:
 
 
 def log_joint(model: Model, values: Values, images: Tensor) -> Tensor:
-    """log p(x, z), (B,), in nats, up to the model's own constant."""
+    """Compute log p(x, z), (B,), in nats, up to the model's own constant."""
     trace = poutine.trace(poutine.replay(model, trace=given(values))).get_trace(images)
     return log_density(trace, images)
 
 
 def listed(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor, Tensor]:
-    """Every value of the binary sites, (states, ...) each, with its log p and log q, (states, B).
+    """List all values of the binary sites, (states, ...), with their log p and log q, (states, B).
 
-    Sites of the guide that are not binary have to be points, which may depend on the others.
+    The other sites of the guide have to be points, which may depend on the binary sites.
     """
     sites = [site.name for site in model.latent_sites if site.discrete]
     with torch.no_grad(), poutine.block():
@@ -174,7 +174,7 @@ def listed(model: Model, guide: nn.Module, images: Tensor) -> tuple[dict, Tensor
 
 
 def at(sites: Iterable[Site], dims: Mapping[str, int], values: Values) -> Callable[..., None]:
-    """A guide that is certain of these values, (B, ...) by site."""
+    """Return a guide that puts all its mass on these values, (B, ...) by site."""
 
     def guide(images: Tensor, labels: Tensor | None = None) -> None:
         covered = [site for site in sites if not site.enumerated]
@@ -197,11 +197,11 @@ def at(sites: Iterable[Site], dims: Mapping[str, int], values: Values) -> Callab
 
 
 def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
-    """Two layers of one capsule of one binary unit, and the guide that is their exact posterior.
+    """Return two layers of one capsule with one binary unit, and a guide with the exact posterior.
 
-    Given a state (z, h) below, the log-odds of what is above are linear in it, as recognition has
-    them; e and c take up what the states above cost: with L(z, h) the log prior of a layer less
-    the log-partition of what it speaks to,
+    Given a state (z, h) below, the log-odds of the states above are linear in it, as in a
+    recognition layer. The biases e and c account for the cost of the states above. Let L(z, h) be
+    the log prior of a layer minus the log-partition of the layer below it. Then
 
         e = L(1, 1) - L(1, 0) - b,    c = L(1, 0) - log[exp L(0, 0) + exp L(0, 1)] + B(b).
     """
@@ -210,11 +210,11 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
     top, lower = model.layers
     for layer, push in ((top, -1.0), (lower, -2.0)):
         layer.switch_bias.data.fill_(push)
-    lower.coupling.switch_weight.data.add_(4)  # or the top layer is hardly seen in an image
+    lower.coupling.switch_weight.data.add_(4)  # otherwise the top layer hardly affects the image
     z, h = binary(2).T  # (4,) each: 00, 01, 10, 11
 
     def log_law(switch: Tensor, hidden: Tensor, z: Tensor, h: Tensor) -> Tensor:
-        """log p(z, h) under the natural parameters of switch and unit, the latter if it is on."""
+        """Return log p(z, h) from the natural parameters of the switch and of the unit if on."""
         return z * switch - F.softplus(switch) + h * hidden - F.softplus(hidden)
 
     with torch.no_grad():
@@ -222,13 +222,13 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
         pull, push = z * h * told, z * lower.coupling.switch_weight.squeeze()
         off, on = F.softplus(bias), F.softplus(bias + pull)
         odds = lower.switch_bias.squeeze() + push
-        spent = F.softplus(odds + on - off) + off  # of the lower layer, given (z, h) of the top
+        spent = F.softplus(odds + on - off) + off  # lower layer, given (z, h) of the top
         own = log_law(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
         _recognise(
             guide.layers[1], own - spent, top.hidden.bias, told, lower.coupling.switch_weight
         )
         below = torch.stack(
-            [  # the lower layer's law, the top summed out
+            [  # the lower layer's distribution, with the top summed out
                 (own + i * odds + j * (bias + i * pull) - spent).logsumexp(0)
                 for i, j in zip(z, h, strict=True)
             ]
@@ -244,7 +244,7 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
 def _recognise(
     layer: RecognitionLayer, law: Tensor, bias: Tensor, weight: Tensor, gate: Tensor
 ) -> None:
-    """Write e, c and the mirrored couplings into a layer of recognition; `law` is L, (4,)."""
+    """Write e, c and the mirrored couplings into a recognition layer; `law` is L, (4,)."""
     layer.coupling.weight.copy_(weight.reshape(layer.coupling.weight.shape))
     layer.coupling.switch_weight.copy_(gate.reshape(layer.coupling.switch_weight.shape))
     layer.hidden_bias.copy_(law[3] - law[2] - bias)
@@ -258,16 +258,16 @@ def _recognise(
 def calibrated(
     model: Model, guide: Callable, values: Values, images: Tensor, draws: int = DRAWS
 ) -> Outcome:
-    """Ranks of prior draws among those of a guide: all numbers of all sites, and the log joint.
+    """Test the ranks of prior draws among a guide's draws, for all sites and the log joint.
 
     Args:
         values: draws of the model's latents, (N, ...) by site.
-        images: drawn with them, (N, C, H, W).
+        images: images drawn with these latents, (N, C, H, W).
     """
 
     def quantities(values: Values, images: Tensor) -> Tensor:
         columns = [values[name].reshape(len(images), -1) for name in values]
-        joint = log_joint(model, values, images)[:, None].round(decimals=8)  # or ties are no ties
+        joint = log_joint(model, values, images)[:, None].round(decimals=8)  # keeps ties
         return torch.cat([*columns, joint], 1)
 
     repeated = images.repeat(draws, 1, 1, 1)
@@ -279,7 +279,7 @@ def calibrated(
 
 @torch.no_grad()
 def prior_draws(model: Model, number: int) -> tuple[dict, Tensor]:
-    """Draws of all that a model draws, by site, and the images, (number, C, H, W)."""
+    """Draw all latents of a model, by site, and the images, (number, C, H, W)."""
     nodes = poutine.trace(model).get_trace(batch_size=number).nodes
     sites = {site.name: nodes[site.name]["value"] for site in model.sites}
     return sites, nodes["_RETURN"]["value"]

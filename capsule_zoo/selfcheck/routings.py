@@ -1,4 +1,4 @@
-"""Calibration of routings: who belongs to which parent, given the votes."""
+"""Calibration of routings: checks of the assignments of children to parents, given the votes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ HALF_WIDTH, REACH, DEVIATION, NOISE = 6.0, 1.5, 0.8, 0.1
 
 
 class World(NamedTuple):
-    """Draws of a layer of switchable Gaussians, N of them.
+    """A batch of N draws of a layer of switchable Gaussians.
 
-    Votes for parents that a child did not choose, and for those that are not there, are uniform
-    over a box; one for a parent that is there is from its Gaussian.
+    Votes for absent parents and for parents that the child did not choose are uniform over a box. A
+    vote for a chosen parent that is present is drawn from the parent's Gaussian.
 
     Attributes:
-        there: which parents are, (N, J).
-        mean: of the parents' Gaussians, (N, J, D); their variance is the same for all.
+        there: 1 for parents that are present, else 0, (N, J).
+        mean: means of the parents' Gaussians, (N, J, D); their variance is the same for all.
         chosen: parent of each child, (N, I).
-        votes: (N, I, J, D).
+        votes: votes of the children, (N, I, J, D).
     """
 
     there: Tensor
@@ -43,12 +43,12 @@ class World(NamedTuple):
 
     @property
     def apart(self) -> Tensor:
-        """Squared distances of votes from means, (N, I, J)."""
+        """The squared distances of votes from means, (N, I, J)."""
         return (self.votes - self.mean[:, None]).square().sum(-1)
 
 
 def draw_world(number: int) -> World:
-    """From the prior; a parent that is there is as likely as the noise of a vote lets it be."""
+    """Draw from the prior; vote noise makes the choice of a present parent less likely."""
     there = torch.rand(number, PARENTS).double().lt(0.7).double()
     mean = REACH * (2 * torch.rand(number, PARENTS, SIZE).double() - 1)
     weight = there * math.exp(-SIZE * NOISE / (2 * DEVIATION**2)) + (1 - there)
@@ -60,7 +60,7 @@ def draw_world(number: int) -> World:
 
 
 def parent_law() -> ParentLaw:
-    """beta_u is the density of the box."""
+    """Return the law of the parents, in which beta_u is the log density of the box."""
     beta_u = torch.full((PARENTS,), -SIZE * math.log(2 * HALF_WIDTH)).double()
     return ParentLaw(torch.zeros(PARENTS).double(), beta_u, noise=NOISE)
 
@@ -68,7 +68,7 @@ def parent_law() -> ParentLaw:
 @check("sbc_em_e_step", of=[EMRouting], e_step="exact")
 @check("sbc_em_e_step_paper", of=[EMRouting], e_step="paper", approximate=True)
 def e_step(number: int, e_step: str) -> Outcome:
-    """Shares at known Gaussians and switches; the paper's let absent parents claim nothing."""
+    """Check responsibilities at known parents; the paper's E step gives absent parents none."""
     world = draw_world(number)
     variance = torch.full_like(world.mean, DEVIATION**2)[:, None]
     logits = 200 * (world.there - 0.5)[:, None]
@@ -81,7 +81,7 @@ def e_step(number: int, e_step: str) -> Outcome:
 
 @check("sbc_switchable_gaussians", of=[SwitchableGaussians, TraceEnum_ELBO])
 def enumerated(number: int) -> Outcome:
-    """The same by Pyro's enumeration of the layer as a model."""
+    """Check the responsibilities that Pyro finds by enumerating the layer as a model."""
     world, rule = draw_world(number), parent_law()
     sizes = CHILDREN, PARENTS, SIZE
     layer = SwitchableGaussians(*sizes, beta_u=rule.beta_u[0].item(), noise=NOISE).double()
@@ -101,7 +101,7 @@ def enumerated(number: int) -> Outcome:
 @check("sbc_vb_routing", of=[VBRouting], routing=VBRouting(3), approximate=True)
 @check("sbc_dynamic_routing", of=[DynamicRouting], routing=DynamicRouting(3), approximate=True)
 def whole_routing(number: int, routing: Routing) -> Outcome:
-    """Shares after three iterations from nothing but votes, taken for a posterior."""
+    """Check responsibilities after three iterations from votes alone, as if a posterior."""
     world = draw_world(number)
     responsibilities = routing(Votes.dense(world.votes), parent_law()).responsibility
     return choices_calibrated(world.chosen, responsibilities[:, 0].mT, world.apart)
@@ -109,7 +109,7 @@ def whole_routing(number: int, routing: Routing) -> Outcome:
 
 @check("sbc_vb_one_parent", of=[VBRouting])
 def one_parent(number: int) -> Outcome:
-    """Variational Bayes is exact for a single parent: Normal-Gamma, prior to posterior."""
+    """Check variational Bayes for a single parent, where its Normal-Gamma posterior is exact."""
     routing = VBRouting(kappa=0.7, nu=5.0, psi=2.0)
     half = torch.full((number, 2), 0.5).double()
     precision = dist.Gamma(routing.nu * half, routing.psi * half).sample()

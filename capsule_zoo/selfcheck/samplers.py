@@ -1,8 +1,8 @@
 """Joint-distribution tests of the samplers (Geweke 2004), and estimates of log Z.
 
-Chains begin at exact draws of the joint law, so that every state along them has that law too if
-the sampler leaves it alone. A chain's mean is one row of the test, for its states are not
-independent.
+Chains begin at exact draws from the joint distribution. If the sampler leaves this distribution
+invariant, every state of a chain has it too. The mean of a chain is one row of the test, because
+the states of a chain are not independent.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BETAS = (1.0, 0.6, 0.2)
 
 
 def moments(*blocks: Tensor) -> Tensor:
-    """First and second moments of the numbers of all blocks (N, ...), products included."""
+    """Return first and second moments of the numbers of all blocks (N, ...), with products."""
     numbers = torch.cat([block.flatten(1) for block in blocks], 1)
     rows, columns = torch.triu_indices(numbers.shape[1], numbers.shape[1])
     return torch.cat([numbers, numbers[:, rows] * numbers[:, columns]], 1)
 
 
 def of_joint(values: dict, images: Tensor) -> Tensor:
-    """Moments of images, switches and activities."""
+    """Return moments of images, switches and activities."""
     hidden = values["capsule_hidden"]
     switch = values.get("capsule_switch", torch.ones_like(hidden[..., 0]))
     return moments(images, switch, switch[..., None] * hidden)
@@ -55,7 +55,7 @@ def of_joint(values: dict, images: Tensor) -> Tensor:
 @check("geweke_gibbs_poisson", of=[CapsuleRBM], hidden_family="poisson")
 @check("geweke_gibbs_spike_slab", of=[CapsuleRBM], **GAUSSIANS)
 def block_gibbs(number: int, **options: Any) -> Outcome:
-    """x -> (z, h) -> x, for every family of units."""
+    """Check the Gibbs sweep x -> (z, h) -> x, for every family of units."""
     model = energy_machine(scale=0.6, **options)
     _, images = exact_draws(model, number)
     means = torch.zeros(())
@@ -69,7 +69,7 @@ def block_gibbs(number: int, **options: Any) -> Outcome:
 
 @check("geweke_guide_then_image", of=[ExactSwitches, CapsuleRBM])
 def guide_then_image(number: int) -> Outcome:
-    """The same chain by the Pyro guide and the conditional law of images."""
+    """Check the same chain, drawn by the Pyro guide and the conditional law of images."""
     model = energy_machine()
     guide, (_, images) = ExactSwitches(model), exact_draws(model, number)
     means = torch.zeros(())
@@ -89,11 +89,11 @@ def _draw(guide: ExactSwitches, images: Tensor) -> CapsuleState:
 
 @check("geweke_tempered_chains", of=[TemperedChains])
 def tempered(number: int) -> Outcome:
-    """Sweeps and exchanges leave the law of every temperature."""
+    """Check that sweeps and exchanges leave the distribution of every temperature invariant."""
     model = energy_machine()
 
     def images_at_all() -> Tensor:
-        """(levels, chains, C, H, W)."""
+        """Return the images at all temperatures, (levels, chains, C, H, W)."""
         return torch.stack([exact_draws(model, number, beta)[1] for beta in BETAS])
 
     chains, means = TemperedChains(BETAS, images_at_all()), torch.zeros(())
@@ -105,7 +105,7 @@ def tempered(number: int) -> Outcome:
 
 @check("geweke_prior_of_capsule_rbm", of=[CapsuleRBM])
 def prior_of_energy(number: int) -> Outcome:
-    """A draw without images is the end of a chain that began at independent pixels."""
+    """Check draws without images: the ends of chains that began at independent pixels."""
     model = energy_machine(scale=0.6, sweeps=100)
     with torch.no_grad():
         drawn = prior_draws(model, number)
@@ -114,14 +114,14 @@ def prior_of_energy(number: int) -> Outcome:
 
 @check("geweke_helmholtz_chain", of=[CapsuleHelmholtzMachine, RecognitionMachine])
 def helmholtz(number: int) -> Outcome:
-    """Recognition and generation in turns, where recognition is the posterior."""
+    """Check a chain of recognition and generation, where recognition is the exact posterior."""
     model, guide = chain_machine()
     return _alternated(model, guide, number)
 
 
 @check("geweke_helmholtz_trained", of=[RecognitionMachine], approximate=True)
 def helmholtz_after_training(number: int) -> Outcome:
-    """The same where recognition has learned for a short time: Gibbs sampling in name."""
+    """Check the same chain with a briefly trained recognition, which is not the posterior."""
     return _alternated(*recognition_after(steps=50), number)
 
 
@@ -135,7 +135,7 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 
 @check("geweke_part_whole_selections", of=[PartWholeCapsules])
 def selections(number: int) -> Outcome:
-    """Parents drawn as the story tells it and summed out: two ways to draw the same prior."""
+    """Check that the prior is the same with parents drawn and with parents summed out."""
     model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=4, sigma_min=0.05), 0.5)
     model = model.discretized()
     found = []
@@ -149,7 +149,7 @@ def selections(number: int) -> Outcome:
 
 @check("geweke_annealing", of=[CapsuleRBM], share=0.02)
 def annealing(number: int) -> Outcome:
-    """The mean of exp of the annealed log Z is Z, however few temperatures there are."""
+    """Check that the mean of exp(annealed log Z) is Z, even with few temperatures."""
     model = energy_machine()
     exact = image_log_masses(model)[0].logsumexp(0)
     seeds = torch.randint(2**31, (number,)).tolist()

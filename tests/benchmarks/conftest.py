@@ -1,4 +1,4 @@
-"""Benchmarks are scripts that stand beside each other, not a package: tests import them by name."""
+"""Benchmarks are scripts next to each other, not a package: tests import them by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 @pytest.fixture
 def load_benchmark(monkeypatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a script of `benchmarks/` by its name, anew for every test."""
+    """Return a function that imports a script of `benchmarks/` by name, freshly for every test."""
     loaded: list[str] = []
 
     def load(name: str) -> ModuleType:

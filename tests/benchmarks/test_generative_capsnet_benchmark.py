@@ -21,7 +21,7 @@ def test_both_splats_agree_and_all_contestants_run(benchmark):
 
 
 def test_the_autoencoder_is_of_equal_size(benchmark):
-    """Within a tenth of the continuous capsules' parameters."""
+    """Its number of parameters is within a tenth of the continuous capsules' number."""
     sizes = {}
     for name in ("continuous", "autoencoder"):
         kind, options = benchmark.ENTRIES[name]

@@ -1,4 +1,4 @@
-"""The harness takes turns, takes medians, and sees memory; what takes how long is never tested."""
+"""The harness takes turns, takes medians and sees memory; durations are never tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real browser for what is shown in one."""
+"""A fixture with a real browser, for pages that are shown in one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 200  # seconds, for a page on a busy machine
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window, whose console is kept; tests are skipped where there is none."""
+    """Start headless Chromium and keep its console; skip the test if there is no browser."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     chromium = next(filter(None, map(shutil.which, names)), None)

@@ -1,4 +1,4 @@
-"""Trained weights: each has a card, loads by name, and still does what its card says."""
+"""Trained weights: each has a card, loads by name, and still agrees with its card."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OFFLINE = ("digits", "toys3d")  # no file needed
 
 @functools.cache
 def data_for(name: str, size: tuple[int, int]) -> Dataset:
-    """The data set of a card; the test is skipped where its files are not at hand."""
+    """Return the data set of a card; skip the test if its files are not available."""
     if name not in OFFLINE and not os.environ.get("CAPSULE_ZOO_DATA"):
         pytest.skip(f"CAPSULE_ZOO_DATA is not set, so there is no {name} to test with")
     try:
@@ -39,7 +39,7 @@ def data_for(name: str, size: tuple[int, int]) -> Dataset:
 
 
 def measured_again(name: str, number: int | None):
-    """An entry's headline on so many test images, or on all, and what its card says."""
+    """Return an entry's headline, on this many test images or on all, and its card's headline."""
     entry, card = load(name), read_recipe(name)
     split = data_for(card["data"], tuple(entry.model.image_shape[1:])).test
     return headline(entry, split if number is None else every(split, number)), card["headline"]

@@ -24,7 +24,7 @@ TRAIN = ["train", "part-whole", *SIZES, "--batch-size", "32"]
 
 
 def run(*words: str) -> int:
-    """The exit status of a command line."""
+    """Return the exit status of a command line."""
     with pytest.raises(SystemExit) as ended:
         cli.main([str(word) for word in words])
     return ended.value.code
@@ -35,7 +35,7 @@ def last_json(capsys) -> dict:
 
 
 def refused(capsys, *words: str) -> str:
-    """What a refused command says."""
+    """Return the message of a refused command."""
     assert run(*words) == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
@@ -51,7 +51,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def scratch_experiments(monkeypatch):
-    """Whatever a test registers is forgotten."""
+    """Forget every experiment that a test registers."""
     list_experiments()
     monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
 

@@ -1,4 +1,4 @@
-"""What the zoo holds is said in full, in words and in JSON, and equals what `create` makes."""
+"""Discovery describes the zoo in full, in words and in JSON, and agrees with `create`."""
 
 from __future__ import annotations
 

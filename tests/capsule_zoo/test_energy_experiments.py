@@ -16,7 +16,7 @@ LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
-    """Few digits whatever data set is asked for, little annealing and short curves."""
+    """Use few digits for every data set, little annealing and short curves."""
     few = few_digits(120, 30, size=12)
     for module in (energy, capsule_rbm):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
@@ -109,7 +109,7 @@ def test_a_given_run_is_measured_without_training(tmp_path):
 
 
 def test_log_likelihoods_are_about_the_exact_value(miniature, monkeypatch):
-    """On a machine whose log Z can be summed; AIS and its reverse err by their standard errors."""
+    """The machine's log Z can be summed; AIS and its reverse err by their standard errors."""
     monkeypatch.setattr(energy, "TEMPERATURES", 300)
     monkeypatch.setattr(energy, "CHAINS", 30)
     torch.manual_seed(0)

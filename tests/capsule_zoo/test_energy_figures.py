@@ -11,7 +11,7 @@ from capsule_zoo.registry import create, small_sizes
 
 
 def shown(figure):
-    """The pictures of a figure, row by row."""
+    """Return the pictures of a figure, row by row."""
     return [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
 
 

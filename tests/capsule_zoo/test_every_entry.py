@@ -1,4 +1,4 @@
-"""Every entry goes through every command, at a small size, and each command says what holds."""
+"""Every entry goes through every command at a small size, and every command's output is correct."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ FEW = ("--images", "6", "--particles", "2")
 
 
 def small_words(name: str) -> list[str]:
-    """An entry's small sizes as words of the command line; digits have ten classes."""
+    """Return an entry's small sizes as words of the command line; digits have ten classes."""
     sizes = small_sizes(name)
     sizes |= {"classes": 10} if "classes" in sizes else {}
     return [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
 
 
 class Terminal:
-    """Runs command lines and holds what they print."""
+    """A terminal that runs command lines and keeps their output."""
 
     def __init__(self, capsys: pytest.CaptureFixture) -> None:
         self.capsys = capsys
 
     def run(self, *words: object, status: int = 0) -> str:
-        """What a command prints; on stderr where it is refused."""
+        """Return the output of a command; a refused command writes to stderr."""
         with pytest.raises(SystemExit) as ended:
             cli.main([str(word) for word in words])
         printed = self.capsys.readouterr()
@@ -43,7 +43,7 @@ class Terminal:
         return printed.err if status else printed.out
 
     def refused(self, *words: object) -> str:
-        """The one line that a refused command says."""
+        """Return the one line that a refused command prints."""
         said = self.run(*words, status=2)
         assert said.startswith("capsule-zoo: ") and said.count("\n") == 1, said
         return said
@@ -54,7 +54,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
-    """A terminal in an empty folder, whose figures are drawn coarsely, by `figure` alone."""
+    """Return a terminal in an empty folder; only `figure` draws figures, with few pixels."""
     monkeypatch.chdir(tmp_path)
     savefig = Figure.savefig
 
@@ -66,7 +66,7 @@ def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
 
 
 def steps_of(folder: Path) -> tuple[int, int]:
-    """Steps taken and images of a step, as the checkpoint has them."""
+    """Return the number of steps and the images per step that a checkpoint records."""
     tree = load_checkpoint(folder / "checkpoint.safetensors")
     return len(tree["progress"]["history"]), tree["config"]["batch_size"]
 
@@ -97,7 +97,7 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
 
 
 def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
-    """Each kind of entry is measured by its own commands; the others name them."""
+    """Check that commands for one kind of entry measure it, and that others name those commands."""
     if isinstance(entry.model, Classifier):
         right = "error-rate"
         found = terminal.json("error-rate", "run")
@@ -139,7 +139,7 @@ def check_pictures(entry, terminal: Terminal) -> None:
 
 
 def test_an_entry_trains_from_a_shell(tmp_path):
-    """The command as it is typed, in a process of its own."""
+    """The command runs as a user types it, in a separate process."""
     words = ["train", "vae", *small_words("vae"), "--steps", "3", "--out", "run", "--quiet"]
     done = subprocess.run(
         [sys.executable, "-m", "capsule_zoo", *words],

@@ -1,4 +1,4 @@
-"""What holds of every experiment: it says what it shows, keeps to its seed, ignores no option."""
+"""Laws of every experiment: it describes its result, keeps its seed and ignores no option."""
 
 import pytest
 import torch

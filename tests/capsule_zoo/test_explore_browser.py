@@ -50,13 +50,13 @@ REVEAL = """
 
 
 class Page:
-    """A browser on the explorer's page."""
+    """A browser that shows the explorer's page."""
 
     def __init__(self, driver, folder: Path):
         self.driver, self.folder = driver, folder
 
     def picture(self, name: str) -> np.ndarray | None:
-        """The pixels (H, W, 3) of the picture that is shown under a name."""
+        """Return the pixels (H, W, 3) of the picture with this label."""
         url = self.driver.execute_script(PIXELS, name)
         if url is None:
             return None
@@ -73,7 +73,7 @@ class Page:
         pytest.fail(f"waited in vain for {words}; see {self.folder}")
 
     def changed(self, name: str, before: np.ndarray) -> np.ndarray:
-        """The picture once it differs from what it was."""
+        """Return the picture once it differs from the picture `before`."""
 
         def different():
             now = self.picture(name)
@@ -94,7 +94,7 @@ class Page:
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch) -> Path:
-    """A run folder of a small entry whose templates can be seen."""
+    """Return a run folder of a small entry whose templates can be seen."""
     monkeypatch.chdir(tmp_path)
     entry = create("part-whole", **small_sizes("part-whole"))
     torch.nn.init.constant_(entry.model.template_logits, 3.0)

@@ -1,4 +1,4 @@
-"""`capsule-zoo explore` writes a notebook that runs, and says in a line what can be mended."""
+"""`capsule-zoo explore` writes a notebook that runs, and reports mistakes in one line."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from capsule_zoo.registry import create, save, small_sizes
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """A run folder of the smallest part-whole entry."""
+    """Return a run folder of the smallest part-whole entry."""
     monkeypatch.chdir(tmp_path)
     save(create("part-whole", **small_sizes("part-whole")), tmp_path / "run", data="digits")
     return tmp_path / "run"
@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch) -> list:
-    """The command lines that would take over."""
+    """Record the command lines that would open the notebook."""
     found: list = []
     monkeypatch.setattr(os, "execv", lambda path, words: found.append(words))
     monkeypatch.setattr(explore, "find_spec", lambda name: True)

@@ -1,4 +1,4 @@
-"""Views: what is held moves as its numbers say, what belongs to it follows, the model paints it."""
+"""Views: a moved handle has the given numbers, its children follow, the model renders the state."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ from capsule_zoo.registry import create, small_sizes
 
 
 def part_whole_view(layers=(2, 4), off=()):
-    """A view whose guide puts every capsule where we say, there but for those `off`."""
+    """Return a view whose guide gives fixed poses, with all capsules present except `off`."""
     model = PartWholeCapsules(layers=layers, image_size=12, template_size=5, epsilon=1e-6)
     torch.nn.init.normal_(model.template_logits, std=3)
     image = torch.rand(1, 1, 12, 12)

@@ -1,4 +1,4 @@
-"""The widgets: what a person does to them is what the model then paints, pixel by pixel."""
+"""Widgets: a person's actions change the model's rendering, pixel by pixel."""
 
 import html
 import io
@@ -18,12 +18,12 @@ explorer = pytest.importorskip("capsule_zoo.explore.explorer")
 
 
 def pixels(png: bytes) -> torch.Tensor:
-    """What a browser shows, (H, W) or (H, W, 3), in bytes."""
+    """Return the pixels that a browser shows, (H, W) or (H, W, 3), in bytes."""
     return torch.from_numpy(np.array(Image.open(io.BytesIO(png))))
 
 
 def on_screen(image: torch.Tensor) -> torch.Tensor:
-    """A model's image (1, 1, H, W) in bytes, as large as the picture on the screen."""
+    """Return a model's image (1, 1, H, W) in bytes, at the picture's size on the screen."""
     scale = round(280 / image.shape[-1])
     levels = (image[0, 0] * 255).round().to(torch.uint8)
     return levels.repeat_interleave(scale, 0).repeat_interleave(scale, 1)
@@ -36,7 +36,7 @@ def file_of(image: torch.Tensor) -> bytes:
 
 
 def uploaded(name: str, content: bytes) -> tuple:
-    """The value of a FileUpload."""
+    """Return the value of a FileUpload."""
     today = datetime(2026, 1, 1)
     file = {"name": name, "type": "", "size": len(content), "last_modified": today}
     return ({**file, "content": memoryview(content)},)

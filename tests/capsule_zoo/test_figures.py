@@ -57,7 +57,7 @@ def test_samples_are_seeded_and_leave_the_random_state(model):
 
 
 def pixels(figure):
-    """Of all pictures in a figure of rows."""
+    """Return the pixels of all pictures in a figure of rows."""
     return np.stack([axis.images[0].get_array() for axis in figure.axes if axis.images])
 
 

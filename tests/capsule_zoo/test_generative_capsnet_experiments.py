@@ -1,4 +1,4 @@
-"""The experiments on requests in miniature: what is asked for, what is counted, what is written."""
+"""The experiments on requests in miniature: the requests, the measured errors, the records."""
 
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ PLAIN = dict(latent=2, channels=3, hidden=4)
 
 @pytest.fixture
 def small(monkeypatch):
-    """Few digits, tiny decoders, two seeds, and everything in one process."""
+    """Use few digits, tiny decoders, two seeds, and one process for everything."""
     few = few_digits(40, 40)
     decoders = {
         name: replace(decoder, sizes={**decoder.sizes, **(CAPSULES if name in CAPSNETS else PLAIN)})
@@ -103,7 +103,7 @@ def test_bounds_of_laws_under_every_angle(small, monkeypatch, tmp_path):
 
 
 def test_turned_images_turn_back(small):
-    """By the true angle an image comes back, and what is inferred has the angles' shape."""
+    """The true angle turns an image back; inferred angles have the shape of the angles."""
     entry = create("generative-capsnet-continuous", **CAPSULES, guide_sizes=dict(channels=3))
     images = small.test.images[:3]
     moved, angles, found = turned(entry, images, seed=0)
@@ -113,7 +113,7 @@ def test_turned_images_turn_back(small):
 
 
 def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
-    """Against the model with one-hot kinds, and against a unit of the size found by hand."""
+    """They agree with the model with one-hot kinds, and with a unit whose size is found by hand."""
     data = on_canvas(TURNED, OPTIONS)
     places = TURNED.lines["circle"][::3]
     numbers = TURNED.requests.numbers(torch.tensor(places))

@@ -15,7 +15,7 @@ ROUTINGS = ("em", "vb", "dynamic")
 
 
 def few_views(number=48):
-    """Noise with every factor: two azimuths, two elevations."""
+    """Return noise images with every factor: two azimuths, two elevations."""
     index = torch.arange(number)
     factors = [index % 5, index // 5 % 5, index % 2, index // 2 % 2, index % 6]
     pixels = torch.randint(256, (number, 1, 17, 17), dtype=torch.uint8)
@@ -24,7 +24,7 @@ def few_views(number=48):
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
-    """Few and small digits, views of noise, small networks, and everything in one process."""
+    """Use few small digits, views of noise, small networks, and one process for everything."""
     few = few_digits(40, 12, size=17)
     smaller = dict(features=4, capsules=(2, 2, 2))
     monkeypatch.setattr(matrix_capsules, "load_dataset", lambda *_, **__: few)

@@ -14,7 +14,7 @@ from capsule_zoo.registry import create, load, save
 
 @pytest.fixture
 def small_digits(monkeypatch):
-    """The digits, but few of them, whatever data set is asked for."""
+    """Use a few digits for every data set."""
     few = few_digits(80, 16)
     monkeypatch.setattr(part_whole, "load_dataset", lambda *args, **kwargs: few)
 

@@ -23,7 +23,7 @@ WIDE = dict(channels=128, width=128, blocks=3)
 
 
 def start_small(seed: int, wide: bool, **settings) -> Start:
-    """A short training on digits of 14 pixels, with rates that do not fall."""
+    """Train briefly on digits of 14 pixels, with rates that do not fall."""
     images = load_dataset("digits", size=14).train.images[:512]
     pyro.set_rng_seed(seed)
     model = PartWholeCapsules(objects=16, parts=12, image_size=14, template_size=7)
@@ -35,13 +35,13 @@ def start_small(seed: int, wide: bool, **settings) -> Start:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_it_paints_within_45_steps(seed):
-    """Wide networks, which move the poses most in a step, started at no seed without warm-up."""
+    """Wide networks move the poses most in a step; without warm-up they started at no seed."""
     begun = start_small(seed, wide=True)
     assert begun.loss < begun.blank / 2 and begun.step < 45
 
 
 def test_constructors_and_registry_give_one_pair():
-    """To the bit: sizes, settings of the story, and how it is trained."""
+    """The pairs are equal to the bit in sizes, settings of the story, and training."""
     entry = create("part-whole")
     torch.manual_seed(0)
     again = create("part-whole")
@@ -66,7 +66,7 @@ def test_a_start_is_when_the_loss_is_under_half_of_a_blank_canvas():
 
 
 def test_a_blank_canvas_costs_what_the_model_says():
-    """The model's own image law, with every part off."""
+    """The cost is the model's own image law with every part off."""
     model = create("part-whole", objects=2, parts=3).model.discretized()
     images = torch.rand(4, 1, 28, 28)
     pose = torch.eye(2, 3).flatten().expand(4, 3, 6)
@@ -76,7 +76,7 @@ def test_a_blank_canvas_costs_what_the_model_says():
 
 
 def test_tightening_warms_up_as_the_first_training_does(monkeypatch):
-    """At full rates its first updates undid what was learned, differently by seed and rounding."""
+    """At full rates its first updates destroyed the fit, differently by seed and rounding."""
     runs = []
     monkeypatch.setattr(part_whole, "train", lambda *a, **k: runs.append(train(*a, **k)))
     entry = create("part-whole", objects=2, parts=2)
@@ -88,7 +88,7 @@ def test_tightening_warms_up_as_the_first_training_does(monkeypatch):
 
 @pytest.fixture
 def miniature(monkeypatch):
-    """Two seeds, few digits and steps, one process; the true sizes would take minutes."""
+    """Use two seeds, few digits and steps, one process; the true sizes would take minutes."""
     few = few_digits(16, 8)
     for module in (part_whole, part_whole_starts):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few, raising=False)
@@ -118,7 +118,7 @@ def test_starts_says_of_every_setting_how_its_seeds_begin(miniature, tmp_path):
 
 
 def test_demo_seeds_tells_the_median_and_how_far_seeds_lie_from_it(miniature, tmp_path):
-    """At a thousandth of its length; the two bounds lie about their mean."""
+    """The run has a thousandth of its length; the two bounds lie about their mean."""
     options = Options(minutes=0.03, progress=False)
     reproduce("part-whole/demo-seeds", options, folder=tmp_path)
     record = read_record("part-whole/demo-seeds", tmp_path)

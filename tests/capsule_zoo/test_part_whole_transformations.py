@@ -28,7 +28,7 @@ SMALL = {key: value for key, value in small_sizes("part-whole").items() if key !
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Few digits whatever data set is asked for, small models, and everything in one process."""
+    """Use few digits for every data set, small models, and one process for everything."""
     few = few_digits(60, 12)
 
     def read(name, root=None):
@@ -93,7 +93,7 @@ def test_augment_trains_every_range_and_both_ways_out(small, tmp_path):
 
 
 def test_time_is_shared_by_the_cost_of_a_step(small, monkeypatch):
-    """So that every variant takes about as many steps."""
+    """Every variant therefore takes about the same number of steps."""
     jobs = []
 
     def noted(task, todo):

@@ -39,7 +39,7 @@ def test_likelihoods_trains_both_and_measures_both_alike(digits, tmp_path, monke
 
 
 def test_variants_start_alike(digits):
-    """One seed: likelihoods differ, the parameters that they start from do not."""
+    """With one seed, likelihoods differ and initial parameters do not."""
     starts = []
     for kind in ("composite", "mixture"):
         made, _ = learn(Variant(digits, {"likelihood": kind}), OPTIONS, 1e-9)

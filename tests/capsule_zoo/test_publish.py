@@ -16,7 +16,7 @@ from capsule_zoo.runs.cards import FIELDS, publish
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run of two steps, in a folder of its own, with empty weights beside it."""
+    """Return a run of two steps in a separate folder, with empty weights next to it."""
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
     sizes = {**small_sizes("part-whole"), "image_shape": (1, 28, 28)}

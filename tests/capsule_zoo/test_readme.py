@@ -54,7 +54,7 @@ def test_its_python_runs(capsys):
 
 @pytest.mark.slow
 def test_its_python_paints_what_it_was_never_shown():
-    """As it stands; rounding moves the bounds of other machines, by less than this leaves room."""
+    """The code runs as it stands; the margins allow for rounding on other machines."""
     names: dict = {}
     exec(compile(readme_python(), "README.md", "exec"), names)
     digits, model = names["digits"], names["model"]

@@ -41,7 +41,7 @@ PROMISED = {
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
-    """Few small digits whatever data set is asked for, a tiny preset, few particles."""
+    """Use few small digits for every data set, a tiny preset and few particles."""
     few = few_digits(60, 30, size=17)
     binary = few.binarized()
     for module in (recurrent_capsules, recurrent_overlap):
@@ -66,7 +66,7 @@ def test_every_experiment_is_tried():
 
 
 def test_a_given_run_is_measured_without_training(tmp_path, miniature):
-    """And the parts of its negative ELBO add up, but for the draws."""
+    """The parts of its negative ELBO add up, apart from different draws."""
     entry = create("recurrent-capsules", image_shape=miniature.image_shape)
     save(entry, tmp_path / "run", data="digits", seed=0)
     options = Options(minutes=1e-4, run=str(tmp_path / "run"), progress=False)
@@ -100,7 +100,7 @@ def test_a_pair_shows_both_and_knows_both_classes(miniature):
 
 
 def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):
-    """Through the other digit's capsule it draws the other digit's drawing."""
+    """The capsule of the other digit gives the drawing of the other digit."""
     entry = recurrent_overlap.overlapping(miniature)
     assert isinstance(entry.guide, OverlappingEncoder)
     images, labels = miniature.test.images[:6], miniature.test.labels[:6]

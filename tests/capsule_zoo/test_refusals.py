@@ -27,21 +27,21 @@ SMALL = [w for key, size in SIZES.items() for w in ("--set", f"{key}={json.dumps
 
 
 def run(*words: object) -> int | None:
-    """The exit status of a command line."""
+    """Return the exit status of a command line."""
     with pytest.raises(SystemExit) as ended:
         cli.main([str(word) for word in words])
     return ended.value.code
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """Every file below a folder, hidden ones too, with the hash of its bytes."""
+    """Return every file below a folder, hidden files too, with the hash of its bytes."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A run of two steps, a damaged one, pictures of the user's, and published weights."""
+    """Return a folder with a run of two steps, broken copies of it, a picture and weights."""
     place = tmp_path_factory.mktemp("refusals")
     given = {"sizes": {**SIZES, "image_shape": (1, 5, 6)}, "limits": {"steps": 2}, "seed": 1}
     with pytest.MonkeyPatch.context() as patched:
@@ -59,7 +59,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def place(trained, tmp_path, monkeypatch) -> Path:
-    """A copy of these, where the command is typed; training draws no figures."""
+    """Copy these into the working folder of the command; training draws no figures."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
@@ -192,7 +192,7 @@ def test_overwriting_keeps_the_old_run_until_the_first_checkpoint(place, monkeyp
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("killed", [False, True], ids=["ended well", "killed"])
 def test_training_that_ctrl_c_ended_goes_on_to_the_same_numbers(killed, monkeypatch, capsys):
-    """Status 130, and a folder from which --resume goes on, even if nothing else was written."""
+    """The status is 130, and --resume continues from the folder, even if it holds nothing else."""
     assert run(*train("--out", "whole", *SMALL, "--seed", 7)) == 0
     words, step = train("--out", "new", *SMALL, "--seed", 7), Trainer._step
     with monkeypatch.context() as patched:

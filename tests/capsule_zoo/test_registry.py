@@ -1,4 +1,4 @@
-"""Entries are made, saved and loaded by name; what is wrong is told with the nearest right name."""
+"""Entries are made, saved and loaded by name; an error reports the nearest valid name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def entry():
 
 @pytest.fixture
 def scratch_registry(monkeypatch):
-    """Whatever a test registers is forgotten."""
+    """Forget every entry that a test registers."""
     list_models()
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 

@@ -1,4 +1,4 @@
-"""The report: all of the zoo is on it, with the records' own numbers, and a browser shows it."""
+"""The report shows the whole zoo with the records' own numbers, and a browser displays it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VOID = {"meta", "link", "img", "br"}
 
 
 class Page(HTMLParser):
-    """What a page holds; raises AssertionError where its elements do not nest."""
+    """The contents of a page; raises AssertionError if its elements do not nest."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Page(HTMLParser):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Every shown metric, `record:metric`."""
+        """Return every shown metric as `record:metric`."""
         cells = [attributes for _, attributes in self.elements if "data-metric" in attributes]
         return {cell["data-metric"]: float(cell["data-value"]) for cell in cells}
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory) -> Page:
-    """The report on the repository's own records."""
+    """Return the report on the repository's own records."""
     return Page(write_page(tmp_path_factory.mktemp("report") / "report.html", RESULTS))
 
 

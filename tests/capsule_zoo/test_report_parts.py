@@ -1,4 +1,4 @@
-"""What the report is made with: rounding, metrics as tables, stories of docstrings, pictures."""
+"""Parts of the report: rounding, metrics as tables, stories of docstrings, pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The self-check passes, and every exact check has been seen to fail when something is broken."""
+"""The self-check passes, and every exact check fails when the code is broken."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def replace(owner: object, name: str, change: Callable) -> Patch:
-    """Puts `change(original, *arguments)` in the place of a function."""
+    """Return a function that replaces another one by `change(original, *arguments)`."""
     original = getattr(owner, name)
 
     def wrapped(*arguments, **options):
@@ -216,7 +216,7 @@ def invented(name: str, p: float, approximate: bool = False) -> checks.Check:
 
 @pytest.mark.parametrize(("p", "status"), [(1e-4, 1), (0.02, 0)])
 def test_an_exact_check_that_fails_is_the_exit_status(monkeypatch, tmp_path, capsys, p, status):
-    """Two exact checks: .02 is .04 after correction and holds; approximate ones never fail."""
+    """With two exact checks .02 becomes .04 and passes; approximate checks never fail."""
     toys = [invented("sbc_a", p), invented("sbc_b", 0.5), invented("sbc_c", 1e-9, True)]
     monkeypatch.setattr(checks, "list_checks", lambda: toys)
     with pytest.raises(SystemExit) as ended:

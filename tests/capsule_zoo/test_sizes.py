@@ -1,4 +1,4 @@
-"""Sizes: `create` knows each by name and type, says what was typed, and what is allowed."""
+"""Sizes: `create` knows each by name and type, and reports the given and the allowed values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = list_models()
 
 
 def every_size(name: str) -> Iterator[tuple[Size, str]]:
-    """The sizes of an entry, and those inside of a mapping with its name."""
+    """Yield every size of an entry, and every size inside a mapping with the mapping's name."""
     for size in sizes_of(name).values():
         yield size, ""
         for inner in size.inner.values():
@@ -68,7 +68,7 @@ def test_a_negative_size_is_refused_by_name(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_size_may_be_given_at_its_small_or_default_value(name):
-    """What is listed can be typed: no name clashes with one that the factory sets itself."""
+    """Listed sizes can be given: no name clashes with a name that the factory sets itself."""
     given = {size.name: size.default for size in sizes_of(name).values() if not size.inner}
     entry = create(name, **{**given, **small_sizes(name)})
     assert entry.sizes.keys() >= given.keys()

@@ -13,7 +13,7 @@ from capsule_zoo.registry import create, small_sizes
 
 @pytest.fixture
 def small(monkeypatch):
-    """Small entries on few digits of their own size, in this process."""
+    """Use small entries, few digits of their sizes, and this process."""
 
     def create_small(name, image_shape):
         own = {"classes": 10} if name == "cnn" else {}

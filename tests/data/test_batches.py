@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from capsule_zoo.data import Batches, Split
-from capsule_zoo.data.batches import seeded_generator, takes_generator
+from capsule_zoo.data.batches import takes_generator
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.transforms import Rotate
 
 
@@ -67,7 +68,7 @@ def test_batches_leave_the_global_random_state_alone(split):
 
 
 class Jitter(torch.nn.Module):
-    """A transform as torchvision writes them: a module of images alone, with global draws."""
+    """A transform in torchvision's style: a module of images alone, with global draws."""
 
     def forward(self, images):
         return images + torch.rand_like(images)

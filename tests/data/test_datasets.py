@@ -1,4 +1,4 @@
-"""Every data set by name, what each refuses, and what is made from MNIST."""
+"""Data sets: each loads by name, refuses bad input, and transforms MNIST as documented."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_truncated_files_are_refused(tmp_path):
 
 
 def test_cifar_is_read_as_rgb(tmp_path, monkeypatch):
-    """The layout of torchvision's own files, with two images in each of them."""
+    """The files have torchvision's layout, with two images in each of them."""
     import pickle
 
     from torchvision.datasets import CIFAR10

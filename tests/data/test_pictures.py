@@ -1,4 +1,4 @@
-"""Every kind of picture file: which pixels come of it, or why it is refused."""
+"""Every kind of picture file gives the right pixels, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def saved(image: Image.Image, folder: Path, suffix: str = "png", **options: obje
 
 
 def painted(mode: str, *pixels: object) -> Image.Image:
-    """One row of pixels."""
+    """Return one row of pixels."""
     image = Image.new(mode, (len(pixels), 1))
     image.putdata(pixels)
     return image
@@ -110,7 +110,7 @@ def test_sixteen_bits_are_resized_without_rounding(tmp_path):
 
 
 def test_inks_become_light(tmp_path):
-    """CMYK: no ink is white, full black ink is black."""
+    """In CMYK no ink is white, and full black ink is black."""
     path = saved(painted("CMYK", (0, 0, 0, 0), (0, 0, 0, 255), (0, 255, 255, 0)), tmp_path, "tiff")
     expected = [[(255, 255, 255), (0, 0, 0), RED]]
     np.testing.assert_array_equal(read_pixels(path, None), expected)

@@ -1,11 +1,11 @@
-"""Laws of the warps: exact at right angles, invertible, centred, and inside what was asked for."""
+"""Laws of the warps: exact at right angles, invertible, centered, and within the given range."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.transforms import (
     Affine,
     Rotate,
@@ -24,7 +24,7 @@ def images():
 
 
 def disc(x: torch.Tensor, y: torch.Tensor, size: int = 41) -> torch.Tensor:
-    """Smooth blobs (B, 1, size, size) centred at (x, y) pixels from the middle."""
+    """Return smooth blobs (B, 1, size, size) centered at (x, y) pixels from the middle."""
     pixels = pixel_centres(size, size).double()
     square = ((pixels - torch.stack([x, y], -1)[:, None]) ** 2).sum(-1)
     return torch.exp(-square / 8).view(-1, 1, size, size)

@@ -15,7 +15,7 @@ MAGIC = {np.dtype("u1"): 0x1E3D4C55, np.dtype("<i4"): 0x1E3D4C54}
 
 
 def matrix(values):
-    """Bytes in the format of the data set's page: at least three sizes are written."""
+    """Return bytes in the format of the data set's page: at least three sizes are written."""
     sizes = [*values.shape] + [1] * (3 - values.ndim)
     head = np.array([MAGIC[values.dtype], values.ndim, *sizes], "<u4")
     return head.tobytes() + values.tobytes()
@@ -23,7 +23,7 @@ def matrix(values):
 
 @pytest.fixture
 def norb(tmp_path):
-    """Six pairs of images of 4x4 pixels in either split, packed for training."""
+    """Write six pairs of images of 4x4 pixels for each split; training files are packed."""
     random = np.random.default_rng(0)
     written = {}
     for part, stem in SmallNORB.stems.items():
@@ -117,7 +117,7 @@ SOLIDS = [
 
 @pytest.mark.parametrize(("solid", "reach", "normal"), SOLIDS)
 def test_a_ray_meets_a_solid_where_geometry_says(solid, reach, normal):
-    """Along x through the middle: distance to the surface, and the outward normal there."""
+    """The ray runs along x through the middle: surface distance and outward normal are known."""
     origin, ray = torch.tensor([-3.0, 0, 0]), torch.tensor([1.0, 0, 0])
     distance, found, shade = cast([solid], origin, ray)
     assert distance == pytest.approx(3 - reach, abs=1e-5)

@@ -25,7 +25,7 @@ PAGES = {
 
 
 def run(page: Path) -> dict[str, object]:
-    """What is defined once all blocks of a page have run, one after the other."""
+    """Return the names defined after all blocks of a page have run, one after the other."""
     names: dict[str, object] = {}
     for number, code in enumerate(blocks_of(page), 1):
         exec(compile(code, f"{page.name}, block {number}", "exec"), names)

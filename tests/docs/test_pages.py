@@ -1,4 +1,4 @@
-"""Pages show all that is registered and recorded, and docstrings reach Sphinx as they are meant."""
+"""Pages show everything registered and recorded, and docstrings reach Sphinx as intended."""
 
 from __future__ import annotations
 

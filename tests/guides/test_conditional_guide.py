@@ -1,4 +1,4 @@
-"""The guide to models on request: what its points cost, what it looks at, and where it begins."""
+"""The guide to models on request: the cost of its points, its window and its start."""
 
 import pytest
 import torch

@@ -59,7 +59,7 @@ def test_mean_field_free_energy_is_its_definition_and_a_bound(families):
 @FAMILIES
 @torch.no_grad()
 def test_expectations_of_the_mean_field_are_those_of_the_law_that_is_drawn(families):
-    """Those of the exact guide are the model's own (`test_capsule_rbm`)."""
+    """The exact guide's expectations are the model's own (`test_capsule_rbm`)."""
     model = small(*families)
     images = some_images(model)
     guide = MeanFieldSwitches(model, 3)
@@ -85,7 +85,7 @@ def test_mean_field_of_uncoupled_units_is_exact_and_its_iteration_converges():
 
 
 def test_at_a_fixed_point_the_gradient_is_that_of_the_definition():
-    """pi is held constant in the gradient; where the iteration has converged nothing is lost."""
+    """The gradient holds pi constant; where the iteration has converged, this loses nothing."""
     model = small()
     images = some_images(model)
     guide = MeanFieldSwitches(model, 300)

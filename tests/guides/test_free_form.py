@@ -1,4 +1,4 @@
-"""Free-form guides: start where they are told, belong to their images, and improve each alone."""
+"""Free-form guides: start at the given guide, belong to their images, improve each separately."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What guides share: they refuse models that they do not fit."""
+"""All guides refuse models that they do not fit."""
 
 import inspect
 

@@ -52,7 +52,7 @@ def test_objects_see_the_image_only_through_the_parts(model, images):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_objects_begin_where_their_prior_has_them(seed):
-    """Far from it, their prior would drive the parts into the corners before the image is heard."""
+    """Far from it, their prior would push the parts into the corners before they fit the image."""
     torch.manual_seed(seed)
     model = PartWholeCapsules(objects=8, parts=6)
     found = traced(AmortizedPartWhole(model, "delta"), torch.rand(20, 1, 28, 28)).nodes

@@ -43,7 +43,7 @@ def test_the_guide_draws_on_the_models_canvas(mode, attention):
 
 
 def loss_and_gradients(model, guide, images, labels):
-    """Loss, gradients by name, and how often the model drew for itself."""
+    """Return the loss, gradients by name, and the number of drawings that the model made itself."""
     pyro.set_rng_seed(0)
     with patch.object(model, "draw", wraps=model.draw) as draw:
         loss = loss_per_image(TraceMeanField_ELBO(), model, guide, images, labels)
@@ -56,7 +56,7 @@ def loss_and_gradients(model, guide, images, labels):
 
 @pytest.mark.parametrize(("mode", "attention"), MODES)
 def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, monkeypatch):
-    """Loss and gradients are those of a model that draws for itself."""
+    """Loss and gradients equal those of a model that makes its own drawing."""
     model, guide = pair(capsules=mode, attention=attention)
     labels = None if mode == "none" else torch.tensor([0, 2, 1, 2])
     images = noise(model)
@@ -81,7 +81,7 @@ def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself():
 
 
 def test_the_paper_preset_has_the_papers_sizes():
-    """On 28x28: 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
+    """At 28x28, 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
     model = RecurrentCapsules(DynamicRouting(3), **PRESETS["paper"])
     assert model.eye.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
     assert model.hand.classes.transform.shape == (32, 8, 10 * 16)
@@ -90,7 +90,7 @@ def test_the_paper_preset_has_the_papers_sizes():
 
 
 def test_a_drawing_is_the_sum_of_its_strokes():
-    """Each is painted through the window that the model shows, or everywhere."""
+    """Each stroke is drawn through the window that the model shows, or everywhere."""
     for attention in (True, False):
         model, guide = pair(attention=attention)
         canvas = model.blank
@@ -101,7 +101,7 @@ def test_a_drawing_is_the_sum_of_its_strokes():
 
 
 def test_the_guide_sees_what_is_missing():
-    """Where the canvas is the image, step by step, there is no error to see."""
+    """If the canvas equals the image at every step, the guide sees no error."""
     model, guide = pair(capsules="none", attention=False)
     images = noise(model)
     perfect = model.begin(len(images))._replace(canvas=images.logit(eps=1e-12))
@@ -141,14 +141,14 @@ def test_thirty_two_steps_are_finite_and_bounded():
 
 
 def replayed(model, guide, images, seed=0):
-    """Traces of guide and model on the same draws."""
+    """Return traces of guide and model on the same draws."""
     pyro.set_rng_seed(seed)
     seen = poutine.trace(guide).get_trace(images)
     return seen, poutine.trace(poutine.replay(model, trace=seen)).get_trace(images)
 
 
 def test_the_divergence_of_each_step_is_the_closed_form():
-    """And their sum is all that the loss has beside the reconstruction: no constant is lost."""
+    """The loss is the reconstruction plus the sum of divergences: no constant is lost."""
     model, guide = pair()
     images = noise(model)
     seen, drawn = replayed(model, guide, images)
@@ -226,7 +226,7 @@ def test_the_first_canvas_is_the_mean_of_the_data():
 
 
 def test_capsules_learn_the_class_and_the_drawing():
-    """Bars on the left or on the right; a few steps tell them apart and pay in nats."""
+    """Bars are on the left or on the right; a few steps separate them and gain nats."""
     pyro.set_rng_seed(0)
     model, guide = pair((1, 17, 17), classes=2, units=16, channels=(4, 4))
     model.float(), guide.float()

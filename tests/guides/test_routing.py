@@ -108,7 +108,7 @@ def test_variational_bayes_of_many_votes_under_a_vague_prior_is_em():
 
 
 def log_evidence(values, routing):
-    """Of votes (n, D) that one parent takes, Normal-Gamma prior with mean 0, closed form."""
+    """Compute the evidence of votes (n, D) of one parent, Normal-Gamma prior with mean 0."""
     n = len(values)
     kappa, shape = routing.kappa + n, (routing.nu + n) / 2
     mean = values.mean(0) if n else torch.zeros(values.shape[1]).double()
@@ -134,7 +134,7 @@ def test_bound_of_variational_bayes_is_the_evidence_of_a_single_parent():
 
 
 def test_bound_of_variational_bayes_lies_below_the_evidence():
-    """Summed over all 3^4 ways to choose parents, with the weights integrated out."""
+    """The evidence sums all 3^4 choices of parents, with the weights integrated out."""
     values, parents, routing = rand(1, 4, 3, 2), 3, VBRouting(30, alpha=0.8, nu=4.0)
     terms = []
     for choice in itertools.product(range(parents), repeat=4):
@@ -167,7 +167,7 @@ def test_dynamic_routing_is_the_papers_procedure():
 
 
 def test_temperatures_are_those_of_the_released_code(votes):
-    """lambda_t = .01 (1 - .95^(t + 1)), which log-odds are proportional to, at equal shares."""
+    """lambda_t = .01 (1 - .95^(t + 1)); with equal shares log-odds are proportional to it."""
     rule = law(inverse_temperature=0.01)
     (first,) = EMRouting(1).beliefs(votes, rule)
     plain = best_belief(votes, votes.uniform(), rule._replace(inverse_temperature=1.0))
@@ -218,7 +218,7 @@ def test_one_child_gives_no_nan(routing, children, presence, dtype):
 
 @pytest.mark.parametrize("routing", ROUTINGS[:2], ids=repr)
 def test_moving_all_votes_moves_the_parents_and_nothing_else(routing):
-    """Of EM alone: the prior of VB and the squash of dynamic routing tie poses to the origin."""
+    """This holds for EM alone: VB's prior and dynamic routing's squash tie poses to the origin."""
     values, shift = rand(B, I, J, D), rand(D)
     still, moved = (routing(Votes.dense(v), law()) for v in (values, values + shift))
     torch.testing.assert_close(moved.mean, still.mean + shift)

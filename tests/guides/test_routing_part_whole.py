@@ -32,7 +32,7 @@ def draw(model, batch=4):
 
 
 def log_children(model, objects, parts):
-    """log p(parts | objects) by the model's own mixtures, (B,)."""
+    """Compute log p(parts | objects) by the model's own mixtures, (B,)."""
     law = model.selections[0](objects, relaxed=False)
     presence = model._presence_mixture(law).log_prob(parts.presence)
     pose = model._pose_mixture(law, parts.presence).log_prob(parts.pose)

@@ -22,7 +22,7 @@ QUARTER = math.pi / 2
 
 @pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
 def model(request):
-    """A model that is invariant under quarter turns: the dummy, which is not, has no weight."""
+    """Return a model that is invariant under quarter turns; its upright dummy has no weight."""
     model = PartWholeCapsules(
         layers=request.param, image_size=12, template_size=5, rotations=4, epsilon=1e-300
     )
@@ -35,14 +35,14 @@ def images():
 
 
 def drawn(guide, images, seed=0, **settings):
-    """Every latent site's value."""
+    """Return the value of every latent site."""
     torch.manual_seed(seed)
     nodes = poutine.trace(guide).get_trace(images, **settings).nodes
     return {name: nodes[name]["value"] for name in guide.covers}
 
 
 def turn_poses(values, angle):
-    """The same parse of an image that was turned counter-clockwise by `angle`."""
+    """Return the same parse for the image turned counter-clockwise by `angle`."""
     by = poses.rotation(torch.tensor(-angle, dtype=torch.float64))
     return {k: poses.compose(by, v) if k.endswith("pose") else v for k, v in values.items()}
 
@@ -100,7 +100,7 @@ def test_no_turn_is_what_the_guide_does_without_turns(model, images):
 @pytest.mark.parametrize("pose", ["delta", "normal"])
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_centred_guide_is_equivariant_under_shifts(pose, turns):
-    """Where no ink is lost; the model is not, so the same turn is asked for."""
+    """No ink is lost here; the model is not equivariant, so both use the same turn."""
     torch.manual_seed(0)
     model = PartWholeCapsules(layers=(2, 3, 4), image_size=16, template_size=5).double()
     guide = AmortizedPartWhole(model, pose, turns=turns, centred=True, **SMALL).double().eval()
@@ -160,7 +160,7 @@ def test_turns_share_parameters(model):
 
 
 def test_coordinates_tell_places_apart_that_convolutions_cannot():
-    """A blob far from the edges, and the same blob four pixels on."""
+    """The images are a blob far from the edges and the same blob four pixels further."""
     model = PartWholeCapsules(2, 3, image_size=64, template_size=5).double()
     blob = torch.zeros(1, 1, 64, 64, dtype=torch.float64)
     blob[..., 28:34, 28:33] = torch.rand(6, 5)

@@ -1,4 +1,4 @@
-"""Running a model downwards: what is given stays, what is not is drawn from its law."""
+"""Running a model downwards: given sites keep their values, all others are drawn."""
 
 import pyro.distributions as dist
 import torch
@@ -34,7 +34,7 @@ def test_given_parts_are_rendered_and_scored_as_the_model_says():
 
 
 def test_parts_that_are_not_given_are_drawn_from_their_objects():
-    """Where one object is on, and its votes have no spread, they are its parts' poses."""
+    """With one object on, and votes without spread, the votes are the poses of its parts."""
     model, guide, images = pair(epsilon=1e-9, sigma_min=1e-6)
     torch.nn.init.constant_(model.selections[0].raw_scale, -30.0)
     pose = infer(guide, images)["object_pose"]

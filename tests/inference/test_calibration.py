@@ -1,4 +1,4 @@
-"""Statistical tests are right where all is well, and see what is not."""
+"""Statistical tests pass when all is correct, and detect errors."""
 
 import math
 
@@ -18,7 +18,7 @@ DRAWS = 31
 
 
 def conjugate(number, shift=0.0, stretch=1.0, deaf=False):
-    """Ranks of z ~ Normal(0, 1) and of z x, with x ~ Normal(z, 1/2), under a posterior."""
+    """Return ranks of z ~ Normal(0, 1) and of z x, x ~ Normal(z, 1/2), under a posterior."""
     z = torch.randn(number).double()
     x = z + 0.5 * torch.randn(number).double()
     mean, deviation = (0 * x, 1.0) if deaf else (0.8 * x, math.sqrt(0.2))
@@ -62,7 +62,7 @@ def test_bins_need_enough_simulations():
 
 
 def test_means_that_are_equal_are_rarely_called_different():
-    """With three columns, p is at most the true level: Bonferroni, and uniform for one."""
+    """p is at most the true level for three columns (Bonferroni), and uniform for one."""
     p = [
         (same_means(torch.randn(80, 1), 2 * torch.randn(60, 1)).p, unbiased(rows, rows[0] * 0).p)
         for rows in torch.randn(300, 50, 1).double()

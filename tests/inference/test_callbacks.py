@@ -1,4 +1,4 @@
-"""Callbacks: when they are called, with what, and what they can and cannot change."""
+"""Callbacks: their times, their arguments, and the changes that they can and cannot make."""
 
 from __future__ import annotations
 

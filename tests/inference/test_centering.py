@@ -1,4 +1,4 @@
-"""The centered gradient against the change of coordinates that it stands for."""
+"""The centered gradient is compared with the change of coordinates that it represents."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from capsule_zoo.models import RBM
 
 
 def centered(theta, means, rate):
-    """The five coordinates about the means, as functions of the usual parameters."""
+    """Return the five coordinates about the means, as functions of the usual parameters."""
     mu, zeta, lam = means.visible, means.switch, means.hidden
     couple = theta["switch_weight"] + (theta["weight"] * lam).sum(2)
     hidden = theta["hidden.bias"] + torch.einsum("mkj,m->kj", theta["weight"], mu)

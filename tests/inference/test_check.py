@@ -1,4 +1,4 @@
-"""A guide that does not fit is refused, with all that is wrong with it."""
+"""A guide that does not fit is refused, with a list of everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import IncompatibleGuide, check_pair
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Written(Guide):
-    """A guide given by a function of the number of images."""
+    """A guide that is given by a function of the number of images."""
 
     def __init__(self, model, draw):
         super().__init__(model)
@@ -37,9 +38,9 @@ class Written(Guide):
 
 
 class TwoLevels(Model):
-    """Three vectors and a coin per image, and a sum that is observed."""
+    """A model with three vectors and a coin per image, and an observed sum."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def forward(self, images=None, labels=None, batch_size=1):
         size = batch_size if images is None else len(images)

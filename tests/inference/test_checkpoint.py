@@ -1,4 +1,4 @@
-"""Checkpoints come back as they were; what is broken is refused, and the old one kept."""
+"""Checkpoints are restored exactly; a broken one is refused, and the old one kept."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
 
 
 class Bomb:
-    """Unpickling it makes a folder."""
+    """An object whose unpickling makes a folder."""
 
     def __init__(self, folder):
         self.folder = str(folder)

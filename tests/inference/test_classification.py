@@ -10,7 +10,7 @@ from capsule_zoo.models.classifier import Classifier
 
 
 class Weighing(Classifier):
-    """Two classes: the score of the second is a weighted sum of the pixels."""
+    """A classifier of two classes: the second score is a weighted sum of the pixels."""
 
     def __init__(self):
         super().__init__((1, 2, 2), 2)
@@ -49,7 +49,7 @@ def test_the_attack_moves_every_pixel_against_its_weight(split):
 
 
 def test_both_look_at_the_model_as_it_is_used_and_leave_it_as_it_was():
-    """In training half of the units of the convolutional network are dropped."""
+    """In training mode the convolutional network drops half of its units."""
     model = ConvolutionalClassifier((1, 8, 8), 3)
     split = Split(torch.rand(40, 1, 8, 8), torch.arange(40) % 3)
     assert torch.equal(*(fgsm(model, split, 0.1).images for _ in range(2)))

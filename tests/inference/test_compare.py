@@ -134,7 +134,7 @@ def test_models_of_labels_and_of_images_share_no_table():
 
 
 def test_rows_bound_one_thing():
-    """A model that has a law of the labels, next to one that does not read them."""
+    """One model has a distribution of labels, and the other does not read labels."""
     images, labels = conjugate_images(3), torch.tensor([0, 1, 1])
     joint, plain = LabelLaw().double(), Conjugate().double()
     pairs = {"joint": (joint, ExactGuide(joint)), "plain": (plain, ExactGuide(plain))}

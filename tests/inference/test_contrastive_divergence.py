@@ -47,7 +47,7 @@ def test_chains_started_at_the_exact_law_give_the_likelihood_gradient(kind):
 
 
 def test_with_mean_field_the_data_term_is_its_variational_free_energy():
-    """So that the surrogate differs from that of the exact guide by the gap between the two."""
+    """The surrogate differs from the exact guide's surrogate by the gap between the two."""
     model, images = small(), binary_images()
     guides = ExactSwitches(model), MeanFieldSwitches(model)
     losses = []

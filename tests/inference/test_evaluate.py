@@ -1,4 +1,4 @@
-"""Evaluation against evidence that is known in closed form."""
+"""Evaluation is compared with evidence that is known in closed form."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 
@@ -91,9 +92,9 @@ def test_a_site_that_the_model_enumerates_is_summed_out_per_image():
 
 
 class Parts(Model):
-    """Two parts per image; each has a hidden kind, summed out, and a value given the kind."""
+    """A model of two parts per image: each has a kind, summed out, and a value given the kind."""
 
-    image_shape = (1, 1, 2)
+    space = ImageSpace((1, 1, 2))
     plate_dims = {"images": -2, "parts": -1}
 
     def forward(self, images=None, labels=None, batch_size=1):
@@ -223,7 +224,7 @@ def test_the_weights_do_not_depend_on_how_many_draws_are_kept():
 
 
 class Switched(Conjugate):
-    """A model that is another one when its presences are discrete."""
+    """A model that becomes another model when its presences are discrete."""
 
     def discretized(self):
         return self.sharing_parameters(noise=1.0)

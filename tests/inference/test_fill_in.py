@@ -1,4 +1,4 @@
-"""Filling in against a linear Gaussian model, whose every conditional is known, in float64."""
+"""Filling in is checked on a linear Gaussian model with known conditionals, in float64."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from capsule_zoo.data import hide, occluded
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import evaluate, fill_in
 from capsule_zoo.models import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 SHAPE, LATENT, SIGMA = (1, 2, 3), 2, 0.3
@@ -22,11 +23,10 @@ PIXELS = math.prod(SHAPE)
 
 
 class LinearGaussian(Model):
-    """z ~ Normal(0, I), image ~ Normal(W z + b, sigma)."""
+    """A model with z ~ Normal(0, I), image ~ Normal(W z + b, sigma)."""
 
     sites = (Site("z", ("images",), event_dim=1),)
-    image_shape = SHAPE
-    pixel_range = (-math.inf, math.inf)
+    space = ImageSpace(SHAPE, (-math.inf, math.inf))
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,14 +37,13 @@ class LinearGaussian(Model):
         self.bias = torch.nn.Parameter(torch.linspace(-1, 1, PIXELS, dtype=torch.float64))
 
     def forward(self, images=None, labels=None, batch_size=1):
-        self.check_images(images)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             z = pyro.sample("z", dist.Normal(self.bias.new_zeros(LATENT), 1.0).to_event(1))
             mean = (z @ self.weight.T + self.bias).unflatten(-1, SHAPE)
             return pyro.sample("image", dist.Normal(mean, SIGMA).to_event(3), obs=images)
 
     def posterior(self, image: Tensor, observed: Tensor) -> MultivariateNormal:
-        """p(z | observed pixels) of one image."""
+        """Return p(z | observed pixels) of one image."""
         seen = observed.flatten()
         weight, rest = self.weight[seen], (image.flatten() - self.bias)[seen]
         precision = torch.eye(LATENT, dtype=torch.float64) + weight.T @ weight / SIGMA**2
@@ -52,7 +51,7 @@ class LinearGaussian(Model):
         return MultivariateNormal(covariance @ weight.T @ rest / SIGMA**2, covariance)
 
     def log_marginal(self, image: Tensor, pixels: Tensor) -> Tensor:
-        """log p of some pixels of one image."""
+        """Compute log p of some pixels of one image."""
         chosen = pixels.flatten()
         weight = self.weight[chosen]
         covariance = weight @ weight.T + SIGMA**2 * torch.eye(int(chosen.sum())).double()
@@ -60,7 +59,7 @@ class LinearGaussian(Model):
 
 
 class Wide(Guide):
-    """A guide that reads nothing."""
+    """A guide that does not read the image."""
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         with pyro.plate("images", len(images), dim=-1):
@@ -69,7 +68,7 @@ class Wide(Guide):
 
 
 class Reader(Guide):
-    """Latents that are known exactly from two pixels."""
+    """A guide to latents that are known exactly from two pixels."""
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         with pyro.plate("images", len(images), dim=-1):
@@ -78,7 +77,7 @@ class Reader(Guide):
 
 
 class Exact(Guide):
-    """The posterior of the observed pixels of these images."""
+    """A guide with the exact posterior given the observed pixels of these images."""
 
     per_image = True
 
@@ -124,7 +123,7 @@ def test_every_weight_of_the_exact_posterior_is_the_observed_pixels_marginal(pro
 
 @pytest.mark.parametrize("which", [Exact, Wide])
 def test_hidden_pixels_are_foretold_by_their_conditional(problem, which):
-    """From any guide, for the draws are weighted: p(hidden | observed) = p(all) / p(observed)."""
+    """Any guide will do, as draws are weighted: p(hidden | observed) = p(all) / p(observed)."""
     model, images, observed = problem
     guide = Exact(model, images, observed) if which is Exact else Wide(model)
     draws = 60000
@@ -146,7 +145,7 @@ def test_hidden_pixels_are_foretold_by_their_conditional(problem, which):
 
 
 def test_draws_of_equal_weight_score_the_guide(problem):
-    """Draws from the prior foretell as the prior does, whatever was observed."""
+    """Draws from the prior predict as the prior does, whatever was observed."""
     model, images, observed = problem
     found = fill_in(model, Wide(model), images, observed, num_particles=8000, batch_size=3000)
     assert torch.equal(found.ess.round(), torch.full_like(found.ess, 8000))

@@ -1,4 +1,4 @@
-"""What `fit` takes as data, optimizer and objective; that kinds agree; what it refuses."""
+"""Inputs of `fit`: all kinds of data, optimizers and objectives agree, and others are refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNBATCHED = {name: value for name, value in SHORT.items() if name != "batch_size
 
 
 class Items(torch.utils.data.Dataset):
-    """Images one by one, with or without labels."""
+    """A data set of single images, with or without labels."""
 
     def __init__(self, images, labels=None):
         self.images, self.labels = images, labels

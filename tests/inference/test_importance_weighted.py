@@ -36,7 +36,7 @@ from capsule_zoo.inference.objectives.base import repeated
 
 
 class KindGuide(Guide):
-    """q(kind | image): logits that are linear in the pixels; its draws cannot be reparametrised."""
+    """A guide q(kind | image) with logits linear in the pixels; it cannot be reparametrized."""
 
     covers = ("kind",)
 
@@ -59,7 +59,7 @@ def mixture():
 
 
 def quadrature_bound(model, guide, images, particles, nodes=60):
-    """The bound of one or two particles, by Gauss-Hermite quadrature over the guide's normals."""
+    """Compute the bound of one or two particles by Gauss-Hermite quadrature over the guide."""
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     points = torch.from_numpy(points)
     weights = torch.from_numpy(weights / math.sqrt(2 * math.pi))
@@ -75,7 +75,7 @@ def quadrature_bound(model, guide, images, particles, nodes=60):
 
 
 def enumerated_bound(model, guide, images, particles):
-    """The bound for the mixture, summed over every combination of kinds of the particles."""
+    """Compute the mixture's bound as a sum over every combination of kinds of the particles."""
     log_q = guide.logits(images).log_softmax(1)  # (B, 3)
     pixels = dist.Bernoulli(logits=model.pixel_logits).log_prob(images[:, None]).sum((2, 3, 4))
     log_weight = model.logits.log_softmax(0) + pixels - log_q
@@ -93,7 +93,7 @@ def gradients(loss, *modules):
 
 
 def assert_unbiased(model, guide, images, objective, exact, copies=800, chunks=12):
-    """Value and gradient, averaged over many draws, are the exact ones within 4.5 errors."""
+    """Check that value and gradient, averaged over many draws, are exact within 4.5 errors."""
     wanted = torch.cat([-exact.detach()[None], gradients(-exact, model, guide)])
     draws = []
     for _ in range(chunks):

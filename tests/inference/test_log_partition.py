@@ -46,7 +46,7 @@ def test_exact_probabilities_of_all_images_sum_to_one():
 
 
 def log_weights_of_annealing(model, families, number, temperatures, reverse):
-    """Log weights over the ratio of partition functions that they estimate, both directions.
+    """Return log weights divided by the exact ratio of partition functions, in either direction.
 
     Reverse chains start at exact draws of the model, all taken for one image's.
     """
@@ -66,7 +66,7 @@ def log_weights_of_annealing(model, families, number, temperatures, reverse):
 @pytest.mark.parametrize("reverse", [False, True])
 @torch.no_grad()
 def test_weights_are_unbiased_even_after_a_hasty_annealing(reverse, families, kind):
-    """E[w] = Z / Z_0, and its inverse in reverse, at any number of temperatures: here three."""
+    """E[w] = Z / Z_0, and its inverse in reverse, for any number of temperatures; here three."""
     weight = log_weights_of_annealing(small(*families, kind=kind), families, 50_000, 3, reverse)
     weight = weight.exp()
     assert (weight.mean() - 1).abs() < 5.5 * weight.std() / math.sqrt(50_000) < 0.1
@@ -75,7 +75,7 @@ def test_weights_are_unbiased_even_after_a_hasty_annealing(reverse, families, ki
 @KINDS
 @torch.no_grad()
 def test_a_hasty_annealing_errs_in_the_stated_direction(kind):
-    """Jensen: log Z is low on average over forward chains, and high over reverse ones."""
+    """By Jensen, log Z is low on average over forward chains, and high over reverse ones."""
     model = randomized(small(kind=kind), scale=1.0)
     for reverse in (False, True):
         log_weight = log_weights_of_annealing(model, PAIRS[0], 200_000, 1, reverse)
@@ -84,7 +84,7 @@ def test_a_hasty_annealing_errs_in_the_stated_direction(kind):
 
 @KINDS
 def test_annealing_brackets_the_exact_value(kind):
-    """12 to 16 hidden units, couplings of a trained machine's size."""
+    """The machine has 12 to 16 hidden units and couplings as large as after training."""
     options = dict(hidden=16) if kind is RBM else dict(capsules=4, units=3)
     model = randomized(kind(16, **options), scale=1.0)
     exact = log_partition(model).value

@@ -1,4 +1,4 @@
-"""Memory that is freed is kept where glibc can be told so, and the user's own settings win."""
+"""Freed memory is kept if glibc supports it, and the user's own settings take precedence."""
 
 from __future__ import annotations
 

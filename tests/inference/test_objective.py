@@ -20,7 +20,7 @@ from capsule_zoo.inference.objectives.base import default_objective
 
 
 class MeanELBO(Objective):
-    """The negated single-draw ELBO, per image, written as a user would."""
+    """The negated single-draw ELBO per image, written as a user would write it."""
 
     is_bound = True
 

@@ -1,4 +1,4 @@
-"""Pyro's traps, each shown as it is in Pyro, beside what the zoo does about it.
+"""Pyro's traps: each is shown in Pyro, followed by the zoo's remedy.
 
 A test here that fails at its first half says that Pyro has changed, and a remedy can go.
 """
@@ -35,7 +35,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 
 
 class Plain(PyroModule):
-    """A guide of toys.Conjugate without a name of its own."""
+    """A guide of toys.Conjugate whose module has no name: two of them share a parameter."""
 
     def __init__(self):
         super().__init__()
@@ -99,7 +99,7 @@ def test_the_store_unfreezes_what_enters_it():
 
 
 class Pair(PyroModule):
-    """Two coins per image, summed out, and an image that depends on their sum."""
+    """A model of two coins per image, summed out, and an image that depends on their sum."""
 
     def __init__(self, correct):
         super().__init__()
@@ -127,7 +127,7 @@ def coins_by_hand(images):
 
 def test_an_enumerated_plate_read_outside_is_silently_wrong():
     images = torch.tensor([0.2, 1.7])
-    guide = NoGuide(Conjugate())
+    guide = NoGuide(Pair(correct=True))
     exact = coins_by_hand(images).sum().item()
     right = TraceEnum_ELBO(max_plate_nesting=1).loss(Pair(correct=True), guide, images)
     wrong = TraceEnum_ELBO(max_plate_nesting=2).loss(Pair(correct=False), guide, images)
@@ -138,7 +138,7 @@ def test_an_enumerated_plate_read_outside_is_silently_wrong():
 def test_the_zoo_sums_out_what_stands_in_its_own_plate():
     images = torch.tensor([0.2, 1.7])
     with torch.no_grad():
-        seen, _, _ = log_weights(Pair(correct=True), NoGuide(Conjugate()), images)
+        seen, _, _ = log_weights(Pair(correct=True), NoGuide(Pair(correct=True)), images)
     torch.testing.assert_close(seen, coins_by_hand(images))
 
 
@@ -146,7 +146,7 @@ def test_the_zoo_sums_out_what_stands_in_its_own_plate():
 
 
 class Unplated(PyroModule):
-    """Codes as one event of the whole batch instead of a plate."""
+    """A guide whose codes are one event of the whole batch instead of a plate."""
 
     def forward(self, images, labels=None):
         law = dist.Normal(torch.zeros(len(images), dtype=images.dtype), 0.5)
@@ -244,7 +244,7 @@ def test_scaling_the_whole_block_by_a_number_works():
 
 
 class Both(Conjugate):
-    """A continuous code, and a kind that is summed out."""
+    """A model with a continuous code and a kind that is summed out."""
 
     def forward(self, images=None, labels=None, batch_size=1):
         with pyro.plate("images", len(images), dim=-1):

@@ -2,6 +2,7 @@
 
 import math
 
+import pyro
 import pytest
 import torch
 from pyro import poutine
@@ -14,7 +15,7 @@ from capsule_zoo.models.blocks import poses
 
 
 def bold(model):
-    """The model with templates that cover what is behind them: new ones are faint."""
+    """Return the model with templates that cover what is behind them: new ones are faint."""
     model.template_logits.data[:, -1] += 3
     return model
 
@@ -29,7 +30,7 @@ def pair():
 
 @pytest.fixture
 def images(pair):
-    """Images that the model itself has painted, so that good answers exist."""
+    """Return images that the model itself has drawn, so that good answers exist."""
     torch.manual_seed(1)
     nodes = poutine.trace(pair[0]).get_trace(batch_size=5).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
@@ -127,3 +128,8 @@ def test_semi_amortised_bounds_are_tighter_than_where_they_start(pair, images):
         for candidate in (normal, SemiAmortized(normal, steps=60, pose="normal"))
     ]
     assert scores[1] > scores[0] + 10
+
+
+def test_images_are_checked_once_also_without_validation(pair, images):
+    with pyro.validation_enabled(False), pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+        refine(*pair, images + 2, steps=1)

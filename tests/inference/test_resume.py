@@ -1,4 +1,4 @@
-"""A resumed run is the uninterrupted one, and nothing but its own checkpoint is taken up."""
+"""A resumed run equals an uninterrupted one, and resumes from its own checkpoint only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Interrupt:
             if self.error is not None:
                 raise self.error
             os.kill(os.getpid(), signal.SIGINT)
-        return images + 1e-3 * torch.rand(images.shape, generator=generator)
+        return (images + 1e-3 * torch.rand(images.shape, generator=generator)).clamp(0, 1)
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["signal", "exception"])

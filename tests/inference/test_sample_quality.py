@@ -41,7 +41,7 @@ def test_distance_is_that_of_the_matrix_square_root_and_symmetric():
 
 
 def test_distance_of_singular_gaussians():
-    """Rank-one Gaussians along u and v: |u|^2 + |v|^2 - 2 |u.v|."""
+    """The distance of rank-one Gaussians along u and v is |u|^2 + |v|^2 - 2 |u.v|."""
     u, v, mean = np.array([1.0, 2.0, 0.0]), np.array([0.5, 0.0, 3.0]), np.zeros(3)
     found = gaussian_distance(mean, np.outer(u, u), mean, np.outer(v, v))
     assert found == pytest.approx(u @ u + v @ v - 2 * abs(u @ v), abs=1e-7)
@@ -73,7 +73,7 @@ def test_frechet_refuses_what_has_no_covariance():
 
 
 def halves(number, seed):
-    """Dark images with a bright left half or right half."""
+    """Return dark images with a bright left half or right half."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(2, (number,), generator=generator)
     images = 0.3 * torch.rand(number, 1, 9, 10, generator=generator)

@@ -18,7 +18,7 @@ def model():
 
 
 def two_kinds(number, seed=1):
-    """Objects of two kinds of image: which are there goes with where they are."""
+    """Return objects of two kinds of image, with presences that depend on the poses."""
     generator = torch.Generator().manual_seed(seed)
     kind = (torch.rand(number, generator=generator) < 0.3).long()
     chance = torch.tensor([[0.9, 0.2], [0.1, 0.8]], dtype=torch.float64)[kind]

@@ -1,4 +1,4 @@
-"""Requests in training, and requests inferred: against closed forms and quadrature."""
+"""Requests in training, and inferred requests, against closed forms and quadrature."""
 
 import math
 
@@ -19,7 +19,7 @@ SHIFTS = Shifts(1)  # the model is told pixels as they are
 
 
 def blob(x, y):
-    """Smooth images (B, 1, 16, 16), lopsided about (x, y) pixels from the middle."""
+    """Return smooth images (B, 1, 16, 16), lopsided about (x, y) pixels from the middle."""
     pixel = torch.arange(SIZE, dtype=torch.float64) - (SIZE - 1) / 2
     across = ((pixel - x[:, None] - 1) / 2).square()
     down = ((pixel - y[:, None]) / 3).square()
@@ -27,7 +27,7 @@ def blob(x, y):
 
 
 class Blob(OnRequest):
-    """A blob where it is asked for, as strong as its code of one number says."""
+    """A model of a blob at the requested place, as strong as its code of one number."""
 
     def __init__(self, strength=1.0):
         super().__init__((1, SIZE, SIZE), SHIFTS.identity, sigma_image=0.2)
@@ -42,7 +42,7 @@ class Blob(OnRequest):
 
 
 def untrained(model):
-    """A guide that draws from the prior whatever it sees."""
+    """Return a guide that draws from the prior for every image."""
     guide = ConditionalEncoder(model, channels=2, hidden=3).double()
     for parameter in guide.read.parameters():
         torch.nn.init.zeros_(parameter)
@@ -72,7 +72,7 @@ def test_evidence_on_the_grid_is_exact_where_the_code_does_not_matter(images):
 
 
 def test_codes_are_integrated_out(images):
-    """Against quadrature over the one number of the code."""
+    """The result equals quadrature over the one number of the code."""
     model = Blob(strength=2.0)
     grid = GRID[[6, 12]]
     settings = dict(grid=grid, steps=0, num_particles=2000)

@@ -1,4 +1,4 @@
-"""The verbs do the same for every model: what they return, and what they leave alone."""
+"""The verbs return the same kind of result for every model, and leave all else unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def images_for(entry: Entry, number: int = BATCH) -> torch.Tensor:
 
 
 def verbs_of(entry: Entry, images: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
-    """What every verb that the entry's model has returns, by name."""
+    """Return the results of every verb that the entry's model has, by name."""
     pair = entry.model, entry.guide
     found = {f"encode {k}": v for k, v in encode(*pair, images, num_samples=2, seed=seed).items()}
     if entry.name in CLASSIFIERS:
@@ -130,7 +130,7 @@ def test_pyros_own_words_predict_the_same():
 
 
 def exact_posterior(model: CapsuleRBM, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Posterior means by brute force: the energy of every state of switches and hidden units."""
+    """Return posterior means by brute force: the energy of every state of switches and units."""
     capsules, units = model.num_capsules, model.num_units
     states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=capsules * (1 + units))))
     z, h = states[:, :capsules], states[:, capsules:].view(-1, capsules, units)

@@ -1,4 +1,4 @@
-"""Distances of votes and who has the children, against the votes written out."""
+"""Distances of votes and responsibilities are compared with the votes written out."""
 
 from itertools import product
 

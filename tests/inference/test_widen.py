@@ -15,6 +15,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize, widen
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 def points():
@@ -65,9 +66,9 @@ def test_any_scale_gives_a_bound(scale):
 
 
 class Poses(Model):
-    """Two parts per image with a vector each, and a positive gain; presence is relaxed or not."""
+    """A model of two parts per image, each with a vector and a positive gain; relaxed or not."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
     plate_dims = {"images": -2, "parts": -1}
 
     def forward(self, images=None, labels=None, batch_size=1):
@@ -110,7 +111,7 @@ def test_one_scale_for_each_coordinate_and_draws_within_the_support():
 
 
 class SwitchingPoint(PointGuide):
-    """A guide that is another one, with the same parameters, when presences are discrete."""
+    """A guide that becomes another, with the same parameters, when presences are discrete."""
 
     factor = 1.0
 

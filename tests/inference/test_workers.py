@@ -1,4 +1,4 @@
-"""Two processes take the steps of one."""
+"""Two processes take the same steps as one."""
 
 from __future__ import annotations
 

@@ -14,16 +14,17 @@ from torch.distributions import constraints
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Conjugate(Model):
-    """z ~ Normal(mean, 1), a number per image; each of four pixels ~ Normal(z, noise).
+    """A model with z ~ Normal(mean, 1) per image and four pixels ~ Normal(z, noise).
 
     The posterior is Normal((mean + sum(x) / noise^2) v, v), v = 1 / (1 + 4 / noise^2).
     """
 
     sites = (Site("code", ("images",)),)
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def __init__(self, noise: float = 0.5) -> None:
         super().__init__()
@@ -42,37 +43,37 @@ class Conjugate(Model):
             return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
 
     def explain(self, labels: Tensor) -> None:
-        """Labels tell nothing here."""
+        """Leave the labels unused: they carry no information here."""
 
     def log_evidence(self, images: Tensor) -> Tensor:
-        """log p(image), (B,): Normal with covariance noise^2 I + 1 1'."""
+        """Compute log p(image), (B,): Normal with covariance noise^2 I + 1 1'."""
         covariance = self.noise**2 * torch.eye(4) + torch.ones(4, 4)
         law = dist.MultivariateNormal(self.mean.expand(4), covariance.to(images.dtype))
         return law.log_prob(images.flatten(1))
 
     def posterior(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and scale of p(code | image), (B,) each."""
+        """Return mean and scale of p(code | image), (B,) each."""
         variance = 1 / (1 + 4 / self.noise**2)
         mean = (self.mean + images.sum((1, 2, 3)) / self.noise**2) * variance
         return mean, torch.full_like(mean, math.sqrt(variance))
 
 
 class LabelLaw(Conjugate):
-    """Labels, where given, have a law of their own, whatever the image."""
+    """A model whose labels, if given, have a distribution that ignores the image."""
 
     def explain(self, labels: Tensor) -> None:
         pyro.sample("label", dist.Bernoulli(torch.tensor(0.25).double()), obs=labels.double())
 
 
 class LabelFactor(LabelLaw):
-    """Labels enter as a factor, as the margin loss of a capsule network does."""
+    """A model with labels as a factor, as in the margin loss of a capsule network."""
 
     def explain(self, labels: Tensor) -> None:
         pyro.factor("label", labels.double())
 
 
 class LinearGuide(Guide):
-    """q(code | image) = Normal(slope * sum(x) + offset, scale), started away from the posterior."""
+    """A guide Normal(slope * sum(x) + offset, scale), started away from the posterior."""
 
     covers = ("code",)
 
@@ -89,7 +90,7 @@ class LinearGuide(Guide):
 
 
 class ExactGuide(Guide):
-    """The posterior itself."""
+    """A guide that is the exact posterior."""
 
     covers = ("code",)
 
@@ -99,7 +100,7 @@ class ExactGuide(Guide):
 
 
 class PointGuide(Guide):
-    """A Delta at slope * sum(x): no density, no bound."""
+    """A guide with a Delta at slope * sum(x): without a density, and so without a bound."""
 
     covers = ("code",)
 
@@ -113,9 +114,9 @@ class PointGuide(Guide):
 
 
 class BernoulliMixture(Model):
-    """kind ~ Categorical(3), summed out or not; each pixel ~ Bernoulli(p[kind])."""
+    """A model with kind ~ Categorical(3), summed out or not, and pixels ~ Bernoulli(p[kind])."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def __init__(self, enumerated: bool = True) -> None:
         super().__init__()
@@ -135,26 +136,26 @@ class BernoulliMixture(Model):
             return pyro.sample("image", pixels, obs=images)
 
     def log_evidence(self, images: Tensor) -> Tensor:
-        """log p(image), (B,), summed over kinds by hand."""
+        """Compute log p(image), (B,): log p(image), (B,), summed over kinds by hand."""
         pixels = dist.Bernoulli(logits=self.pixel_logits).log_prob(images[:, None]).sum((2, 3, 4))
         return torch.logsumexp(self.logits.log_softmax(0) + pixels, 1)
 
 
 class NoGuide(Guide):
-    """For models with every latent site summed out."""
+    """A guide without sites, for models with every latent site summed out."""
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         pass
 
 
 def conjugate_images(number: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Images in [0, 1] with a shared brightness, (number, 1, 2, 2)."""
+    """Return images in [0, 1] with a shared brightness, (number, 1, 2, 2)."""
     brightness = torch.rand(number, 1, 1, 1, dtype=dtype)
     return (brightness + 0.1 * torch.randn(number, 1, 2, 2, dtype=dtype)).clamp(0, 1)
 
 
 def binary_images(number: int) -> Tensor:
-    """(number, 1, 2, 2) of zeros and ones, float64."""
+    """Return images (number, 1, 2, 2) of zeros and ones, in float64."""
     return torch.randint(2, (number, 1, 2, 2)).double()
 
 
@@ -162,14 +163,14 @@ QUIET: dict = {"progress": False, "batch_size": 16, "lr": 0.02}  # settings of s
 
 
 def pair(seed: int = 1) -> tuple[Conjugate, LinearGuide]:
-    """A conjugate model and its linear guide, in float64."""
+    """Return a conjugate model and its linear guide, in float64."""
     torch.manual_seed(seed)
     model = Conjugate().double()
     return model, LinearGuide(model).double()
 
 
 def dataset(number: int = 60) -> Dataset:
-    """Conjugate images: so many to train on, 20 held out."""
+    """Return conjugate images: `number` to train on, and 20 held-out ones."""
 
     def split(n):
         return Split(conjugate_images(n), torch.zeros(n, dtype=torch.int64))
@@ -178,12 +179,12 @@ def dataset(number: int = 60) -> Dataset:
 
 
 def states(*modules: nn.Module) -> dict[str, Tensor]:
-    """Copies of all that the modules hold."""
+    """Return copies of all tensors that the modules hold."""
     return {f"{i}.{n}": v.clone() for i, m in enumerate(modules) for n, v in m.state_dict().items()}
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    """The same tensors by the same names, bit for bit."""
+    """Check that two sets of tensors have the same names and are equal bit for bit."""
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name

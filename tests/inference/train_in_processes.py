@@ -1,4 +1,4 @@
-"""Trains the toy pair and writes its parameters: run by test_workers.py, alone and by torchrun."""
+"""Trains the toy pair and writes its parameters; test_workers.py runs it alone and by torchrun."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ N, WIDTH, HEIGHT = 5, 9, 7
 
 
 def placed(numbers, size=N, shape=(HEIGHT, WIDTH)):
-    """The window of (g_x, g_y, log variance, log d, log intensity), rows (B, 5), in float64."""
+    """Return the window of (g_x, g_y, log variance, log d, log intensity), rows (B, 5), float64."""
     numbers = torch.as_tensor(numbers, dtype=torch.float64).reshape(-1, 5)
     aim = Aim(5, size, shape).double()
     with torch.no_grad():
@@ -20,7 +20,7 @@ def placed(numbers, size=N, shape=(HEIGHT, WIDTH)):
 
 
 def by_the_paper(g_x, g_y, log_variance, log_delta):
-    """F_x and F_y of equations 22 to 26, element by element; A is the width and B the height."""
+    """Compute F_x, F_y (equations 22 to 26) element by element; A is the width, B the height."""
     centres = (WIDTH + 1) / 2 * (g_x + 1), (HEIGHT + 1) / 2 * (g_y + 1)
     stride = (max(WIDTH, HEIGHT) - 1) / (N - 1) * math.exp(log_delta)
     banks = []
@@ -57,7 +57,7 @@ def test_reading_and_writing_are_the_papers_sums():
 
 
 def test_an_untrained_window_has_a_filter_on_every_pixel():
-    """As many filters as pixels, narrow ones: what is read, and what is painted, is the image."""
+    """With as many narrow filters as pixels, the window reads and draws the image itself."""
     window = placed([0, 0, -10, 0, 0], size=9, shape=(9, 9))
     image = torch.rand(1, 1, 9, 9, dtype=torch.float64)
     torch.testing.assert_close(window.read(image), image)

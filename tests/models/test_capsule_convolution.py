@@ -1,4 +1,4 @@
-"""Capsule layers against a loop over children and parents, and what their settings do."""
+"""Capsule layers are compared with a loop over children and parents, for all settings."""
 
 import math
 
@@ -35,14 +35,14 @@ def classes(routing=None, **options):
 
 
 def with_costs(layer):
-    """The layer with costs that differ from parent to parent."""
+    """Return the layer with costs that differ from parent to parent."""
     for beta in (layer.beta_a, layer.beta_u):
         torch.nn.init.normal_(beta)
     return layer
 
 
 def em_by_hand(layer, grid, votes, seen_by):
-    """The paper's procedure 1 with loops; votes[p][j] is (children, 16) for the children seen.
+    """Run the paper's procedure 1 with loops; votes[p][j] is (children, 16), the children seen.
 
     Args:
         seen_by: for each position the (cell, type) of its children.
@@ -88,7 +88,7 @@ def em_by_hand(layer, grid, votes, seen_by):
 
 
 def check_by_hand(layer, grid, places, offset):
-    """Poses and presences of the first image; places[p] lists (cell, place in the window)."""
+    """Check poses and presences of the first image; places[p] lists (cell, place in the window)."""
     weight = layer.transform.detach()
     votes, seen_by = [], []
     for seen in places:
@@ -125,7 +125,7 @@ def test_convolution_is_the_papers_procedure_over_windows(grid):
 
 @pytest.mark.parametrize("elements", [((0, 3), (1, 3)), ((3, 0), (2, 1))])
 def test_classes_add_the_coordinates_of_a_cell_to_two_elements(grid, elements):
-    """By default the paper's: the first two elements of the right-hand column."""
+    """The default is the paper's: the first two elements of the right-hand column."""
     options = {} if elements[0] == (0, 3) else {"coordinates": elements}
     layer = with_costs(classes(spread=0.3, **options))
     assert layer.shape == (1, 1)

@@ -24,14 +24,14 @@ def randomized(*arguments, **options):
 
 
 def binary(*shape):
-    """All binary values of a shape, (states, *shape)."""
+    """Return all binary values of a shape, (states, *shape)."""
     count = torch.Size(shape).numel()
     listed = list(itertools.product([0.0, 1.0], repeat=count))
     return torch.tensor(listed, dtype=torch.float64).view(-1, *shape)
 
 
 def every_state(model):
-    """All values of all latent sites, (states, ...) by name."""
+    """Return all values of all latent sites, (states, ...) by name."""
     tables = []
     for name, layer in zip(model.layer_names, model.layers, strict=True):
         capsules, units = layer.hidden.bias.shape
@@ -42,7 +42,7 @@ def every_state(model):
 
 
 def log_joint(program, values, images):
-    """Log density of a model or a guide at these values of the latent sites, (B,)."""
+    """Compute the log density of a model or a guide at these values of the latent sites, (B,)."""
     trace = poutine.trace(poutine.condition(program, data=values)).get_trace(images)
     trace.compute_log_prob()
     sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
@@ -50,7 +50,7 @@ def log_joint(program, values, images):
 
 
 def energy_of_layer(layer, z, h, above):
-    """-E of one layer given the one above, as the paper sums it; z (..., K), h (..., K, J)."""
+    """Compute -E of a layer given the one above, as in the paper; z (..., K), h (..., K, J)."""
     total = (layer.hidden.bias * h).sum((-2, -1)) + (layer.switch_bias * z).sum(-1)
     if above is None:
         return total
@@ -113,7 +113,7 @@ def test_recognition_sums_to_one_and_fits_every_family():
 
 
 def test_units_of_capsules_that_are_off_cancel():
-    """Both halves draw them from the same base law: the log weight does not see them."""
+    """Both halves draw them from the same base law, so the log weight does not depend on them."""
     model, guide = randomized(4, (2, 2), 2)
     images = torch.rand(6, 1, 2, 2).double()
     trace = poutine.trace(guide).get_trace(images)

@@ -1,4 +1,4 @@
-"""Decoders on request: what the request reaches, and that nothing asked for is the identity."""
+"""Decoders on request: the effect of a request, and the identity without one."""
 
 import pyro.distributions as dist
 import pytest

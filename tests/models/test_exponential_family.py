@@ -19,7 +19,7 @@ def make(family):
 
 
 def support(family):
-    """Values and the measure that a sum over them stands for."""
+    """Return values of a unit and the measure that a sum over them represents."""
     if family == "bernoulli":
         return torch.arange(2.0, dtype=torch.float64), 1.0
     if family == "poisson":

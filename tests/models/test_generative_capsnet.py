@@ -16,7 +16,7 @@ SIZE = (4, 6)
 
 
 def direct(address, activation, size=SIZE):
-    """F[i, j] = sum_c relu(1 - |i - q_c0|) relu(1 - |j - q_c1|) a_c, as it is written."""
+    """Compute F[i, j] = sum_c relu(1 - |i - q_c0|) relu(1 - |j - q_c1|) a_c as written."""
     q = (address + 1) * (torch.tensor(size).to(address) - 1) / 2
     cells = []
     for i, j in itertools.product(range(size[0]), range(size[1])):
@@ -29,7 +29,7 @@ def direct(address, activation, size=SIZE):
 
 @pytest.fixture
 def parts():
-    """Capsules on the grid and off it, two to a cell among them."""
+    """Return capsules on the grid and off it, with two of them in one cell."""
     torch.manual_seed(0)
     address = 3 * torch.rand(2, 7, 2, dtype=torch.float64) - 1.5
     address[0, 1] = address[0, 0] + 0.01
@@ -110,7 +110,7 @@ IDENTITIES = {"rotations": (1.0, 0.0), "shifts": (0.0, 0.0)}
 @pytest.mark.parametrize("identity", IDENTITIES.values(), ids=IDENTITIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
-    """Addresses are linear in the request (with a 1 for shifts), and activations do not hear it."""
+    """Addresses are linear in the request (plus 1 for shifts); activations do not depend on it."""
     model = small(kind, motion="linear", identity=identity)
     latents = {name: law.sample((3,)) for name, law in model.prior().items()}
     numbers = [[1.0, 0.0], [0.0, 1.0], *([[0.0, 0.0]] if not any(identity) else [])]
@@ -133,7 +133,7 @@ def test_linear_motion_is_a_matrix_for_each_part(kind, identity):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_matrices_that_turn_an_image_turns_as_requested(kind):
-    """By right angles it turns exactly, where its filters look alike from all four sides."""
+    """Right angles are exact here, because the filters look the same from all four sides."""
     model = small(kind, motion="linear", image_shape=(1, 28, 28))
     latents = {name: law.sample((2,)) for name, law in model.prior().items()}
     place = torch.rand(2, 5, 2, dtype=torch.float64) - 0.5  # row and column
@@ -168,7 +168,7 @@ def test_a_sure_kind_is_the_same_relaxed_and_discrete():
 
 
 def test_relaxed_kinds_do_not_underflow():
-    """As logarithms they have a density where the simplex itself has lost them in float32."""
+    """Their logarithms have a density where the simplex itself underflows in float32."""
     logits = torch.tensor([0.0, 300.0, -300.0])
     law = LogRelaxedOneHot(torch.tensor(0.5), logits=logits).expand((1000,))
     drawn = law.rsample()
@@ -217,7 +217,7 @@ DECODERS = {
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_black_is_no_dead_end(kind):
-    """Decoders start dark, and painted black they still feel every pixel's error."""
+    """Decoders start dark, and a black image still passes every pixel's error back."""
     torch.manual_seed(0)
     model = DECODERS[kind]((1, 28, 28)).double()
     (bias,) = (p for name, p in model.named_parameters() if name.endswith("paint.bias"))

@@ -1,4 +1,4 @@
-"""One batch dim or several: networks give equal numbers, tensors are joined as if expanded."""
+"""With one batch dim or several, networks give equal numbers; tensors are joined as if expanded."""
 
 import pytest
 import torch

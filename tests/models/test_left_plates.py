@@ -77,13 +77,13 @@ def arguments_for(entry: Entry, labelled: bool) -> tuple[torch.Tensor, ...]:
 
 
 def labellings(entry: Entry) -> list[bool]:
-    """With and without labels, where the model knows any."""
+    """Return [False, True], without and with labels, if the model knows labels, else [False]."""
     knows = entry.model.supervised or entry.name == "recurrent-capsules"
     return [False, True] if knows else [False]
 
 
 def on_request(model: Model) -> Callable:
-    """The model, each of whose images is requested in its own way where it takes requests."""
+    """Return the model with a different request for each image, if it takes requests."""
     if not isinstance(model, OnRequest):
         return model
     generator = torch.Generator().manual_seed(3)
@@ -92,7 +92,7 @@ def on_request(model: Model) -> Callable:
 
 
 def traced(objective: ELBO, model: Callable, guide: Guide, arguments: tuple) -> tuple:
-    """The traces of model and guide, all particles in one."""
+    """Return the traces of model and guide, with all particles in one."""
     ((model, guide),) = objective._get_traces(model, guide, arguments, {})
     for trace in (model, guide):
         trace.compute_log_prob()
@@ -100,14 +100,14 @@ def traced(objective: ELBO, model: Callable, guide: Guide, arguments: tuple) -> 
 
 
 def particle(trace: poutine.Trace, k: int) -> dict[str, torch.Tensor]:
-    """The values of one particle, by site."""
+    """Return the values of one particle, by site."""
     return {name: trace.nodes[name]["value"][k] for name in trace.stochastic_nodes}
 
 
 def log_densities(
     program: Callable, values: dict, *arguments, **keywords
 ) -> dict[str, torch.Tensor]:
-    """Of every site of a program that has no plates but its own, (images,) each."""
+    """Return the log density of every site of a program without outer plates, (images,) each."""
     conditioned = poutine.condition(program, values)
     trace = prune_subsample_sites(poutine.trace(conditioned).get_trace(*arguments, **keywords))
     trace.compute_log_prob()

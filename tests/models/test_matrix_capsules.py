@@ -1,4 +1,4 @@
-"""The network: its sizes, its laws of the label, and what it learns from."""
+"""The network: its sizes, its label distributions, and its learning."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_presets_have_the_papers_sizes(preset, shape, classes, least, most):
 
 @pytest.mark.parametrize(("size", "padding"), [(32, 0), (28, 2)])
 def test_grids_are_those_of_the_paper(size, padding):
-    """On 32x32: 14x14 primary capsules, 6x6, 4x4, classes."""
+    """On 32x32 pixels the grids are 14x14 primary capsules, 6x6, 4x4, and the classes."""
     sizes = dict(features=2, capsules=(2, 2, 2), padding=padding)
     model = MatrixCapsules(EMRouting(1), (1, size, size), 5, **sizes)
     grids = model.capsules(torch.rand(1, 1, size, size))
@@ -138,7 +138,7 @@ def digits():
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_poses_and_presences_keep_their_scale_up_the_layers(routing, digits):
-    """However many children a parent has; and no class is sure of itself before it has learned."""
+    """This holds for any number of children; and no class is certain before learning."""
     model = MatrixCapsules(routing, **PRESETS["small"])
     with torch.no_grad():
         grids = model.capsules(digits.images[:4])
@@ -178,7 +178,7 @@ def test_the_small_preset_learns_sixteen_digits_by_heart(digits):
 
 
 def test_it_learns_where_a_bar_is():
-    """Left, middle or right: a problem that chance solves one time in three."""
+    """The bar is left, middle or right, so chance is right one time in three."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(3, (240,), generator=generator)
     batch = 0.1 * torch.rand(240, 1, 17, 17, generator=generator)

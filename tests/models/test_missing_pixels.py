@@ -1,4 +1,4 @@
-"""Only observed pixels are scored: against sums by hand in float64, and in every entry."""
+"""Only observed pixels are scored, as checked by sums by hand in float64 and in every entry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(name: str) -> Entry:
 
 
 def is_open(model: Model) -> bool:
-    """Whether the model has a density of single pixels."""
+    """Return True if the model has a density of single pixels."""
     return model.normalised and not model.supervised
 
 
@@ -38,7 +38,7 @@ PAIRS = [(name, guide) for name in NAMES for guide in made(name).guides]
 
 
 def random_images(model: Model, number: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, and masks of single pixels and channels."""
+    """Return images, and masks of single pixels and channels."""
     generator = torch.Generator().manual_seed(1)
     low, high = model.pixel_range
     uniform = torch.rand(number, *model.image_shape, generator=generator)
@@ -47,7 +47,7 @@ def random_images(model: Model, number: int = BATCH) -> tuple[torch.Tensor, torc
 
 
 def log_prob_of_image(model: Model, images: torch.Tensor, draws: poutine.Trace) -> torch.Tensor:
-    """log p(image | draws), (B,)."""
+    """Compute log p(image | draws), (B,)."""
     trace = poutine.trace(poutine.replay(model, trace=draws)).get_trace(images)
     trace.compute_log_prob()
     return trace.nodes["image"]["log_prob"].reshape(len(images))
@@ -263,6 +263,6 @@ def test_masks_reach_plates_to_the_left(name, likelihood):
 
 
 def model_rank(entry: Entry, name: str) -> int:
-    """Dims of a site's value in a plain run."""
+    """Return the number of dims of a site's value in a plain run."""
     (site,) = (site for site in entry.model.sites if site.name == name)
     return -entry.model.plate_dims["images"] + site.event_dim

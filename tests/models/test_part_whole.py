@@ -1,4 +1,4 @@
-"""Part-whole capsules against brute force over every selection of parents, in float64."""
+"""Part-whole capsules are compared with brute force over all parents, in float64."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ def make(layers, **options):
 
 
 def draw(model, batch=2, seed=1):
-    """A draw of every latent site and of the image from the prior."""
+    """Draw every latent site and the image from the prior."""
     torch.manual_seed(seed)
     trace = poutine.trace(model).get_trace(batch_size=batch)
     values = {site.name: trace.nodes[site.name]["value"].detach() for site in model.latent_sites}
@@ -35,7 +35,7 @@ def draw(model, batch=2, seed=1):
 
 
 def point_guide(values):
-    """A guide that proposes the given values with certainty: its loss is -log p(image, values)."""
+    """Return a guide with certain values: its loss is -log p(image, values)."""
 
     def guide(images, labels=None):
         with pyro.plate("images", len(images), dim=-2):
@@ -49,7 +49,7 @@ def point_guide(values):
 
 
 def brute_force(model, values, images):
-    """log p(image, presences, poses) with every level's parents summed one by one, (B,)."""
+    """Compute log p(image, presences, poses), (B,), with all parents summed one by one."""
 
     def law(logits):
         return model.presence_law(logits)
@@ -179,7 +179,7 @@ def test_an_affine_change_of_the_objects_moves_the_votes_as_matrices_say():
 
 
 def test_parts_are_present_as_often_as_their_parents_say():
-    """Parts are there as often as the choices of a parent and their gammas say."""
+    """Their frequency follows from the choices of a parent and their gammas."""
     model = make((2, 2), presence="discrete")
     torch.manual_seed(3)
     trace = poutine.trace(model).get_trace(batch_size=20_000)
@@ -207,7 +207,7 @@ def test_the_two_selections_draw_from_one_prior():
 
 
 def test_size_of_the_model():
-    """The paper's point: under ten thousand numbers at 16 objects, 24 parts, 11x11 templates."""
+    """The paper's claim: under ten thousand numbers at 16 objects, 24 parts, 11x11 templates."""
     assert PartWholeCapsules(16, 24, template_size=11).num_parameters == 9_280
 
 
@@ -261,7 +261,7 @@ def test_singular_poses_give_no_nan():
 
 @pytest.mark.parametrize("layers", [(2, 3), (2, 2, 2)])
 def test_a_model_with_four_rotations_is_invariant_under_quarter_turns(layers):
-    """But for the dummy, which stands upright: here it has no weight."""
+    """The exception is the dummy, which stands upright: here it has no weight."""
     changes = {}
     for rotations in (1, 4):
         model = make(layers, rotations=rotations, epsilon=1e-300)
@@ -294,7 +294,7 @@ def test_the_prior_takes_every_rotation_equally_often():
 
 
 def test_instances_share_their_template():
-    """The same law as a model whose templates are copies, with fewer parameters."""
+    """A model whose templates are copies has the same distribution and more parameters."""
     shared, copies = make((2, 5), instances=2), make((2, 5))
     values, images = draw(shared)
     with torch.no_grad():

@@ -52,7 +52,7 @@ def test_an_enumerated_presence_is_refused_by_guide_and_model():
 
 
 def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
-    """The ELBO of presences, q = .3, all else given: states listed, sampled, and by enumeration."""
+    """Compute the ELBO of presences (q = .3) by listing, by sampling and by enumeration."""
     image = IMAGES[:1]
     given = poutine.trace(model).get_trace(image).nodes
     given = {declared.name: given[declared.name]["value"] for declared in model.sites}
@@ -85,7 +85,7 @@ def three_elbos(model, site: str, plate: str) -> tuple[float, float, float]:
     ],
 )
 def test_without_the_refusal_the_elbo_would_be_wrong(monkeypatch, make, site, plate):
-    """By far: what is read outside the plate is not weighted by the states' probabilities."""
+    """The error is large: terms read outside the plate are not weighted by the probabilities."""
     for module in (parent_selection, switched_units):
         monkeypatch.setattr(module, "refuse_enumeration", lambda *_: None)
     for capsules in (1, 2):
@@ -151,7 +151,7 @@ def make_bayesian(model: PartWholeCapsules, **names: int) -> None:
 
 
 def site_of(model: PartWholeCapsules, path: str) -> str:
-    """The sample site of a parameter; its name begins with that of the module."""
+    """Return the sample site of a parameter; its name begins with the name of the module."""
     return f"{model._pyro_name}.{path.replace('__', '.')}"
 
 

@@ -1,4 +1,4 @@
-"""A value is shared inside the context only, and only for the tensors that it rests on."""
+"""A value is shared inside the context only, and only for the tensors it was computed from."""
 
 import threading
 

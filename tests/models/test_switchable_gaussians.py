@@ -48,7 +48,7 @@ def test_compute_marginals_are_the_e_step(layer, votes):
 
 
 def test_the_elbo_is_minus_the_free_energy_after_an_e_step(layer, votes):
-    """Children that are partly there: sum_i w_i ln sum_j ..., to the digit."""
+    """Children are partly present, sum_i w_i ln sum_j ..., and the two agree to the digit."""
     presence = torch.rand(B, I, dtype=torch.float64)
     guide = exact(layer, 3)
     loss = TraceEnum_ELBO(max_plate_nesting=2).loss(
@@ -61,7 +61,7 @@ def test_the_elbo_is_minus_the_free_energy_after_an_e_step(layer, votes):
 
 
 def test_vote_log_density_is_the_mean_over_noisy_votes(layer, votes):
-    """E ln Normal(V + e; mu, sigma2), by Gauss-Hermite quadrature."""
+    """The mean E ln Normal(V + e; mu, sigma2) is computed by Gauss-Hermite quadrature."""
     mean, variance = torch.randn(B, 1, J, D).double(), torch.rand(B, 1, J, D).double() + 0.1
     points, weights = map(torch.tensor, np.polynomial.hermite_e.hermegauss(5))
     noisy = votes[..., None] + math.sqrt(layer.noise) * points
@@ -72,7 +72,7 @@ def test_vote_log_density_is_the_mean_over_noisy_votes(layer, votes):
 
 
 def test_presence_is_the_papers_logistic_of_cost():
-    """a = sigmoid(lambda [beta_a - sum_d (beta_u + ln sigma_d) n]), procedure 1."""
+    """Procedure 1 has a = sigmoid(lambda [beta_a - sum_d (beta_u + ln sigma_d) n])."""
     beta_a, beta_u = torch.tensor([0.7]).double(), torch.tensor([0.4]).double()
     count, variance = torch.tensor([[2.5]]).double(), torch.rand(1, 16).double()
     law = ParentLaw(beta_a, unclaimed_log_density(beta_u, 16), 0.01)

@@ -8,7 +8,7 @@ from capsule_zoo.models.blocks import poses, templates
 
 
 def pixel_by_pixel(template, pose, height, width):
-    """One channel (h, w) under one pose (6,): bilinear interpolation spelled out for each pixel."""
+    """Render a channel (h, w) under one pose (6,) by bilinear interpolation, pixel by pixel."""
     h, w = template.shape
     to_part = torch.linalg.inv(poses.to_matrix(pose))
     image = torch.zeros(height, width, dtype=template.dtype)

@@ -42,7 +42,7 @@ def test_what_is_painted_is_a_transposed_convolution(shape):
 
 
 def linear_gaussian(seed=0):
-    """A model whose mean image is linear in the code, with its exact posterior as the guide."""
+    """Return a model whose mean image is linear in the code, and its exact posterior as guide."""
     torch.manual_seed(seed)
     model, guide = pair((1, 2, 2))
     model, guide = model.double(), guide.double()

@@ -49,7 +49,7 @@ def test_margin_loss_is_the_papers():
 
 
 def dynamic_routing(children, transform, classes, iterations):
-    """Procedure 1 of Sabour et al. for one image, in loops."""
+    """Run procedure 1 of Sabour et al. for one image, in loops."""
     votes = torch.stack([u @ w for u, w in zip(children, transform, strict=True)])
     votes = votes.unflatten(1, (classes, -1))  # (children, classes, 16)
     logits = torch.zeros(votes.shape[:2], dtype=votes.dtype)

@@ -15,7 +15,7 @@ def rand(*shape):
 
 
 def pairs(windows):
-    """(position, place in the window, cell) of everything that is seen."""
+    """Return (position, place in the window, cell) of every pair that is seen."""
     return [
         (p, k, cell) for p, row in enumerate(windows.cells.tolist()) for k, cell in enumerate(row)
     ]
@@ -35,7 +35,7 @@ def test_windows_see_what_a_convolution_sees(grid):
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_a_child_chooses_one_among_all_its_parents_positions_included(grid):
-    """Softmax over the types at one position only would count a child once for each window."""
+    """A softmax over types at one position only would count a child once for each window."""
     windows = Windows.sliding(*grid)
     positions, window = windows.cells.shape
     logits = 3 * rand(2, positions, PARENTS, window * TYPES)
@@ -117,7 +117,7 @@ def test_scores_are_distances_and_agreements():
 
 
 def through_both_passes(values, presence, mean):
-    """Everything that a routing may do with votes, twice over, as one number for each image."""
+    """Use votes in all ways that a routing can, twice, as one number for each image."""
     votes = Votes.dense(values, presence)
     responsibility = votes.compete(-votes.distance(mean, mean.exp()))
     gathered = votes.gather(responsibility)
@@ -134,7 +134,7 @@ def test_votes_settled_at_the_end_have_the_gradient_of_their_values():
 
 
 def test_a_sweep_that_stops_before_the_votes_leaves_nothing_to_the_next():
-    """Gradients for the presences alone, and then all: the ledger must not count twice."""
+    """Gradients are taken for presences alone, then for all: the ledger must not count twice."""
     inputs = [
         x.requires_grad_() for x in (rand(1, 3, 2, 2), torch.rand(1, 3).double(), rand(1, 1, 2, 2))
     ]
