@@ -156,7 +156,6 @@ class RoutedCapsules(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the class capsules before squash and return them, (B, J, 16)."""
-        self.model.check_images(images)
         loc = self.poses(images)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("class_pose", self._law(loc))
@@ -178,7 +177,7 @@ class RoutedCapsules(Guide):
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
         """Return the classes (B,) whose capsules are longest on images (B, C, H, W)."""
-        self.model.check_images(images)
+        self.model.space.check(images)
         return self.scores(images).argmax(-1)
 
     def with_routing(self, routing: Routing) -> Self:

@@ -36,6 +36,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.blocks.vector_capsules import CLASS, margin_loss, squash
 from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
 
@@ -77,7 +78,7 @@ class CapsuleNetwork(Model):
         if label_weight is None:
             label_weight = 1 / (2 * sigma_image**2 * PER_SQUARED_ERROR)
         check_at_least(0, label_weight=label_weight)
-        self.image_shape = image_shape
+        self.space = ImageSpace(image_shape)
         self.num_classes = classes
         self.sigma_image = sigma_image
         self.label_weight = label_weight
@@ -90,7 +91,6 @@ class CapsuleNetwork(Model):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         self.check_labels(labels)
         batch = batch_size if images is None else len(images)
         origin = next(self.parameters()).new_zeros(self.num_classes, CLASS)
