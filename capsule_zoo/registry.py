@@ -31,7 +31,6 @@ from capsule_zoo.inference.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
@@ -78,7 +77,7 @@ class Entry:
         ValueError: `default_guide` is not among `guides`.
     """
 
-    model: Model
+    model: Any  # a Model; its class depends on the name, which type checkers cannot follow
     guides: Mapping[str, Callable[[Entry], Guide]]
     objective: ELBO
     training: dict = field(default_factory=dict)
@@ -86,7 +85,7 @@ class Entry:
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""
-    guide: Guide = field(default=None)  # type: ignore[assignment]  # made below where it is not given
+    guide: Any = None  # a Guide, made below where it is not given
 
     def __post_init__(self) -> None:
         self.default_guide = self.default_guide or next(iter(self.guides))

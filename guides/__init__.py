@@ -6,13 +6,14 @@ from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
-from capsule_zoo.guides.free_form_normal import FreeFormNormal
 from capsule_zoo.guides.label import ExactLabel
-from capsule_zoo.guides.part_whole import AmortizedPartWhole
+from capsule_zoo.guides.part_reader import PartReader
+from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
-from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
+from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
+from capsule_zoo.guides.set_transformers import SetTransformers
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
@@ -21,17 +22,20 @@ __all__ = [
     "ConditionalEncoder",
     "ConvolutionalEncoder",
     "DynamicRouting",
+    "EMObjects",
     "EMRouting",
     "ExactLabel",
     "ExactSwitches",
     "FreeForm",
-    "FreeFormNormal",
     "Guide",
     "MeanFieldSwitches",
+    "PartReader",
+    "PartWholeGuide",
     "RecognitionMachine",
     "RecurrentEncoder",
     "RoutedCapsules",
     "RoutedParents",
     "RoutingPartWhole",
+    "SetTransformers",
     "VBRouting",
 ]

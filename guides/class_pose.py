@@ -15,7 +15,7 @@ from capsule_zoo.models.blocks.capsule_convolution import POSE
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 
 
-class ClassPose(Guide):
+class ClassPose(Guide[VariationalAutoencoder]):
     """The guide whose code is the pose of the label's capsule, with zeros for all other classes.
 
     The code has 16 numbers for each class. If no label is given, it is the most likely label. The
@@ -37,7 +37,8 @@ class ClassPose(Guide):
     trained along with the network.
     """
 
-    model_class = VariationalAutoencoder
+    origin: Tensor
+    unit: Tensor
 
     def __init__(self, model: VariationalAutoencoder, classifier: MatrixCapsules) -> None:
         super().__init__(model)

@@ -29,12 +29,13 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks.convolutional import Encoder
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.generative_capsnet import GenerativeCapsNet
 from capsule_zoo.models.on_request import OnRequest
 
 KIND = "object_kind"
 
 
-class ConditionalEncoder(Guide):
+class ConditionalEncoder(Guide[OnRequest]):
     """The guide q(latents | image) to a model that paints on request.
 
     It is described at the top of this file.
@@ -50,8 +51,6 @@ class ConditionalEncoder(Guide):
     Raises:
         ValueError: another kind of model, a size below 1, or a window larger than the image.
     """
-
-    model_class = OnRequest
 
     def __init__(
         self,
@@ -94,6 +93,12 @@ class ConditionalEncoder(Guide):
         prior = self.model.prior()
         return {n: self._point(n, read, prior[n]) for n, read in self._numbers(images).items()}
 
+    @property
+    def _with_kinds(self) -> GenerativeCapsNet:
+        """The model, where it has kinds."""
+        assert isinstance(self.model, GenerativeCapsNet)
+        return self.model
+
     def _numbers(self, images: Tensor) -> dict[str, Tensor]:
         """Compute the network's outputs for every site, (B, columns) each."""
         top, left = ((n - m) // 2 for n, m in zip(images.shape[-2:], self.window, strict=True))
@@ -108,7 +113,7 @@ class ConditionalEncoder(Guide):
         if self.deterministic:
             return dist.Delta(point, prior.log_prob(point), event_dim=prior.event_dim)
         if name == KIND:
-            return self.model.kind_law(numbers)
+            return self._with_kinds.kind_law(numbers)
         log_ratio = numbers.chunk(2, dim=-1)[1].view(-1, *prior.event_shape)
         return dist.Normal(point, prior.stddev * log_ratio.exp()).to_event(prior.event_dim)
 
@@ -116,6 +121,6 @@ class ConditionalEncoder(Guide):
         if name != KIND:
             size = prior.event_shape.numel()
             return prior.stddev * numbers[:, :size].view(-1, *prior.event_shape)
-        if self.model.relaxed:
+        if self._with_kinds.relaxed:
             return numbers.log_softmax(-1)
         return F.one_hot(numbers.argmax(-1), numbers.shape[-1]).to(numbers)

@@ -9,7 +9,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.classifier import Classifier
 
 
-class ExactLabel(Guide):
+class ExactLabel(Guide[Classifier]):
     """The guide q(label | image) = p(label | image), which a classifier has in closed form.
 
     With labels there is nothing left to draw. Without labels the log weight of every draw is the
@@ -21,8 +21,6 @@ class ExactLabel(Guide):
     Raises:
         ValueError: the model is not a classifier.
     """
-
-    model_class = Classifier
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
         model = self.model

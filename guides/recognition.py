@@ -48,14 +48,12 @@ class RecognitionLayer(PyroModule):
         return capsule_law(units, self.switch_bias, fields)
 
 
-class RecognitionMachine(Guide):
+class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
     """The recognition guide of a `CapsuleHelmholtzMachine`, described at the top of this file.
 
     Raises:
         ValueError: `model` is not a capsule Helmholtz machine.
     """
-
-    model_class = CapsuleHelmholtzMachine
 
     def __init__(self, model: CapsuleHelmholtzMachine) -> None:
         super().__init__(model)

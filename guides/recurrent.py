@@ -43,7 +43,7 @@ from capsule_zoo.models.recurrent_capsules import (
 )
 
 
-class RecurrentEncoder(Guide):
+class RecurrentEncoder(Guide[RecurrentCapsules]):
     """The guide q(z_1, ..., z_T | image) of `RecurrentCapsules`.
 
     It is described at the top of this file.
@@ -51,8 +51,6 @@ class RecurrentEncoder(Guide):
     Raises:
         ValueError: `model` is not a recurrent capsule network.
     """
-
-    model_class = RecurrentCapsules
 
     def __init__(self, model: RecurrentCapsules) -> None:
         super().__init__(model)

@@ -256,7 +256,7 @@ class DynamicRouting(Routing):
                 agreement = agreement + votes.agreement(squash(total))
 
 
-class RoutedParents(Guide):
+class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a layer, not a Model
     """The guide to `SwitchableGaussians` by a routing, with points for means.
 
     Switches have a mean field. Their site holds their mean a with the log density -H(a), so that
@@ -268,7 +268,6 @@ class RoutedParents(Guide):
         routing: any routing.
     """
 
-    model_class = SwitchableGaussians
     observes = "votes"
     covers = ("parent_presence", "parent_mean", "parent_variance", "child_presence")
 

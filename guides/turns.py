@@ -15,7 +15,6 @@ untrained.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +23,10 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.part_whole import PartWholeCapsules
-
-if TYPE_CHECKING:
-    from capsule_zoo.guides.part_whole import PartEncoder
 
 
 def turned(images: Tensor, angle: Tensor) -> Tensor:
@@ -64,13 +61,14 @@ def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
 
 @torch.no_grad()
 def best_turn(
-    guide: PartEncoder, images: Tensor, turns: int, model: PartWholeCapsules | None = None
+    guide: Guide, images: Tensor, turns: int, model: PartWholeCapsules | None = None
 ) -> Tensor:
     """Find the turn of each image, among `turns` even steps of the circle, explained best.
 
     All turns are scored with the same noise.
 
     Args:
+        guide: a guide to part-whole capsules that takes the `angle` of each image.
         images: (B, C, H, H).
         model: the model that scores; the guide's own by default. A model that was trained with
             upright objects scores turned objects fairly as

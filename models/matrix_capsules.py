@@ -112,6 +112,8 @@ class MatrixCapsules(Classifier):
     `capsules(images)` returns every layer, `predict(images)` the labels.
     """
 
+    updates: Tensor
+
     def __init__(
         self,
         routing: Routing,

@@ -27,7 +27,7 @@ from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import learning_curves
-from capsule_zoo.guides import ExactSwitches
+from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.registry import create
 
 UPDATES = (0, 10, 30, 100, 200, 500, 1_000, 2_000, 4_000, 8_000, 12_000)
@@ -82,7 +82,7 @@ def mean_field(options: Options) -> Result:
             metrics[f"{metric}_{name}"] = value
         with torch.no_grad():
             images = data.test.images[:1000]
-            gap = entry.make_guide("mean_field").free_energy(images)
+            gap = MeanFieldSwitches(entry.model).free_energy(images)
             gap = gap - ExactSwitches(entry.model).free_energy(images)
         metrics[f"mean_field_gap_{name}"] = mean_and_error(gap)
     return Result(metrics, {}, None, entry)

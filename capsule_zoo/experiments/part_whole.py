@@ -162,7 +162,7 @@ def guides(options: Options) -> Result:
         "delta": entry.guide,
         "delta, widened": widen(model, entry.guide, data.train[:2000], steps=limit(200)),
         "routing": tighten(routing, data, options, steps=limit(600)).guide,
-        "semi-amortised": SemiAmortized(normal.guide, limit(40), pose="normal"),
+        "semi-amortised": SemiAmortized(normal.guide, limit(40), law="normal"),
         "free-form normal": free,
     }
     relaxed: dict[str, nn.Module] = {

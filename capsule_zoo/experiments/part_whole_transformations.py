@@ -29,7 +29,7 @@ from capsule_zoo.experiments.part_whole import PROBED, WITH_POSES
 from capsule_zoo.experiments.training import side_by_side, train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.guides.part_whole import PartEncoder
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.guides.turns import best_turn, centred, turned
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
 from capsule_zoo.registry import Entry, create, load, save
@@ -69,7 +69,7 @@ class ObjectProbe:
         return Accuracy.of(answers == labels)
 
     def _features(self, images: Tensor) -> np.ndarray:
-        turns = self.guide.options["turns"]
+        turns = self.guide.reader.turns
         if turns == 1:
             return latents(self.guide, images, WITH_POSES)
         angle = best_turns(self.guide, images, turns)
@@ -77,14 +77,14 @@ class ObjectProbe:
         return np.column_stack([seen, angle.cos(), angle.sin()])
 
 
-def best_turns(guide: PartEncoder, images: Tensor, turns: int | None = None) -> Tensor:
+def best_turns(guide: PartWholeGuide, images: Tensor, turns: int | None = None) -> Tensor:
     """The turn at which the model explains each image best, were its objects free to stand so."""
     turns = turns or TURNS
     model = guide.model.sharing_parameters(rotations=turns)
     return torch.cat([best_turn(guide, few, turns, model) for few in images.split(500)])
 
 
-def held_best(guide: PartEncoder, images: Tensor) -> Tensor:
+def held_best(guide: PartWholeGuide, images: Tensor) -> Tensor:
     """Each image with its ink in the middle, at the turn at which the model explains it best."""
     return turned(centred(images)[0], best_turns(guide, images))
 
@@ -203,7 +203,7 @@ def augment(options: Options) -> Result:
     found: dict[str, Accuracy] = {}
     for name, entry in trained.items():
         options.say(f"Probing {name}")
-        if (turns := entry.guide.options["turns"]) > 1:
+        if (turns := entry.guide.reader.turns) > 1:
             entry = replace(entry, guide=entry.guide.with_turns(2 * turns))
         degrees = VARIANTS[name].degrees
         upright = ObjectProbe(entry, data.train[:PROBED])

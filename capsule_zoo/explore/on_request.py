@@ -201,9 +201,9 @@ class RequestView(View):
         """Return colours of the parts on the grid of cells, weighted by activation."""
         if not self.parts:
             return None
-        parts = self.model.capsules(self.state.latents, self._request())
+        parts = self._routed.capsules(self.state.latents, self._request())
         strength = parts.activation.mean(-1, keepdim=True)  # (1, parts, 1)
-        maps = self.model.canvas.route(
+        maps = self._routed.canvas.route(
             Parts(self._address(), strength * part_colours(self.parts).to(strength))
         )
         maps = maps[0].movedim(0, -1)
@@ -212,13 +212,19 @@ class RequestView(View):
     def outline(self, handle: int) -> Tensor | None:
         if handle <= CODE or not self._on_grid:
             return None
-        cell = 1 / torch.tensor(self.model.canvas.grid[::-1])
+        cell = 1 / torch.tensor(self._routed.canvas.grid[::-1])
         corners = torch.tensor([[-1.0, 0.0], [0.0, -1.0], [1.0, 0.0], [0.0, 1.0]])
         return self._places()[handle - 2] + cell * corners
 
     def log_likelihood(self) -> float:
         law = dist.Normal(self.painted(), self.model.sigma_image)
         return law.log_prob(self.image).sum().item()
+
+    @property
+    def _routed(self) -> RoutedByAddress:
+        """Return the model, where it has parts."""
+        assert isinstance(self.model, RoutedByAddress)
+        return self.model
 
     @property
     def _reach(self) -> float:
@@ -231,7 +237,7 @@ class RequestView(View):
 
     @property
     def _address_names(self) -> list[str]:
-        numbers = self.model.canvas.address_length
+        numbers = self._routed.canvas.address_length
         return ["row", "column"] if self._on_grid else [f"address[{i}]" for i in range(numbers)]
 
     def _request(self) -> Tensor:
@@ -240,7 +246,7 @@ class RequestView(View):
     @torch.no_grad()
     def _address(self) -> Tensor:
         """Return the addresses of the parts, (1, parts, numbers)."""
-        address = self.model.capsules(self.state.latents, self._request()).address
+        address = self._routed.capsules(self.state.latents, self._request()).address
         return address + self.state.latents.get(_JITTER, 0.0)
 
     def _put(self, handle: int, address: Tensor) -> None:
@@ -252,7 +258,7 @@ class RequestView(View):
 
     def _spread(self) -> Tensor:
         """Return the offset (row, column) of the last cell's middle from the image's middle."""
-        return torch.tensor([max(n - 1, 1) / n for n in self.model.canvas.grid])
+        return torch.tensor([max(n - 1, 1) / n for n in self._routed.canvas.grid])
 
     def _places(self) -> Tensor:
         """Return the addresses as x and y in the image's frame, (parts, 2)."""

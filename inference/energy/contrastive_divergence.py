@@ -19,11 +19,11 @@ References:
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.energy import ExactSwitches
 from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
 from capsule_zoo.inference.energy.tempering import TemperedChains
@@ -31,6 +31,12 @@ from capsule_zoo.inference.objectives.base import Objective
 from capsule_zoo.models.blocks.switched_units import CapsuleState
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
+
+
+class _WithFreeEnergy(Protocol):
+    """A guide whose free energy is known in closed form."""
+
+    def free_energy(self, images: Tensor) -> Tensor: ...
 
 
 class ContrastiveDivergence(Objective):
@@ -86,7 +92,11 @@ class ContrastiveDivergence(Objective):
         self._tempered: TemperedChains | None = None
 
     def differentiable_loss(
-        self, model: CapsuleRBM, guide: Guide, images: Tensor, labels: Tensor | None = None
+        self,
+        model: CapsuleRBM,
+        guide: _WithFreeEnergy,
+        images: Tensor,
+        labels: Tensor | None = None,
     ) -> Tensor:
         """Return mean F_q(data) - mean F(negatives), in nats per image."""
         _check_pair(model, guide)

@@ -49,6 +49,7 @@ class Requested(NamedModule):
 
     low: Tensor
     high: Tensor
+    model: OnRequest
 
     def __init__(
         self, model: OnRequest, requests: Requests, ranges: Sequence[tuple[float, float]]

@@ -162,6 +162,8 @@ class CapsuleMachine(Model):
     """
 
     switched = True
+    weight: Tensor
+    switch_weight: Tensor
 
     def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
         super().__init__()

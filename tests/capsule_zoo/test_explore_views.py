@@ -27,9 +27,9 @@ def part_whole_view(layers=(2, 4), off=()):
     image = torch.rand(1, 1, 12, 12)
     guide = FreeForm(model, image)
     for level in model.levels:
-        torch.nn.init.constant_(guide.presence_logits[level.name], 30.0)
+        torch.nn.init.constant_(guide.logits[f"{level.name}_presence"], 30.0)
     for name, index in off:
-        guide.presence_logits[name].data[0, index] = -30.0
+        guide.logits[f"{name}_presence"].data[0, index] = -30.0
     view = PartWholeView(model, guide)
     view.read(image)
     return view

@@ -54,7 +54,7 @@ def test_constructors_and_registry_give_one_pair():
         assert all(torch.equal(mine[name], its[name]) for name in mine)
     selections = zip(model.selections, again.model.selections, strict=True)
     assert all(a.sigma_min == b.sigma_min for a, b in selections)
-    assert model.sigma_top == again.model.sigma_top and guide.options == again.guide.options
+    assert model.sigma_top == again.model.sigma_top and guide.reader == again.guide.reader
     assert entry.training == guide.fit_settings == RoutingPartWhole(model).fit_settings
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()
 

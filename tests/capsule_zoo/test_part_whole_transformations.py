@@ -72,7 +72,7 @@ def test_generalise_is_kept_published_and_measured_again(small, tmp_path):
     )
     assert card["records"]["part-whole/generalise"]["metrics"] == record["metrics"]
     entry = load("mine")
-    assert entry.model.image_shape == (1, 40, 40) and entry.guide.options["coordinates"]
+    assert entry.model.image_shape == (1, 40, 40) and entry.guide.reader.coordinates
     again, _ = reproduce("part-whole/generalise", Options(run="mine", progress=False), folder="new")
     values = {name: value for name, (value, _, _) in again.metrics.items()}
     assert values == {name: record["metrics"][name]["value"] for name in wanted}
@@ -87,7 +87,7 @@ def test_augment_trains_every_range_and_both_ways_out(small, tmp_path):
         assert metrics[f"probe_presence_pose_{name}"]["n"] == 12
         assert (f"rotated_presence_pose_{name}" in metrics) == (variant.degrees > 0)
     assert {f"{k}_presence_pose_0_turned" for k in ("probe", "rotated")} <= set(metrics)
-    assert result.entry.guide.options["turns"] == 4 and result.entry.model.rotations == 24
+    assert result.entry.guide.reader.turns == 4 and result.entry.model.rotations == 24
     pictures = {file.stem for file in path.parent.glob("*.png")}
     assert pictures == {"augment", "augment_canonical"}
 

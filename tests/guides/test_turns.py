@@ -149,13 +149,13 @@ def test_guides_that_turn_fit_and_train(model, images, kind, pose):
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     svi.step(images)
     assert any(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
-    assert guide.with_poses("normal").options["turns"] == 3
+    assert guide.with_poses("normal").reader.turns == 3
 
 
 def test_turns_share_parameters(model):
     guide = AmortizedPartWhole(model, **SMALL)
     twin = guide.with_turns(5)
-    assert (guide.options["turns"], twin.options["turns"]) == (1, 5)
+    assert (guide.reader.turns, twin.reader.turns) == (1, 5)
     assert all(a is b for a, b in zip(guide.parameters(), twin.parameters(), strict=True))
 
 
