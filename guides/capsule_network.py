@@ -113,7 +113,7 @@ class SmallPrimary(PyroModule):
         return squash(numbers.unflatten(1, (-1, PRIMARY)))
 
 
-class RoutedCapsules(Guide):
+class RoutedCapsules(Guide[CapsuleNetwork]):
     """The guide q(class capsules | image) by convolutions and a routing.
 
     Args:
@@ -127,8 +127,6 @@ class RoutedCapsules(Guide):
     Raises:
         ValueError: another kind of model, an unknown name, a size that is too small.
     """
-
-    model_class = CapsuleNetwork
 
     def __init__(
         self,
