@@ -1,6 +1,7 @@
 """Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
@@ -35,6 +36,7 @@ __all__ = [
     "PartWholeGuide",
     "RecognitionMachine",
     "RecurrentEncoder",
+    "RoutedCapsules",
     "RoutedParents",
     "RoutingPartWhole",
     "RoutingShapeCodes",
