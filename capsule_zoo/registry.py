@@ -16,7 +16,7 @@ import fnmatch
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +31,7 @@ from capsule_zoo.inference.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
@@ -69,6 +70,8 @@ class Entry:
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
+        stages: a function of this entry that returns the stages of its training, for
+            `inference.training.stages.fit_stages`; None for an entry that is trained as a whole.
         name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
         default_guide: the name of the entry's guide among `guides`.
         guide: the entry's guide.
@@ -82,6 +85,7 @@ class Entry:
     objective: ELBO
     training: dict = field(default_factory=dict)
     figures: Mapping[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
+    stages: Callable[[Entry], Sequence[Stage]] | None = None
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""

@@ -1,6 +1,7 @@
 """Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
@@ -12,11 +13,14 @@ from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
 from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
+from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
 from capsule_zoo.guides.set_transformers import SetTransformers
+from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
     "AmortizedPartWhole",
+    "AmortizedShapeCodes",
     "ClassPose",
     "ConditionalEncoder",
     "ConvolutionalEncoder",
@@ -32,8 +36,10 @@ __all__ = [
     "PartWholeGuide",
     "RecognitionMachine",
     "RecurrentEncoder",
+    "RoutedCapsules",
     "RoutedParents",
     "RoutingPartWhole",
+    "RoutingShapeCodes",
     "SetTransformers",
     "VBRouting",
 ]

@@ -14,6 +14,7 @@ from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
+from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.classifier import Classifier
@@ -22,11 +23,13 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
+from capsule_zoo.models.shape_codes import ShapeCodes
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 __all__ = [
     "RBM",
     "CapsuleHelmholtzMachine",
+    "CapsuleNetwork",
     "CapsuleRBM",
     "Capsules",
     "Classifier",
@@ -41,6 +44,7 @@ __all__ = [
     "OnRequest",
     "PartWholeCapsules",
     "RecurrentCapsules",
+    "ShapeCodes",
     "Site",
     "SwitchableGaussians",
     "VariationalAutoencoder",

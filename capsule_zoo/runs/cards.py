@@ -50,9 +50,10 @@ class Headline(TypedDict):
 
 
 def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
-    """Measure an entry on images and, for a classifier, their labels."""
-    if isinstance(entry.model, Classifier):
-        rate = error_rate(entry.model, split)
+    """Measure an entry on images and, for one that is trained to predict them, their labels."""
+    predicts = entry.model if isinstance(entry.model, Classifier) else entry.guide
+    if hasattr(predicts, "predict"):
+        rate = error_rate(predicts, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
     painted = reconstruct(entry.model, entry.guide, split, seed=seed)
     error = entry.model.space.squared_error(painted, split.images).double()

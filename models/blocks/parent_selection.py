@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule
+from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
 from capsule_zoo.models.blocks import poses
@@ -83,6 +84,19 @@ class ChildLaw(NamedTuple):
     def pose_law(self, there: Tensor) -> dist.TorchDistribution:
         """Return the laws of the poses, one for each choice, for children of presence t."""
         return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
+
+    def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
+        """Return the laws of the poses given the choices of a parent, for children of presence t.
+
+        Args:
+            parent: choices that broadcast to (B, children); they may be enumerated.
+            there: t, (B, children).
+        """
+        scale_on = Vindex(self.scale_on)[..., parent]
+        scale_off = Vindex(self.scale_off)[..., parent]
+        scale = there * scale_on + (1 - there) * scale_off
+        vote = Vindex(self.vote)[..., parent, :]
+        return dist.Normal(vote, scale[..., None]).to_event(1)
 
 
 class ParentSelection(PyroModule):
