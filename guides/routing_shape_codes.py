@@ -96,8 +96,9 @@ class RoutingShapeCodes(ShapeCodesGuide):
         """Compute the share of the object in every part, (B, K, P, 1)."""
         kinds = torch.arange(self.model.kinds, device=pose.device)
         kind = kinds.view(-1, *[1] * (pose.dim() - 1))
-        over_kinds = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))
-        share = self.model.responsibilities(kind, *over_kinds, parts)[..., 1]  # (K, B, P)
+        pose = pose.movedim(-2, 0).unsqueeze(-2)
+        code = code.movedim(-2, 0).unsqueeze(-2)
+        share = self.model.responsibilities(kind, pose, code, parts)[..., 1]  # (K, B, P)
         return share.movedim(0, -2)[..., None]
 
 

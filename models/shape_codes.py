@@ -163,7 +163,7 @@ class ShapeCodes(PaintedParts):
         images, both = ("images",), ("images", "parts")
         kind = Site("object_kind", images, discrete=True, enumerated=self.kind == "enumerate")
         objects = (kind, Site("object_pose", images, 1), Site("object_code", images, 1))
-        parts = (
+        parts: tuple[Site, ...] = (
             Site("part_presence", both, discrete=not self.relaxed),
             Site("part_pose", both, event_dim=1),
         )

@@ -45,11 +45,11 @@ def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
 def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     """Return a data set of part sets in place of images."""
     reader = guide.with_scope("parts")
-    train, validation, test = data.train, data.validation, data.test[:1]
-    splits = [part_sets(reader, s, seed) if len(s) else s for s in (train, validation, test)]
-    if not len(validation):
-        splits[1] = splits[2][:0]
-    return Dataset(data.name, *splits, data.class_names)
+    train = part_sets(reader, data.train, seed)
+    test = part_sets(reader, data.test[:1], seed)
+    seen = data.validation
+    validation = part_sets(reader, seen, seed) if len(seen) else test[:0]
+    return Dataset(data.name, train, validation, test, data.class_names)
 
 
 def clustered(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Split:

@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import torch
 
-from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.entries.capsule_network import ROUTINGS
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import squared_error
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.capsule_network import dimensions, reconstructions
 from capsule_zoo.inference import reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry
 
 SHIFT = transforms.Shift(2)  # pixels, of training images, as in the paper
 
 
-def digits_and_entry(options: Options, minutes: float, **sizes: object) -> tuple[Dataset, Entry]:
-    """Load MNIST, and the network that the options name or train one for `minutes` minutes."""
-    data = load_dataset("mnist", root=options.data_root)
-    entry = trained("capsule-network", data, options, minutes, transform=SHIFT)
-    return data, entry
-
-
-@experiment("capsule-network/mnist")
+@experiment("capsule-network/mnist", minutes=90, role="comparison", lead="dimensions")
 def mnist(options: Options) -> Result:
     """Train the small preset on all of MNIST with shifts by two pixels (90 minutes).
 
     The weights are trained by dynamic routing. `error_<routing>` is the error rate of the same
     weights when another routing reads the votes.
     """
-    data, entry = digits_and_entry(options, 90)
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained("capsule-network", data, options, transform=SHIFT)
     options.say(f"Classifying {len(data.test):,} test images")
-    metrics: Metrics = {"test_error": error_rate(entry.guide, data.test)}
-    for name, routing in ROUTINGS.items():
-        metrics[f"error_{name}"] = error_rate(entry.guide.with_routing(routing), data.test)
-    metrics["validation_error"] = error_rate(entry.guide, data.validation)
     painted = reconstruct(entry.model, entry.guide, data.test)
-    metrics["squared_error"] = squared_error(painted, data.test.images)
-    metrics["parameters"] = parameters(entry)
+    metrics: Metrics = {
+        "test_error": error_rate(entry.guide, data.test),
+        "validation_error": error_rate(entry.guide, data.validation),
+        "error": {
+            name: error_rate(entry.guide.with_routing(routing), data.test)
+            for name, routing in ROUTINGS.items()
+        },
+        "squared_error": squared_error(painted, data.test.images),
+        "parameters": parameters(entry),
+    }
     figures = {
         "reconstructions": reconstructions(entry, data.test.images),
         "dimensions": dimensions(entry, first_right(entry, data.test)),

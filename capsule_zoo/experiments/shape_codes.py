@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,10 +15,9 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.shape_codes import ON_PART_SETS, clustered, parsed, part_sets
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
-from capsule_zoo.experiments.training import shortened
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.turns import turned
@@ -26,24 +26,51 @@ from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, inf
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, create, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS_OF = "part-whole-mnist"
-KINDS, MAIN = (10, 32, 64), 32
-SIZES = {"codes": 16, "sigma_min": 0.005, "sigma_top": 0.03}
-CLUSTER_STEPS, STEPS, BATCH = 1200, 2500, 256
-MINUTES = 30  # of a full run, to which the steps belong
-IMAGES = 5000  # in every Frechet distance
-HELD_OUT, REDRAWS, PROBED = 1000, 10, 10_000
-TURNS, TURNED_IMAGES = 24, 300
+REDRAWS, PROBED = 10, 10_000
+TURNS = 24
 OBJECT = ["object_kind", "object_pose", "object_code"]
 
 
-@experiment("shape-codes/objects", data="mnist")
-def objects(options: Options) -> Result:
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Attributes:
+        kinds: numbers of kinds that are tried.
+        main: the number of kinds that is measured in all ways.
+        codes: numbers of a shape code.
+        sigma_min: least deviation of a part's pose.
+        sigma_top: deviation of an object's pose.
+        cluster_steps: updates in which every image belongs to its cluster.
+        steps: updates after them.
+        batch_size: part sets of an update.
+        images: images in every Frechet distance.
+        held_out: images on which the loss of redrawn parts is measured.
+        turned: digits that are turned by any angle.
+    """
+
+    kinds: tuple[int, ...] = (10, 32, 64)
+    main: int = 32
+    codes: int = 16
+    sigma_min: float = 0.005
+    sigma_top: float = 0.03
+    cluster_steps: int = 1200
+    steps: int = 2500
+    batch_size: int = 256
+    images: int = 5000
+    held_out: int = 1000
+    turned: int = 300
+
+
+@experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
+def objects(options: Options, **settings: Any) -> Result:
     """Objects with shape codes on frozen, published parts of MNIST (30 minutes).
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
@@ -52,52 +79,66 @@ def objects(options: Options) -> Result:
     that are turned by any angle, read at the turn at which the objects explain the parts best.
     """
     options.refuse_run()
+    chosen = Settings(**settings)
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
-    real = classifier.read(data.test.images[:IMAGES])
-    metrics: Metrics = {}
+    real = classifier.read(data.test.images[: chosen.images])
+    numbers: Numbers = {}
+    grid: dict[str, Numbers] = {}
+    main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
     table: dict[str, dict[str, float]] = {}
-    for kinds in KINDS:
+    for kinds in chosen.kinds:
         options.say(f"Training objects of {kinds} kinds")
-        entry = on_published_parts(kinds, options.seed)
-        sets, held_out = train_objects(entry, data, options)
+        entry = on_published_parts(kinds, chosen, options.seed)
+        sets, held_out = train_objects(entry, data, chosen, options)
         found = classes_found(entry, sets, held_out)
-        samples = mean_images(entry.model, IMAGES, seed=options.seed)
+        samples = mean_images(entry.model, chosen.images, seed=options.seed)
         found |= looks(classifier.read(samples), real)
         rows[f"{kinds} kinds"] = samples[:12]
-        metrics |= {f"{name}_{kinds}": value for name, value in found.items()}
+        for name, value in found.items():
+            grid.setdefault(name, {})[str(kinds)] = value
         table[f"{kinds} kinds"] = {name: value[0] for name, value in found.items()}
-        if kinds == MAIN:
+        if kinds == chosen.main:
             main = entry
-            metrics |= lost(entry, data.test.images[:HELD_OUT], options.seed)
-            metrics |= probes(entry, sets, held_out)
-            metrics |= turned_digits(entry, sets, data.test[:TURNED_IMAGES])
+            numbers |= lost(entry, data.test.images[: chosen.held_out], options.seed)
+            numbers |= probes(entry, sets, held_out)
+            numbers |= turned_digits(entry, sets, data.test[: chosen.turned])
     shown = {"": draw(rows)}
+    metrics: Metrics = {**grid, **numbers}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
 
 
-def on_published_parts(kinds: int, seed: int) -> Entry:
+def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
     """Return an untrained entry whose parts are those of the published part-whole weights."""
     source = load(PARTS_OF)
     pyro.set_rng_seed(seed)
-    sizes = {"image_shape": source.model.image_shape, "parts": source.model.levels[-1].size}
-    entry = create("shape-codes", kinds=kinds, **sizes, **SIZES)
+    entry = create(
+        "shape-codes",
+        kinds=kinds,
+        image_shape=source.model.image_shape,
+        parts=source.model.levels[-1].size,
+        codes=chosen.codes,
+        sigma_min=chosen.sigma_min,
+        sigma_top=chosen.sigma_top,
+    )
     entry.model.template_logits.data.copy_(source.model.template_logits)
     entry.guide.copy_matching(source.guide)
     return entry
 
 
-def train_objects(entry: Entry, data: Dataset, options: Options) -> tuple[Split, Split]:
+def train_objects(
+    entry: Entry, data: Dataset, chosen: Settings, options: Options
+) -> tuple[Split, Split]:
     """Train objects on frozen parts, and return the part sets of training and test images."""
-    length = (options.minutes or MINUTES) / MINUTES
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
-    shared = dict(batch_size=BATCH, seed=options.seed, progress=options.progress, **ON_PART_SETS)
+    shared: dict[str, Any] = dict(ON_PART_SETS)
+    shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
     clusters = clustered(data, options.seed, guide=entry.guide)
-    steps = shortened(CLUSTER_STEPS, length)
+    steps = options.shortened(chosen.cluster_steps)
     fit(*pair, clusters, labels=True, steps=steps, schedule="constant", **shared)
     sets = parsed(data, options.seed, guide=entry.guide)
-    fit(*pair, sets, steps=shortened(STEPS, length), schedule="linear", **shared)
+    fit(*pair, sets, steps=options.shortened(chosen.steps), schedule="linear", **shared)
     return sets.train, part_sets(entry.guide.with_scope("parts"), data.test, options.seed)
 
 
@@ -134,8 +175,8 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor) -> Object:
     return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def classes_found(entry: Entry, train: Split, test: Split) -> Metrics:
-    """How well kinds match the classes that training never saw, and how many are in use.
+def classes_found(entry: Entry, train: Split, test: Split) -> Numbers:
+    """Measure how well kinds match the classes, which training never saw, and how many are used.
 
     A kind counts as its commonest class among training images, for the likeliest kind
     (`classes_found`) and for one that is drawn (`drawn_class`). Where there are as many kinds as
@@ -154,7 +195,7 @@ def classes_found(entry: Entry, train: Split, test: Split) -> Metrics:
         single = torch.zeros(kinds, dtype=torch.long)
         single[torch.from_numpy(kind)] = torch.from_numpy(own)
         answers["classes_one_to_one"] = single[asked.argmax(-1)]
-    found: Metrics = {
+    found: Numbers = {
         name: mean_and_error((given == test.labels).double()) for name, given in answers.items()
     }
     share = belief.mean(0)
@@ -164,8 +205,8 @@ def classes_found(entry: Entry, train: Split, test: Split) -> Metrics:
     return found
 
 
-def lost(entry: Entry, images: Tensor, seed: int) -> Metrics:
-    """The share of what parts explain that is lost when they are drawn from their object."""
+def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
+    """Measure the share of what parts explain that is lost if their object draws them again."""
     drawn = infer(entry.guide, images, seed=seed)
     held = {name: drawn[name] for name in OBJECT}
     empty = {**drawn, "part_presence": torch.zeros_like(drawn["part_presence"])}
@@ -176,9 +217,9 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Metrics:
     return {"share_lost": ratio(inferred - redrawn, inferred - background)}
 
 
-def probes(entry: Entry, train: Split, test: Split) -> Metrics:
-    """Linear probes on kind, code and pose, and on the parts alone."""
-    found: Metrics = {}
+def probes(entry: Entry, train: Split, test: Split) -> Numbers:
+    """Fit linear probes on kind, code and pose, and on the parts alone."""
+    found: Numbers = {}
     ours = [read_objects(entry.guide, split.images).features() for split in (train, test)]
     parts = [split.images.flatten(1).numpy() for split in (train, test)]
     for name, (features, asked) in {"probe": ours, "probe_parts": parts}.items():
@@ -188,8 +229,8 @@ def probes(entry: Entry, train: Split, test: Split) -> Metrics:
     return found
 
 
-def turned_digits(entry: Entry, train: Split, test: Split) -> Metrics:
-    """The classes of digits turned by any angle, by a probe that was fitted on upright ones.
+def turned_digits(entry: Entry, train: Split, test: Split) -> Numbers:
+    """Classify digits turned by any angle with a probe that was fitted on upright ones.
 
     Each is parsed at every one of 24 turns, and read where its parts are explained best.
     """

@@ -114,12 +114,14 @@ def fit_stages(
             say(f"stage {number + 1} of {len(stages)}: {stage.name}")
         for module in (stage.model, stage.guide):
             module.to(usable_device(device))
-        chosen = {"batch_size": batch_size, **stage.settings, **settings}
+        chosen: dict[str, Any] = {"batch_size": batch_size, **stage.settings, **settings}
         prepared: Dataset | Split = data
         if stage.prepare is None:
             chosen["transform"] = transform
         else:
             prepared = stage.prepare(_transformed(data, transform, batch_size, seed), seed)
+        length = stage.share / sum(s.share for s in stages)
+        chosen |= _limits(lengths, length, data, batch_size)
         run = fit(
             stage.model,
             stage.guide,
@@ -129,7 +131,6 @@ def fit_stages(
             resume=resume if number == first else None,
             device=device,
             progress=progress,
-            **_limits(lengths, stage.share / sum(s.share for s in stages), data, batch_size),
             **chosen,
         )
         runs.append(run)
