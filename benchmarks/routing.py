@@ -23,7 +23,7 @@ from capsule_zoo.guides import EMRouting
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.blocks.capsule_convolution import CapsuleGrid, CapsuleLayer
-from capsule_zoo.models.classifier import standardised
+from capsule_zoo.models.blocks.classifier import standardised
 from capsule_zoo.models.matrix_capsules import PRESETS
 
 BATCH = {"small": 16, "full": 8}

@@ -62,14 +62,14 @@ from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from capsule_zoo.models.blocks.convolutional import Upsampler
 from capsule_zoo.models.blocks.leading import joined, over_leading
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.on_request import (
+from capsule_zoo.models.blocks.on_request import (
     Latents,
     OnRequest,
     centred_normal,
     leaky_sigmoid,
     starting_dark,
 )
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 
 def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:

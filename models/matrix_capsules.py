@@ -48,10 +48,10 @@ from capsule_zoo.models.blocks.capsule_convolution import (
     ClassCapsules,
     PrimaryCapsules,
 )
+from capsule_zoo.models.blocks.classifier import Classifier, standardised
 from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.classifier import Classifier, standardised
 
 PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),

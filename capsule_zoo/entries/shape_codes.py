@@ -30,7 +30,7 @@ SMALL = dict(
     guide_sizes=dict(channels=6, width=8, hidden=1),
 )
 # Objects learn from part sets, without rendering, hundreds of times as many images a second.
-# With few updates in clusters, half of the kinds die when images may choose.
+# With 400 updates in clusters 15 of 32 kinds stayed in use, with 1,200 updates 27 (one run each).
 SHARES = {"parts": 0.7, "clusters": 0.05, "objects": 0.1, "all": 0.15}
 ON_PART_SETS: dict[str, Any] = dict(objective=Trace_ELBO(), lr=2e-3, warmup=0)
 

@@ -20,8 +20,8 @@ from capsule_zoo.explore.view import Control, Place, View
 from capsule_zoo.figures.grids import part_colours
 from capsule_zoo.guides.conditional import KIND, ConditionalEncoder
 from capsule_zoo.inference.posterior.transformations import infer_transformation
+from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.generative_capsnet import Parts, RoutedByAddress
-from capsule_zoo.models.on_request import OnRequest
 
 REQUEST, CODE = 0, 1  # handles; the parts come after them
 _JITTER = "part_jitter"

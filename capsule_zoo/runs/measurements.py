@@ -27,9 +27,9 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
 from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.registry import Entry, unknown
 from capsule_zoo.runs.folder import RunSettings
 

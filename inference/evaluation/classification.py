@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
+from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.models.modes import in_eval_mode
 
 

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.models.blocks.classifier import Classifier, standardised
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.classifier import Classifier, standardised
 
 
 class ConvolutionalClassifier(Classifier):

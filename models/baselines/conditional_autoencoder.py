@@ -32,14 +32,14 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.blocks.convolutional import Decoder, Upsampler
 from capsule_zoo.models.blocks.leading import joined, over_leading
-from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.on_request import (
+from capsule_zoo.models.blocks.on_request import (
     Latents,
     OnRequest,
     centred_normal,
     leaky_sigmoid,
     starting_dark,
 )
+from capsule_zoo.models.checks import check_at_least, check_one_of
 
 
 class MixedDecoder(PyroModule):

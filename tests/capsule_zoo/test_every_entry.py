@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from capsule_zoo import cli
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
-from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes
 from capsule_zoo.runs import folder as runs
 

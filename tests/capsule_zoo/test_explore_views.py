@@ -15,8 +15,8 @@ from capsule_zoo.guides import ConditionalEncoder, FreeForm
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.on_request import leaky_sigmoid
 from capsule_zoo.models.generative_capsnet import Parts
-from capsule_zoo.models.on_request import leaky_sigmoid
 from capsule_zoo.registry import create, small_sizes
 
 
