@@ -40,7 +40,8 @@ class ByHand:
     """The loss of a two-level model with delta poses, in nats per image, written without Pyro."""
 
     def __init__(self, model: PartWholeCapsules, guide: AmortizedPartWhole) -> None:
-        self.model, self.guide = model, guide
+        self.model = model
+        self.guide = guide
 
     def __call__(self, images: Tensor) -> Tensor:
         part_logits, part_pose = self.encode(images)

@@ -36,7 +36,8 @@ class PlainDraw:
     """The loss of DRAW in nats per image, by the paper's equations, with an entry's parameters."""
 
     def __init__(self, entry: Entry) -> None:
-        self.model, self.guide = entry.model, entry.guide
+        self.model = entry.model
+        self.guide = entry.guide
 
     def __call__(self, images: Tensor) -> Tensor:
         model, guide, batch = self.model, self.guide, len(images)

@@ -111,7 +111,8 @@ class Entry:
     def use_guide(self, name: str) -> Entry:
         """Make the named guide this entry's own guide, and return the entry."""
         if name != self.default_guide:
-            self.guide, self.default_guide = self.make_guide(name), name
+            self.guide = self.make_guide(name)
+            self.default_guide = name
         return self
 
 
@@ -185,7 +186,8 @@ def create(name: str, **sizes: object) -> Entry:
         entry = factory(**sizes)
     except TypeError as error:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
-    entry.name, entry.sizes = name, {**_default_sizes(factory), **sizes}
+    entry.name = name
+    entry.sizes = {**_default_sizes(factory), **sizes}
     return entry
 
 

@@ -329,7 +329,8 @@ class Toys3D:
         elevations: int = ELEVATIONS,
         instances: int = INSTANCES,
     ) -> None:
-        self.size, self.seed = size, seed
+        self.size = size
+        self.seed = seed
         self.counts = azimuths, elevations, instances
         folder = user_cache() if cache is None else Path(cache)
         shape = "x".join(map(str, (instances, elevations, azimuths, size)))

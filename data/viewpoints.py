@@ -106,11 +106,13 @@ class SmallNORB:
     def __init__(self, root: str | Path | None = None, cameras: int = 1) -> None:
         if cameras not in (1, 2):
             raise ValueError(f"cameras must be 1 or 2, not {cameras!r}")
-        self.cameras, self.download = cameras, root is None
+        self.cameras = cameras
+        self.download = root is None
         folder = user_cache() if root is None else Path(root)
         inner = folder / "smallnorb"
         self.root = inner if root is None or inner.is_dir() else folder
-        self.train, self.test = self._views("training"), self._views("testing")
+        self.train = self._views("training")
+        self.test = self._views("testing")
 
     def _views(self, part: str) -> Views:
         images, labels, info = (self._matrix(part, kind) for kind in ("dat", "cat", "info"))

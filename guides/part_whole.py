@@ -74,7 +74,9 @@ class PoseHead(PyroModule):
 
     def __init__(self, features: int, capsules: int, kind: str, rank: int = 2) -> None:
         super().__init__()
-        self.kind, self.rank, self.features = kind, rank, features
+        self.kind = kind
+        self.rank = rank
+        self.features = features
         numbers = {"delta": 0, "normal": 6, "low_rank": 6 * (1 + rank)}[kind]
         if numbers:
             self.weight = nn.Parameter(torch.zeros(capsules, features, numbers))

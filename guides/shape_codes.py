@@ -115,7 +115,9 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         check_one_of("pose", pose, LAWS)
         check_one_of("objects", objects, LAWS)
         super().__init__(model)
-        self.pose, self.objects, self.kind = pose, objects, "drawn"
+        self.pose = pose
+        self.objects = objects
+        self.kind = "drawn"
         self.reader = PartReader(channels, max_scale, anisotropy, coordinates, turns, centred)
         self.options: dict[str, Any] = dict(objects=objects, **vars(self.reader))
         parts = model.levels[-1].size

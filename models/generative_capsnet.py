@@ -163,7 +163,8 @@ class Canvas(PyroModule):
         check_one_of("address", address, ("fixed", "learned"))
         self.upsample = starting_dark(Upsampler(maps, image_shape, channels))
         self.grid = rows, columns = self.upsample.quarter
-        self.learned, self.address_length = address == "learned", 2
+        self.learned = address == "learned"
+        self.address_length = 2
         if self.learned:
             self.address_length = 4
             self.cells = nn.Parameter(torch.randn(self.address_length, rows * columns))
@@ -216,9 +217,12 @@ class RoutedByAddress(OnRequest):
         check_at_least(1, parts=parts, maps=maps, channels=channels)
         check_at_least(0, jitter=jitter)
         check_one_of("motion", motion, ("mixed", "linear"))
-        self.parts, self.maps, self.jitter = parts, maps, jitter
+        self.parts = parts
+        self.maps = maps
+        self.jitter = jitter
         self.canvas = Canvas(image_shape, maps, channels, address)
-        self.linear, self.constant = motion == "linear", not any(identity)
+        self.linear = motion == "linear"
+        self.constant = not any(identity)
 
     @property
     def numbers_heard(self) -> int:
@@ -298,7 +302,10 @@ class GenerativeCapsNet(RoutedByAddress):
         super().__init__(image_shape, parts=parts, **options)
         check_at_least(1, kinds=kinds, pose=pose, length=length, hidden=hidden)
         check_positive(temperature=temperature)
-        self.kinds, self.pose, self.length, self.temperature = kinds, pose, length, temperature
+        self.kinds = kinds
+        self.pose = pose
+        self.length = length
+        self.temperature = temperature
         numbers = pose + self.numbers_heard
         self.vote = PyroModule[nn.Linear](numbers, kinds * parts * length)  # all W_kc and b_kc
         self.address = CapsuleNetworks(parts, length, hidden, self.address_numbers)

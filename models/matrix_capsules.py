@@ -71,7 +71,8 @@ class SpreadLabels(dist.Categorical):
     """
 
     def __init__(self, presence: Tensor, margin: float) -> None:
-        self.presence, self.margin = presence, margin
+        self.presence = presence
+        self.margin = margin
         super().__init__(logits=-spread_energy(presence, margin))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -134,7 +135,8 @@ class MatrixCapsules(Classifier):
         check_at_least(0, padding=padding)
         check_positive(margin_steps=margin_steps)
         check_one_of("likelihood", likelihood, ("spread", "categorical"))
-        self.likelihood, self.margin_steps = likelihood, margin_steps
+        self.likelihood = likelihood
+        self.margin_steps = margin_steps
         self.normalised = likelihood == "categorical"
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         channels, height, width = image_shape

@@ -131,7 +131,9 @@ class PartWholeCapsules(PaintedParts):
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
-        self.rotations, self.sigma_top, self.sigma_place = rotations, sigma_top, sigma_place
+        self.rotations = rotations
+        self.sigma_top = sigma_top
+        self.sigma_place = sigma_place
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
         self.selections = PyroModule[nn.ModuleList](
             ParentSelection(

@@ -193,8 +193,13 @@ class RecurrentCapsules(Model):
         check_one_of("likelihood", likelihood, LIKELIHOODS)
         self.space = ImageSpace(image_shape)
         self.num_classes = classes
-        self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
-        self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
+        self.steps = steps
+        self.latent = latent
+        self.units = units
+        self.capsules = capsules
+        self.likelihood = likelihood
+        self.sigma_image = sigma_image
+        self.label_weight = label_weight
         self.window_size = window if attention else None
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
         colours, height, width = image_shape

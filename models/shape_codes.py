@@ -136,9 +136,12 @@ class ShapeCodes(PaintedParts):
             raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
         self.levels = (Level("part", parts),)
         self.plate_dims = {"images": -2, "parts": -1}
-        self.codes, self.rotations = codes, rotations
-        self.sigma_top, self.sigma_place = sigma_top, sigma_place
-        self.scope, self.kind = "scene", "guided"
+        self.codes = codes
+        self.rotations = rotations
+        self.sigma_top = sigma_top
+        self.sigma_place = sigma_place
+        self.scope = "scene"
+        self.kind = "guided"
         self.painted = self.space
         self.kind_logits = nn.Parameter(torch.zeros(kinds))  # log pi
         self.shapes = ShapeKinds(

@@ -351,7 +351,8 @@ def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> 
     entry.guide.double().eval()
     if discrete:
         guide_of = entry.guide.discretized()
-        entry.model, entry.guide = entry.model.discretized(), guide_of
+        entry.model = entry.model.discretized()
+        entry.guide = guide_of
     return entry
 
 

@@ -58,9 +58,12 @@ class Explorer(widgets.VBox):
     """
 
     def __init__(self, view: View, images: Tensor, title: str = "") -> None:
-        self.view, self.images, self.handle = view, images, 0
+        self.view = view
+        self.images = images
+        self.handle = 0
         self.sliders: dict[str, widgets.FloatSlider] = {}
-        self._quiet, self._dragging = False, (0, (0.0, 0.0))
+        self._quiet = False
+        self._dragging = (0, (0.0, 0.0))
         self._file: tuple[str, bytes] | None = None
         self._make_widgets()
         self._read(images[:1])
@@ -114,7 +117,8 @@ class Explorer(widgets.VBox):
             description="reset", tooltip="go back to what was read off the image"
         )
         self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
-        self.status, self.panel = widgets.HTML(), widgets.HBox()
+        self.status = widgets.HTML()
+        self.panel = widgets.HBox()
         self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
 
     def _connect(self) -> None:
@@ -179,7 +183,8 @@ class Explorer(widgets.VBox):
             slider = self.sliders[name]
             low, high, value = control.in_steps()
             with slider.hold_trait_notifications():
-                slider.min, slider.max = low, high
+                slider.min = low
+                slider.max = high
                 if _differ(slider.value, value, control):
                     slider.value = value
 
@@ -239,7 +244,8 @@ class Explorer(widgets.VBox):
         self.handle = self.view.first_handle()
 
     def _refine(self) -> None:
-        self.refine.disabled, self.status.value = True, "refining ..."
+        self.refine.disabled = True
+        self.status.value = "refining ..."
         try:
             self._do(self.view.refine)
         finally:

@@ -64,8 +64,10 @@ class RequestView(View):
     def __init__(
         self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
     ) -> None:
-        self.model, self.guide = model.discretized(), guide.discretized()
-        self.image_shape, self.parts = model.image_shape, getattr(model, "parts", 0)
+        self.model = model.discretized()
+        self.guide = guide.discretized()
+        self.image_shape = model.image_shape
+        self.parts = getattr(model, "parts", 0)
         self.requests = requests or requests_of(model, guide)
         self.turns = isinstance(self.requests, Rotations)
         self.parameter_names = ("angle",) if self.turns else ("x", "y")

@@ -152,8 +152,10 @@ class PartWholeView(View):
     parse: Tree
 
     def __init__(self, model: PartWholeCapsules, guide: Guide) -> None:
-        self.model, self.guide = model.discretized(), guide
-        self.relaxed, self.image_shape = model, model.image_shape
+        self.model = model.discretized()
+        self.guide = guide
+        self.relaxed = model
+        self.image_shape = model.image_shape
 
     @torch.no_grad()
     def read(self, image: Tensor) -> None:

@@ -212,7 +212,10 @@ class _RunFiles:
     """
 
     def __init__(self, folder: Path, entry: Entry, config: dict[str, Any], begun: bool) -> None:
-        self.folder, self.entry, self.config, self.begun = folder, entry, config, begun
+        self.folder = folder
+        self.entry = entry
+        self.config = config
+        self.begun = begun
         self.checkpoint = folder / "checkpoint.safetensors"
 
     def save_checkpoint(self, tree: dict) -> None:

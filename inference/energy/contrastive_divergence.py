@@ -85,8 +85,11 @@ class ContrastiveDivergence(Objective):
                 )
             if not persistent:
                 raise ValueError("tempering needs persistent=True, for its chains are never reset")
-        self.k, self.persistent, self.chains = k, persistent, chains
-        self.tempering, self.sparsity = tempering, sparsity
+        self.k = k
+        self.persistent = persistent
+        self.chains = chains
+        self.tempering = tempering
+        self.sparsity = sparsity
         self.means = RunningMeans() if centered else None
         self._state: CapsuleState | None = None
         self._tempered: TemperedChains | None = None

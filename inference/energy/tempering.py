@@ -83,7 +83,8 @@ class TemperedChains:
     def sweep(self, model: CapsuleRBM) -> None:
         """Run one Gibbs sweep at every temperature, then one exchange."""
         machine = TemperedRBM(model)
-        self.images, self.betas = self.images.to(model.weight), self.betas.to(model.weight)
+        self.images = self.images.to(model.weight)
+        self.betas = self.betas.to(model.weight)
         betas = self.betas.repeat_interleave(self.images.shape[1])
         law = machine.posterior(model.fields(self.images.flatten(0, 1)), betas)
         self.images = machine.draw_images(law, betas).view_as(self.images)

@@ -85,7 +85,8 @@ class ReweightedWakeSleep(Objective):
         check_at_least(1, num_particles=num_particles)
         if not 0 <= sleep <= 1:
             raise ValueError(f"sleep must be from 0 to 1, not {sleep!r}")
-        self.num_particles, self.sleep = num_particles, sleep
+        self.num_particles = num_particles
+        self.sleep = sleep
 
     def differentiable_loss(
         self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None

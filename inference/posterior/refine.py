@@ -246,7 +246,8 @@ class _Judge:
     """The objective log p(image, z) - log q(z) of each image, always under the same few draws."""
 
     def __init__(self, model: Model, images: Tensor) -> None:
-        self.model, self.images = model, images
+        self.model = model
+        self.images = images
         self.seeds = torch.randint(2**31, (_DRAWS,)).tolist()
 
     @torch.no_grad()
@@ -263,7 +264,9 @@ class _Best:
     """The best parameters found so far for each image."""
 
     def __init__(self, free: FreeForm, start: Tensor) -> None:
-        self.free, self.start, self.values = free, start, start
+        self.free = free
+        self.start = start
+        self.values = start
         self.parameters = [p.detach().clone() for p in free.parameters()]
 
     def keep(self, values: Tensor) -> None:

@@ -160,8 +160,11 @@ class _Evidence:
         requests: Requests,
         particles: int,
     ) -> None:
-        self.model, self.guide, self.requests = model, guide, requests
-        self.particles, self.images = particles, tiled(images, particles)
+        self.model = model
+        self.guide = guide
+        self.requests = requests
+        self.particles = particles
+        self.images = tiled(images, particles)
 
     def __call__(self, parameters: Tensor) -> Tensor:
         """Compute the evidence (B,), in nats, differentiable by the parameters (B, n)."""

@@ -62,7 +62,8 @@ class VariationalAutoencoder(Model):
         self.space = ImageSpace(image_shape)
         self.latent = latent
         self.channels = channels
-        self.likelihood, self.sigma_image = likelihood, sigma_image
+        self.likelihood = likelihood
+        self.sigma_image = sigma_image
         self.decoder = Decoder(latent, self.image_shape, channels)
 
     def forward(

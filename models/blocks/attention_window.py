@@ -90,7 +90,8 @@ class Aim(PyroModule):
     def __init__(self, hidden: int, size: int, shape: tuple[int, int]) -> None:
         super().__init__()
         check_at_least(2, window=size)
-        self.size, self.shape = size, shape
+        self.size = size
+        self.shape = shape
         self.place = PyroModule[nn.Linear](hidden, 5)
         nn.init.zeros_(self.place.bias)
 

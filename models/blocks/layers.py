@@ -55,7 +55,8 @@ class BalancedLogits(PyroModule):
 
     def __init__(self, columns: int, spread: float = 3.0, momentum: float = 0.1) -> None:
         super().__init__()
-        self.spread, self.momentum = spread, momentum
+        self.spread = spread
+        self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(columns))
         self.register_buffer("running_variance", torch.ones(columns))
 

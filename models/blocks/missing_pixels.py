@@ -62,7 +62,8 @@ class ObservedPixels(dist.TorchDistribution):
     arg_constraints = {}
 
     def __init__(self, law: dist.TorchDistribution, observed: Tensor) -> None:
-        self.law, self.observed = law, observed
+        self.law = law
+        self.observed = observed
         super().__init__(law.batch_shape, law.event_shape, validate_args=False)
 
     @property

@@ -69,9 +69,13 @@ class PaintedParts(Model):
         check_one_of("background", background, ("black", "learned"))
         check_one_of("likelihood", likelihood, ("composite", "mixture"))
         self.space = ImageSpace((channels, height, width))
-        self.selection, self.presence, self.temperature = selection, presence, temperature
-        self.sigma_image, self.instances = sigma_image, instances
-        self.background, self.likelihood = background, likelihood
+        self.selection = selection
+        self.presence = presence
+        self.temperature = temperature
+        self.sigma_image = sigma_image
+        self.instances = instances
+        self.background = background
+        self.likelihood = likelihood
 
     def _make_templates(self, template_size: int) -> None:
         """Make the parameters of the templates and of the background."""

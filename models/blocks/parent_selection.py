@@ -119,8 +119,10 @@ class ParentSelection(PyroModule):
         child_scale: float,
     ) -> None:
         super().__init__()
-        self.epsilon, self.sigma_min = epsilon, sigma_min
-        self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
+        self.epsilon = epsilon
+        self.sigma_min = sigma_min
+        self.sigma_off = sigma_off
+        self.sigma_dummy = sigma_dummy
         self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))

@@ -32,7 +32,8 @@ class PixelMixture(dist.TorchDistribution):
     support = constraints.independent(constraints.real, 3)
 
     def __init__(self, colour: Tensor, weight: Tensor, scale: float) -> None:
-        self.colour, self.scale = colour, scale
+        self.colour = colour
+        self.scale = scale
         self.mixing = weight / weight.sum(0)
         _, channels, *batch, height, width = colour.shape
         shapes = torch.Size((*batch, 1)), torch.Size((channels, height, width))

@@ -79,8 +79,10 @@ class ShapeKinds(PyroModule):
         sigma_dummy: float,
     ) -> None:
         super().__init__()
-        self.epsilon, self.sigma_min = epsilon, sigma_min
-        self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
+        self.epsilon = epsilon
+        self.sigma_min = sigma_min
+        self.sigma_off = sigma_off
+        self.sigma_dummy = sigma_dummy
         self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
         self.log_affinity = nn.Parameter(torch.zeros(kinds, parts))
         self.presence_logits = nn.Parameter(torch.zeros(kinds, parts))
@@ -222,8 +224,12 @@ class PartLaw(dist.TorchDistribution):
         dummy_presence: dist.Bernoulli,
         dummy_pose: dist.Normal,
     ) -> None:
-        self.vote, self.logits, self.scale, self.log_odds = vote, logits, scale, log_odds
-        self.dummy_presence, self.dummy_pose = dummy_presence, dummy_pose
+        self.vote = vote
+        self.logits = logits
+        self.scale = scale
+        self.log_odds = log_odds
+        self.dummy_presence = dummy_presence
+        self.dummy_pose = dummy_pose
         super().__init__(vote.shape[:-1], torch.Size([7]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> PartLaw:

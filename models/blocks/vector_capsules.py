@@ -73,7 +73,8 @@ class ClassVectors(PyroModule):
 
     def __init__(self, children: int, classes: int, routing: Routing | None) -> None:
         super().__init__()
-        self.classes, self.routing = classes, routing
+        self.classes = classes
+        self.routing = routing
         if routing is None:
             self.mix = PyroModule[nn.Linear](children * PRIMARY, classes * CLASS)
         else:

@@ -139,7 +139,8 @@ class _Ledger:
         """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D)."""
         sweep = torch._C._current_graph_task_id()
         if sweep != self.sweep:  # left by an earlier sweep that did not reach the votes
-            self.sweep, self.entries = sweep, []
+            self.sweep = sweep
+            self.entries = []
         self.entries.append((row, linear, square))
 
     def settle(self, values: Tensor) -> Tensor:

@@ -31,7 +31,8 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.path, self.text = path, path.read_text()
+        self.path = path
+        self.text = path.read_text()
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.feed(self.text)

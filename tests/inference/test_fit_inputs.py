@@ -24,7 +24,8 @@ class Items(torch.utils.data.Dataset):
     """A data set of single images, with or without labels."""
 
     def __init__(self, images, labels=None):
-        self.images, self.labels = images, labels
+        self.images = images
+        self.labels = labels
 
     def __len__(self):
         return len(self.images)
