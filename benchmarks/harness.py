@@ -146,9 +146,9 @@ def measure(benchmark: Benchmark, repeats: int) -> dict[str, Numbers]:
 
 def median(values: np.ndarray) -> Number:
     """Return the median, with a standard error from the median absolute deviation."""
-    centre = float(np.median(values))
-    deviation = 1.4826 * float(np.median(np.abs(values - centre)))
-    return centre, 1.2533 * deviation / len(values) ** 0.5, len(values)
+    center = float(np.median(values))
+    deviation = 1.4826 * float(np.median(np.abs(values - center)))
+    return center, 1.2533 * deviation / len(values) ** 0.5, len(values)
 
 
 def main(benchmark: Benchmark) -> None:

@@ -1,7 +1,7 @@
 """The data set smallNORB: objects from many viewpoints, with every factor of every image.
 
 smallNORB has 5 categories of toys, 10 instances of each (5 to train on, the others to test), 18
-azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 grey images in either split. `Toys3D`
+azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 gray images in either split. `Toys3D`
 (`capsule_zoo.data.toys3d`) has the same factors and needs no files.
 
 >>> data = SmallNORB().train

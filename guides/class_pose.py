@@ -22,7 +22,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
     network is not a part of the guide and does not learn from the decoder.
 
     Poses of a class lie close together, a tenth of their size apart in a network that was trained
-    to classify. After `standardise` the code is 1 plus the distance from the mean of the class, in
+    to classify. After `standardize` the code is 1 plus the distance from the mean of the class, in
     its deviations. The decoder then need not learn that scale, and a mean pose still shows its
     class.
 
@@ -74,7 +74,7 @@ class ClassPose(Guide[VariationalAutoencoder]):
         each = torch.arange(len(labels), device=labels.device)
         return classes.pose[:, 0].flatten(2)[each, labels], labels
 
-    def standardise(self, images: Tensor, labels: Tensor) -> None:
+    def standardize(self, images: Tensor, labels: Tensor) -> None:
         """Compute the mean and deviation of each class's poses over images (B, C, H, W).
 
         Labels are (B,). Classes with fewer than two images stay as they are.

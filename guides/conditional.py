@@ -63,12 +63,12 @@ class ConditionalEncoder(Guide[OnRequest]):
     ) -> None:
         super().__init__(model)
         check_at_least(1, channels=channels, hidden=hidden)
-        colours, height, width = model.image_shape
+        colors, height, width = model.image_shape
         self.window = rows, columns = window or (height, width)
         if not (1 <= rows <= height and 1 <= columns <= width):
             raise ValueError(f"window must lie in {height}x{width} pixels, not be {rows}x{columns}")
         self.deterministic = deterministic
-        self.encoder = Encoder((colours, rows, columns), channels, hidden)
+        self.encoder = Encoder((colors, rows, columns), channels, hidden)
         self.columns = {
             name: law.event_shape.numel() * (1 if deterministic or name == KIND else 2)
             for name, law in model.prior().items()
@@ -85,7 +85,7 @@ class ConditionalEncoder(Guide[OnRequest]):
             }
 
     def expectations(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the centre of q by site, (B, ...) each.
+        """Compute the center of q by site, (B, ...) each.
 
         For a continuous site it is the mean. For a kind it is the logarithms of the probabilities
         or, in a guide to the discrete model, the most likely value.

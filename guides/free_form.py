@@ -8,7 +8,7 @@
 sites that the model declares and the laws that it draws them from. All sites are independent given
 the image, also where the model draws one given another.
 
-If it starts at another guide's result, it measures the cost of amortisation and corrects the errors
+If it starts at another guide's result, it measures the cost of amortization and corrects the errors
 of the encoder. If it starts at the prior, it checks that a result does not depend on an encoder.
 Train it with `inference.fit(..., freeze="model")` on the images it was made for, in their order, or
 with `inference.refine`.

@@ -13,7 +13,7 @@ class ExactLabel(Guide[Classifier]):
     """The guide q(label | image) = p(label | image), which a classifier has in closed form.
 
     With labels there is nothing left to draw. Without labels the log weight of every draw is the
-    log partition function of the model's law, which is 0 if the law is normalised.
+    log partition function of the model's law, which is 0 if the law is normalized.
 
     Args:
         model: the classifier.

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.turns import centred, turned
+from capsule_zoo.guides.turns import centered, turned
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.layers import AttentionPooling
 from capsule_zoo.models.blocks.parent_selection import Capsules
@@ -39,7 +39,7 @@ class Proposal(NamedTuple):
 
     Attributes:
         logits: logits of the presences, (B, capsules).
-        pose: centres of the poses, (B, capsules, 6).
+        pose: centers of the poses, (B, capsules, 6).
         features: numbers from which deviations are computed, (B, capsules, features).
     """
 
@@ -70,7 +70,7 @@ class PartReader:
             larger images.
         turns: number of turns of the image that are tried; see `capsule_zoo.guides.turns`. Only a
             guide can try them, because its model scores them.
-        centred: whether the networks see each image with its ink in the middle. What is read is
+        centered: whether the networks see each image with its ink in the middle. What is read is
             then equivariant under shifts.
 
     Raises:
@@ -82,7 +82,7 @@ class PartReader:
     anisotropy: float | None = 1.6
     coordinates: bool = False
     turns: int = 1
-    centred: bool = False
+    centered: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(1, channels=self.channels, turns=self.turns)
@@ -119,8 +119,8 @@ class PartReader:
             the image, None if the view is the image itself.
         """
         frame: Tensor | None = None
-        if self.centred:
-            images, frame = centred(images)
+        if self.centered:
+            images, frame = centered(images)
         if angle is not None:
             images = turned(images, angle)
             turn = poses.rotation(angle)
@@ -137,11 +137,11 @@ class PartNetwork(PyroModule):
         parts: number of parts.
     """
 
-    def __init__(self, settings: PartReader, colours: int, parts: int) -> None:
+    def __init__(self, settings: PartReader, colors: int, parts: int) -> None:
         super().__init__()
         self.settings = settings
         convolutions: list[nn.Module] = []
-        inputs = colours
+        inputs = colors
         for stride in (2, 2, 1, 1):
             convolution = PyroModule[nn.Conv2d](inputs, settings.channels, 3, stride, padding=1)
             convolutions += [convolution, nn.ELU()]

@@ -63,7 +63,7 @@ _FORMER_NAMES = {
 
 
 class PoseHead(PyroModule):
-    """The law of one level's poses, centred at the encoder's output.
+    """The law of one level's poses, centered at the encoder's output.
 
     Args:
         features: size of the vector from which deviations are computed, for each capsule.
@@ -258,7 +258,7 @@ class AmortizedPartWhole(PartWholeGuide):
             Otherwise positions follow only from the padding at the image's edge, which is too far
             away on larger images.
         turns: number of turns of the image that are tried; see `capsule_zoo.guides.turns`.
-        centred: whether the networks see each image with its ink in the middle. The guide is then
+        centered: whether the networks see each image with its ink in the middle. The guide is then
             equivariant under shifts.
 
     Raises:
@@ -281,12 +281,12 @@ class AmortizedPartWhole(PartWholeGuide):
         rank: int = 2,
         coordinates: bool = False,
         turns: int = 1,
-        centred: bool = False,
+        centered: bool = False,
     ) -> None:
         super().__init__(
             model,
             pose,
-            reader=PartReader(channels, max_scale, anisotropy, coordinates, turns, centred),
+            reader=PartReader(channels, max_scale, anisotropy, coordinates, turns, centered),
             above=SetTransformers(width, heads, blocks, inducing),
             rank=rank,
         )

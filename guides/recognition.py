@@ -90,8 +90,8 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         It is Gibbs sampling to the extent that recognition equals the posterior.
         """
         for _ in range(steps):
-            recognised = pyro.poutine.trace(self).get_trace(images)
-            for name in set(recognised.nodes) - set(self.model.top_sites):
-                recognised.remove_node(name)
-            images = pyro.poutine.replay(self.model, trace=recognised)(batch_size=len(images))
+            recognized = pyro.poutine.trace(self).get_trace(images)
+            for name in set(recognized.nodes) - set(self.model.top_sites):
+                recognized.remove_node(name)
+            images = pyro.poutine.replay(self.model, trace=recognized)(batch_size=len(images))
         return images

@@ -58,7 +58,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
 
     def __init__(self, model: RecurrentCapsules) -> None:
         super().__init__(model)
-        colours, height, width = model.image_shape
+        colors, height, width = model.image_shape
         inputs = 0 if model.capsules == "none" else model.num_classes * CLASS
         self.aim: Aim | None = None
         if model.capsules != "every":
@@ -66,7 +66,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
             if model.window_size is not None:
                 patch = (model.window_size,) * 2
                 self.aim = Aim(model.units, model.window_size, (height, width))
-            inputs += 2 * colours * math.prod(patch)
+            inputs += 2 * colors * math.prod(patch)
         self.cell = CoupledLSTM(inputs + model.units, model.units)
         self.code = PyroModule[nn.Linear](model.units, 2 * model.latent)
 

@@ -79,12 +79,12 @@ class AnnealedRouting(Routing):
 
 @dataclass(frozen=True)
 class EMRouting(AnnealedRouting):
-    """The routing by expectation maximisation (EM).
+    """The routing by expectation maximization (EM).
 
     Attributes:
         iterations, anneal: as for every annealed routing.
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u). The exact step
-            minimises the free energy, which therefore never rises (at `anneal=0`). At an inverse
+            minimizes the free energy, which therefore never rises (at `anneal=0`). At an inverse
             temperature near 1 the exact step may turn all parents off.
 
     Raises:

@@ -141,7 +141,7 @@ def child_log_density(model: PartWholeCapsules, law: ChildLaw, children: Capsule
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
     """Compute every parent's best pose (B, parents, 6) given its weighted children.
 
-    This is the M step: it minimises, over A_j,
+    This is the M step: it minimizes, over A_j,
 
         sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c precision_c |(A_j - I)_c|^2.
 

@@ -124,7 +124,7 @@ def fit_pose(
 ) -> tuple[Tensor, Tensor]:
     """Compute the pose A that best places an arrangement, and its conditional deviations.
 
-    It minimises, over A,
+    It minimizes, over A,
 
         sum_ic w_ic (target_i - A arrangement_i)_c^2 + sum_c precision_c (A - I)_c^2.
 
@@ -159,7 +159,7 @@ def fit_code(
 ) -> tuple[Tensor, Tensor]:
     """Compute the code c that best explains poses and presences, and its conditional deviations.
 
-    It minimises, over c, sum_ic w_ic (rest_i - directions_i c)_c^2 + |c|^2 and the quadratic
+    It minimizes, over c, sum_ic w_ic (rest_i - directions_i c)_c^2 + |c|^2 and the quadratic
     expansion of the presences' log likelihood, sum_i v_i (w_i c)^2 - 2 u_i (w_i c).
 
     Args:

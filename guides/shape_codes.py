@@ -87,7 +87,7 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
             scope alone.
         pose: the law of the parts' poses, "delta" or "normal".
         objects: the law of the object's pose and code, "delta" or "normal".
-        channels, max_scale, anisotropy, coordinates, turns, centred: arguments of `PartReader`.
+        channels, max_scale, anisotropy, coordinates, turns, centered: arguments of `PartReader`.
 
     Attributes:
         reader: the settings of the reader of parts.
@@ -110,7 +110,7 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         anisotropy: float | None = 1.6,
         coordinates: bool = False,
         turns: int = 1,
-        centred: bool = False,
+        centered: bool = False,
     ) -> None:
         check_one_of("pose", pose, LAWS)
         check_one_of("objects", objects, LAWS)
@@ -118,7 +118,7 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         self.pose = pose
         self.objects = objects
         self.kind = "drawn"
-        self.reader = PartReader(channels, max_scale, anisotropy, coordinates, turns, centred)
+        self.reader = PartReader(channels, max_scale, anisotropy, coordinates, turns, centered)
         self.options: dict[str, Any] = dict(objects=objects, **vars(self.reader))
         parts = model.levels[-1].size
         self.read_parts = self.reader.build(model.image_shape, parts)

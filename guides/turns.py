@@ -1,4 +1,4 @@
-"""Views of an image: with centred ink, and at the turn that the model explains best.
+"""Views of an image: with centered ink, and at the turn that the model explains best.
 
 An encoder that must parse every turn of a digit parses each of them less well. Here the encoder
 sees the image at several turns. The model, whose objects may have any angle, then scores which
@@ -38,7 +38,7 @@ def turned(images: Tensor, angle: Tensor) -> Tensor:
     return _seen_from(images, poses.rotation(angle))
 
 
-def centred(images: Tensor) -> tuple[Tensor, Tensor]:
+def centered(images: Tensor) -> tuple[Tensor, Tensor]:
     """Move images (B, C, H, W) by whole pixels until the mean of their ink is in the middle.
 
     Returns:
@@ -46,10 +46,10 @@ def centred(images: Tensor) -> tuple[Tensor, Tensor]:
     """
     pixel = 2 / images.new_tensor([images.shape[-1], images.shape[-2]])
     back = poses.identity_like(images).repeat(len(images), 1)
-    centres = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
+    centers = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
     ink = images.sum(1).flatten(1)  # (B, pixels)
     share = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
-    back[:, 2::3] = (share @ centres.view(-1, 2) / pixel).round() * pixel
+    back[:, 2::3] = (share @ centers.view(-1, 2) / pixel).round() * pixel
     return _seen_from(images, back), back
 
 

@@ -163,7 +163,7 @@ class Model(Program):
         space: the space of what the model observes, such as `ImageSpace((1, 28, 28))`.
         means_in_range: True where the mean of every pixel lies in `pixel_range`.
         supervised: True where the model explains labels. Without labels it has no loss.
-        normalised: False where the trace is the joint density only up to a constant, as in an
+        normalized: False where the trace is the joint density only up to a constant, as in an
             energy model. The log weights of such a model are not bounds.
     """
 
@@ -171,7 +171,7 @@ class Model(Program):
     plate_dims: dict[str, int] = {"images": -1}
     space: ObservationSpace = AnyImages()
     means_in_range: bool = True
-    normalised: bool = True
+    normalized: bool = True
     supervised: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

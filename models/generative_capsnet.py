@@ -65,7 +65,7 @@ from capsule_zoo.models.blocks.leading import joined, over_leading
 from capsule_zoo.models.blocks.on_request import (
     Latents,
     OnRequest,
-    centred_normal,
+    centered_normal,
     leaky_sigmoid,
     starting_dark,
 )
@@ -140,7 +140,7 @@ class CapsuleNetworks(PyroModule):
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:
-    """Return a parameter initialised like that of a linear layer with this many inputs."""
+    """Return a parameter initialized like that of a linear layer with this many inputs."""
     bound = inputs**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
@@ -260,7 +260,7 @@ class RoutedByAddress(OnRequest):
         laws = self.code_prior()
         if self.jitter:
             like, length = self.canvas.upsample.paint.weight, self.canvas.address_length
-            laws["part_jitter"] = centred_normal(like, self.parts, length, deviation=self.jitter)
+            laws["part_jitter"] = centered_normal(like, self.parts, length, deviation=self.jitter)
         return laws
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ class GenerativeCapsNet(RoutedByAddress):
         weight = self.vote.weight
         return {
             "object_kind": self.kind_law(weight.new_zeros(self.kinds)),
-            "object_pose": centred_normal(weight, self.pose),
+            "object_pose": centered_normal(weight, self.pose),
         }
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
@@ -372,7 +372,7 @@ class ContinuousCapsNet(RoutedByAddress):
         self.activation = PyroModule[nn.Linear](hidden, parts * self.maps)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
-        return {"image_code": centred_normal(self.mix.weight, self.latent)}
+        return {"image_code": centered_normal(self.mix.weight, self.latent)}
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         mixed = F.relu(self.mix(self.heard(latents["image_code"], request)))

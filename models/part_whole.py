@@ -23,7 +23,7 @@ References:
     Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
     Perspective" (arXiv 2004.03553). Templates and the set transformer:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818).
-    The paper leaves open how a pose is parametrised (here: the six numbers of the matrix), how a
+    The paper leaves open how a pose is parametrized (here: the six numbers of the matrix), how a
     relaxed presence mixes the two scales (linearly), and all sizes; these are arguments.
 """
 
@@ -53,7 +53,7 @@ class PartWholeCapsules(PaintedParts):
         layers: capsules of every level from the top down, two or more; overrides both.
         template_size: height and width of a part's template, in template pixels.
         image_size: height and width of the images, in pixels; one number for a square.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.

@@ -202,12 +202,12 @@ class RecurrentCapsules(Model):
         self.label_weight = label_weight
         self.window_size = window if attention else None
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
-        colours, height, width = image_shape
+        colors, height, width = image_shape
         inputs = latent
         if capsules != "none":
             check_at_least(LEAST, **{f"image_shape[{i}]": image_shape[i] for i in (1, 2)})
             capsules_of = types, classes, routing
-            seen = colours if capsules == "once" else 2 * colours
+            seen = colors if capsules == "once" else 2 * colors
             self.eye = VectorCapsules(
                 image_network(seen, channels), channels[1], (height - 8, width - 8), *capsules_of
             )
@@ -216,7 +216,7 @@ class RecurrentCapsules(Model):
             )
             inputs = classes * CLASS
         self.cell = CoupledLSTM(inputs, units)
-        self.patch_shape = (colours, window, window) if attention else image_shape
+        self.patch_shape = (colors, window, window) if attention else image_shape
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
         nn.init.normal_(self.paint.weight, std=0.25)  # with less, codes fade before they are used
         if attention:
@@ -352,10 +352,10 @@ def with_previous(values: Tensor) -> Tensor:
     return torch.maximum(values, values.roll(1, 0))
 
 
-def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
+def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:
     """Return two convolutions that each reduce height and width by 4 pixels."""
     layers = []
-    for inputs, outputs in ((colours, channels[0]), channels):
+    for inputs, outputs in ((colors, channels[0]), channels):
         layers.append(PyroModule[nn.Conv2d](inputs, outputs, KERNEL))
         keep_scale(layers[-1], inputs * KERNEL**2)
     return _bent(layers)

@@ -65,7 +65,7 @@ class ShapeCodes(PaintedParts):
         codes: numbers of a shape code.
         template_size: height and width of a part's template, in template pixels.
         image_size: height and width of the images, in pixels; one number for a square.
-        channels: 1 (grey) or 3 (color).
+        channels: 1 (gray) or 3 (color).
         selection: how the choice of the dummy or the object is summed out, "marginal" or
             "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).

@@ -193,7 +193,7 @@ def log_partition(
 
     The estimate by annealed importance sampling (AIS) is too high in expectation, the estimate by
     reverse annealing (RAISE) too low. For a model of binary
-    pixels the images are binarised once. The time grows with --chains and --temperatures: at 28x28
+    pixels the images are binarized once. The time grows with --chains and --temperatures: at 28x28
     pixels the defaults take a few minutes. The result is added to the run's metrics.json.
 
     \b

@@ -72,8 +72,8 @@ def objectives(options: Options, *, images: int = 500, particles: int = 200) -> 
 def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Result:
     """Train two layers of 20 capsules with Gaussian pixels and units (3 minutes).
 
-    Pixels are standardised. The error is on the scale of the pixels, and nats are on the scale of
-    the scores. The training is short because a longer one diverges: recognised units have the
+    Pixels are standardized. The error is on the scale of the pixels, and nats are on the scale of
+    the scores. The training is short because a longer one diverges: recognized units have the
     precision of their base law, and cannot follow a posterior that narrows as the precision of the
     pixels grows.
 

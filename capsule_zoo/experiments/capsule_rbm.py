@@ -51,7 +51,7 @@ def mnist(options: Options, *, temperatures: int = 14_500, chains: int = 100) ->
 
 @experiment("capsule-rbm/learning-curve", data="mnist")
 def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> Result:
-    """Measure reconstruction error by updates, on grey pixels as in the paper (some 4 minutes).
+    """Measure reconstruction error by updates, on gray pixels as in the paper (some 4 minutes).
 
     Args:
         updates: numbers of updates after which the error is measured.
@@ -128,7 +128,7 @@ def spectra_of_three(options: Options) -> Result:
 def fashion(options: Options, *, temperatures: int = 14_500, chains: int = 100) -> Result:
     """Compare one Gaussian (an RBM) with a mixture of 2^20 Gaussians (20 minutes).
 
-    Pixels are standardised. Errors are on the scale of the pixels, and nats are on the scale of
+    Pixels are standardized. Errors are on the scale of the pixels, and nats are on the scale of
     the scores.
 
     Args:

@@ -1,8 +1,8 @@
 """Training and measurements shared by the experiments on capsule RBMs and Helmholtz machines.
 
-Every likelihood is of test images binarised once, with seed 0 (`Dataset.binarized`). Training
-images are binarised again whenever they are seen, so that no machine can memorize one
-binarization. (The paper trains on grey pixels and gives no likelihood.)
+Every likelihood is of test images binarized once, with seed 0 (`Dataset.binarized`). Training
+images are binarized again whenever they are seen, so that no machine can memorize one
+binarization. (The paper trains on gray pixels and gives no likelihood.)
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ DRAWN = 100  # images that pictures are made of
 
 
 def binary_mnist(options: Options) -> Dataset:
-    """Return MNIST, grey for training, with validation and test images binarised once."""
-    grey = load_dataset("mnist", root=options.data_root)
-    return replace(grey.binarized(), train=grey.train)
+    """Return MNIST, gray for training, with validation and test images binarized once."""
+    gray = load_dataset("mnist", root=options.data_root)
+    return replace(gray.binarized(), train=gray.train)
 
 
 def standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
@@ -114,7 +114,7 @@ def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray
 def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
     """Fit a linear probe that reads the class from the spectra nearest to the image.
 
-    It is fitted on the spectra of training images, binarised once.
+    It is fitted on the spectra of training images, binarized once.
     """
     known = data.train[:PROBED].binarized()
     features = [list(spectra(entry, x).values())[-1] for x in (known.images, data.test.images)]

@@ -22,7 +22,7 @@ from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry
 
 NUDGES = torch.linspace(-2, 2, 9)  # deviations
-STANDARDISED = 2000  # training images whose poses give the scale of the code
+STANDARDIZED = 2000  # training images whose poses give the scale of the code
 
 
 @experiment("matrix-capsules/pose", data="mnist", minutes=60)
@@ -31,7 +31,7 @@ def pose(options: Options, *, images: int = 1000) -> Result:
 
     A decoder of the pose of the label's capsule is trained on the poses of the frozen network. Then
     each of the 16 numbers is nudged by deviations of its class. `ink_down` and `ink_across` tell
-    how far the centre of the ink moves, in pixels per deviation, with the two numbers that the
+    how far the center of the ink moves, in pixels per deviation, with the two numbers that the
     coordinates were added to.
 
     Args:
@@ -46,7 +46,7 @@ def pose(options: Options, *, images: int = 1000) -> Result:
         metrics: Numbers = {"squared_error": squared_error(decoder.mean_image(codes), few)}
         for axis, (row, column) in enumerate(RIGHT_COLUMN):
             ends = [nudged(codes, row * POSE + column, by) for by in (-0.5, 0.5)]
-            before, after = (ink_centre(decoder.mean_image(code)) for code in ends)
+            before, after = (ink_center(decoder.mean_image(code)) for code in ends)
             metrics[f"ink_{('down', 'across')[axis]}"] = mean_and_error((after - before)[:, axis])
         rows = {}
         for row, column in product(range(POSE), range(POSE)):
@@ -62,8 +62,8 @@ def decoded(
     latent = entry.model.num_classes * POSE * POSE
     decoder = VariationalAutoencoder(data.image_shape, latent)
     guide = ClassPose(decoder, entry.model.to(options.device)).to(options.device)
-    known = data.train[:STANDARDISED]
-    guide.standardise(known.images.to(options.device), known.labels.to(options.device))
+    known = data.train[:STANDARDIZED]
+    guide.standardize(known.images.to(options.device), known.labels.to(options.device))
     fit(
         decoder,
         guide,
@@ -94,8 +94,8 @@ def nudged(codes: Tensor, element: int, by: float) -> Tensor:
     return poses.flatten(1)
 
 
-def ink_centre(images: Tensor) -> Tensor:
-    """Return row and column of the centre of the ink, in pixels, (N, 2)."""
+def ink_center(images: Tensor) -> Tensor:
+    """Return row and column of the center of the ink, in pixels, (N, 2)."""
     ink = images.mean(1)
     total = ink.sum((1, 2))
     down, across = (torch.arange(n, dtype=ink.dtype) for n in ink.shape[1:])

@@ -236,17 +236,17 @@ def viewpoints_smallnorb(options: Options, **settings: Any) -> Result:
 def paths_figure(found: Mapping[Run, Outcome]) -> Figure:
     """Draw novel against familiar error during every training run, with a panel for each factor."""
     figure, axes = plt.subplots(1, len(FAMILIAR), figsize=(8, 3.5), squeeze=False)
-    colours = dict(zip(ENTRIES, ("C0", "C1"), strict=True))
+    colors = dict(zip(ENTRIES, ("C0", "C1"), strict=True))
     for (network, factor, _), outcome in found.items():
         axis = axes[0, list(FAMILIAR).index(factor)]
         familiar, novel = zip(*outcome.path, strict=True)
-        axis.plot(familiar, novel, ".-", color=colours[network])
+        axis.plot(familiar, novel, ".-", color=colors[network])
     for axis, factor in zip(axes[0], FAMILIAR, strict=True):
         axis.set_xlabel("error on familiar viewpoints")
         axis.set_title(f"novel {factor}s")
     axes[0, 0].set_ylabel("error on novel viewpoints")
-    for network, colour in colours.items():
-        axes[0, 0].plot([], [], color=colour, label=network)
+    for network, color in colors.items():
+        axes[0, 0].plot([], [], color=color, label=network)
     axes[0, 0].legend()
     figure.set_layout_engine("constrained")
     return figure

@@ -190,7 +190,7 @@ def guides(
         tightening: updates of each guide with a density; these and the next shrink with minutes.
         widening: updates of the widened guide of points.
         free_form_steps: updates of the guide with parameters for every image.
-        refining: steps of the semi-amortised guide.
+        refining: steps of the semi-amortized guide.
         automatic_steps: updates of Pyro's automatic guides.
     """
     data = load_dataset("mnist", root=options.data_root)

@@ -29,7 +29,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides import PartWholeGuide
-from capsule_zoo.guides.turns import best_turn, centred, turned
+from capsule_zoo.guides.turns import best_turn, centered, turned
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load, save
@@ -45,7 +45,7 @@ LARGE: dict[str, Any] = {
         **GUIDE_SIZES,
         "max_scale": 0.8 * 28 / 40,
         "coordinates": True,
-        "centred": True,
+        "centered": True,
     },
     "sigma_place": 0.2,
 }
@@ -85,7 +85,7 @@ def best_turns(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
 
 def held_best(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
     """Return each image with its ink in the middle, turned to where the model explains it best."""
-    return turned(centred(images)[0], best_turns(guide, images, turns))
+    return turned(centered(images)[0], best_turns(guide, images, turns))
 
 
 def begin(data: Dataset, options: Options, sizes: Sizes) -> Entry:
@@ -107,7 +107,7 @@ def bordered(images: Tensor) -> Tensor:
 
 
 @experiment("part-whole/generalise", data="affnist", minutes=30)
-def generalise(
+def generalize(
     options: Options,
     *,
     turns: int = 16,

@@ -1,4 +1,4 @@
-"""Part-whole capsules under another likelihood, and on images of clothes and in colour."""
+"""Part-whole capsules under another likelihood, and on images of clothes and in color."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def likelihoods(options: Options, *, images: int = 1000, particles: int = 50) ->
 
 
 @experiment("part-whole/colours", data="fashion-mnist", minutes=60)
-def colours(options: Options, *, images: int = 1000, particles: int = 50) -> Result:
+def colors(options: Options, *, images: int = 1000, particles: int = 50) -> Result:
     """Train on Fashion-MNIST, and on CIFAR-10 with a learned background (an hour).
 
     If the data root has a folder `cifar10` of images by class, which may be a subset, that folder

@@ -1,6 +1,6 @@
 """The experiments on recurrent capsules (Sastry), compared with DRAW (Gregor et al. 2015).
 
-Nats are of test images binarised once, with seed 0. Training images are binarised again whenever
+Nats are of test images binarized once, with seed 0. Training images are binarized again whenever
 they are seen (`energy.binary_mnist`).
 """
 
@@ -48,7 +48,7 @@ def knows_labels(entry: Entry) -> bool:
 
 
 def learn(entry: Entry, data: Dataset, options: Options, minutes: float, name: str) -> Run:
-    """Train on images that are binarised again at every visit, with labels if they matter."""
+    """Train on images that are binarized again at every visit, with labels if they matter."""
     how: dict[str, Any] = dict(name=name, transform=Binarize(), labels=knows_labels(entry))
     return train(entry, data, options, minutes, **how)
 
@@ -85,7 +85,7 @@ def held_out(entry: Entry, images: Split, particles: int, options: Options) -> N
 def mnist(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
     """Measure nats, reconstruction, the KL of each step, and the class error (90 + 9 minutes).
 
-    The class error is measured on the binarised test images of the bounds, and on grey ones, which
+    The class error is measured on the binarized test images of the bounds, and on gray ones, which
     other papers classify.
 
     Args:
@@ -146,18 +146,18 @@ def samples(options: Options, *, images: int = 1000) -> Result:
     """
     data = binary_mnist(options)
     entry = trained(options, data)
-    grey = data.train.images
+    gray = data.train.images
     drawn = mean_images(entry.model, images, seed=options.seed)
     redrawn = drawings_of(entry, data.test.images[:images], options.seed)[-1].mean
-    distance, nearest = nearest_to(drawn, grey)
+    distance, nearest = nearest_to(drawn, gray)
     distances: Numbers = {
         "draws": mean_and_error(distance),
-        "test": mean_and_error(nearest_to(redrawn, grey)[0]),
+        "test": mean_and_error(nearest_to(redrawn, gray)[0]),
     }
     rows = {}
     for first in (0, 12):
         rows[f"draws {first + 1}-{first + 12}"] = drawn[first : first + 12]
-        rows[f"nearest to {first + 1}-{first + 12}"] = grey[nearest[first : first + 12]]
+        rows[f"nearest to {first + 1}-{first + 12}"] = gray[nearest[first : first + 12]]
     figure = image_rows(rows, "Draws from the prior, and the training images nearest to them")
     return Result({"distance": distances}, {"": figure}, None, entry)
 

@@ -28,7 +28,7 @@ from capsule_zoo.registry import create
 
 
 def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Return images shifted by up to 4 pixels along each axis, and binarised."""
+    """Return images shifted by up to 4 pixels along each axis, and binarized."""
     return Binarize()(Shift(4)(images, generator=generator), generator=generator)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Requests, Rotations, Shifts
 from capsule_zoo.explore.view import Control, Place, View
-from capsule_zoo.figures.grids import part_colours
+from capsule_zoo.figures.grids import part_colors
 from capsule_zoo.guides.conditional import KIND, ConditionalEncoder
 from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.models.blocks.on_request import OnRequest
@@ -89,7 +89,7 @@ class RequestView(View):
     def _words(self) -> tuple[str, tuple[str, str, str]]:
         """Return help and picture names in the terms of this model."""
         moved = "turn" if self.turns else "shift"
-        parts = "Drag a part capsule on the coloured picture to another address. "
+        parts = "Drag a part capsule on the colored picture to another address. "
         words = (
             f"Drag on the model's picture to {moved} what is requested. "
             f"{parts if self._on_grid else ''}The sliders set the request, the code, or the part "
@@ -199,14 +199,14 @@ class RequestView(View):
         return self.model.mean_image(self.state.latents, self._request())
 
     @torch.no_grad()
-    def coloured(self) -> Tensor | None:
+    def colored(self) -> Tensor | None:
         """Return colours of the parts on the grid of cells, weighted by activation."""
         if not self.parts:
             return None
         parts = self._routed.capsules(self.state.latents, self._request())
         strength = parts.activation.mean(-1, keepdim=True)  # (1, parts, 1)
         maps = self._routed.canvas.route(
-            Parts(self._address(), strength * part_colours(self.parts).to(strength))
+            Parts(self._address(), strength * part_colors(self.parts).to(strength))
         )
         maps = maps[0].movedim(0, -1)
         return maps / maps.max().clamp(min=1)

@@ -97,7 +97,7 @@ def log_partition_run(
 
     AIS underestimates log Z in expectation, so its log-likelihood is too high. The value of reverse
     AIS (RAISE) is too low; see `inference.log_partition`. For a model of binary pixels the images
-    are binarised once, with seed 0.
+    are binarized once, with seed 0.
 
     Returns:
         By method ("ais", "raise"): log_likelihood_<method> with its standard error, and
@@ -191,7 +191,7 @@ def measuring_command(entry: Entry) -> str:
     """Return the name of the command that measures such an entry on test images."""
     if isinstance(entry.model, Classifier):
         return "error-rate"
-    return "evaluate" if entry.model.normalised else "log-partition"
+    return "evaluate" if entry.model.normalized else "log-partition"
 
 
 def refuse_without_bound(entry: Entry) -> None:

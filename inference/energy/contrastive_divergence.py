@@ -44,7 +44,7 @@ class ContrastiveDivergence(Objective):
 
     The data term is the guide's variational free energy: F(x) itself under `ExactSwitches`, the
     paper's mean field under `MeanFieldSwitches`. Before each loss the objective ensures that the
-    model has a partition function (`CapsuleRBM.keep_normalisable`).
+    model has a partition function (`CapsuleRBM.keep_normalizable`).
 
     Args:
         k: Gibbs sweeps for each update.
@@ -103,7 +103,7 @@ class ContrastiveDivergence(Objective):
     ) -> Tensor:
         """Return mean F_q(data) - mean F(negatives), in nats per image."""
         _check_pair(model, guide)
-        model.keep_normalisable()
+        model.keep_normalizable()
         negatives = self._negatives(model, images)
         both = torch.cat([images, negatives])  # one product with W instead of two
         law = model.posterior(both)

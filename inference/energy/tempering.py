@@ -57,7 +57,7 @@ class TemperedRBM:
 
 
 class TemperedChains:
-    """The chains of parallel tempering: neighbouring temperatures exchange their images.
+    """The chains of parallel tempering: neighboring temperatures exchange their images.
 
     There is one Gibbs chain at each temperature. Hot chains (small beta) move freely, and the
     images that they find pass on to beta = 1.
@@ -91,7 +91,7 @@ class TemperedChains:
         self._exchange(machine)
 
     def _exchange(self, machine: TemperedRBM) -> None:
-        """Swap the images of neighbours i, i + 1 with Metropolis' probability."""
+        """Swap the images of neighbors i, i + 1 with Metropolis' probability."""
         levels, chains = self.images.shape[:2]
         images = self.images.flatten(0, 1)
         fields = machine.model.fields(images)

@@ -81,7 +81,7 @@ def refine(
     law: str = "delta",
     seed: int = 0,
 ) -> Refinement:
-    """Optimise free-form variational parameters of every image, all images at once.
+    """Optimize free-form variational parameters of every image, all images at once.
 
     Halfway and at the end the objective of every image is computed under noise that no step has
     used. Parameters that lowered it are discarded, so no image ends below its start.

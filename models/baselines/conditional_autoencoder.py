@@ -35,7 +35,7 @@ from capsule_zoo.models.blocks.leading import joined, over_leading
 from capsule_zoo.models.blocks.on_request import (
     Latents,
     OnRequest,
-    centred_normal,
+    centered_normal,
     leaky_sigmoid,
     starting_dark,
 )
@@ -133,7 +133,7 @@ class ConditionalAutoencoder(OnRequest):
         self.decoder = DECODERS[decoder](inputs, image_shape, hidden, channels)
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
-        return {"image_code": centred_normal(self.decoder.mix.weight, self.latent)}
+        return {"image_code": centered_normal(self.decoder.mix.weight, self.latent)}
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
         return leaky_sigmoid(self.decoder(joined([latents["image_code"], request], -1)))

@@ -34,7 +34,7 @@ class VariationalAutoencoder(Model):
         image_shape: (channels, height, width).
         latent: numbers in a code.
         channels: see `Decoder`.
-        likelihood: "normal" or "bernoulli". Bernoulli pixels may be grey. The value is then a
+        likelihood: "normal" or "bernoulli". Bernoulli pixels may be gray. The value is then a
             cross-entropy, not a density.
         sigma_image: deviation of a normal pixel, in units of its range.
 

@@ -262,7 +262,7 @@ class CapsuleConv2d(CapsuleLayer):
 class ClassCapsules(CapsuleLayer):
     """The layer with one parent for each class, which sees all cells by one transformation.
 
-    This would lose the position of a child, so the position is added to its votes: the centre of
+    This would lose the position of a child, so the position is added to its votes: the center of
     its cell, from 0 to 1 down and across, is added to two elements of the vote ("coordinate
     addition").
 

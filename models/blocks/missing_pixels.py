@@ -113,7 +113,7 @@ def refuse_dependent_pixels(model: Any) -> None:
             f"{name} explains labels and not pixels, so that there is no score to leave a missing "
             "pixel out of; fill the pixels in first, as by `fill_in` of another model"
         )
-    if not model.normalised:
+    if not model.normalized:
         raise ValueError(
             f"{name} ties its pixels together by an energy, so that a missing pixel cannot be left "
             "out of its density; use a directed model"

@@ -83,7 +83,7 @@ class PaintedParts(Model):
         channels = self.image_shape[0]
         number = -(-self.levels[-1].size // self.instances)
         shape = (number, channels + 1, template_size, template_size)
-        self.template_logits = nn.Parameter(templates.faint(shape))  # colour, then alpha
+        self.template_logits = nn.Parameter(templates.faint(shape))  # color, then alpha
         if self.background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
 
@@ -137,7 +137,7 @@ class PaintedParts(Model):
         return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
 
     def templates(self) -> tuple[Tensor, Tensor]:
-        """Return every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
+        """Return every part's color (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
         return self._paint().split([self.image_shape[0], 1], dim=-3)
 
     def _paint(self) -> Tensor:
@@ -145,15 +145,15 @@ class PaintedParts(Model):
         return paint[..., : self.levels[-1].size, :, :, :]
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Render every part alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...).
+        """Render every part alone, part-major: color (parts, C, B, H, W), alpha (parts, 1, ...).
 
         Batch dims in front of B are flattened into it.
         """
         drawn = templates.warp_templates(self._paint(), parts.pose, self.image_shape[1:])
         there = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
         # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
-        colour, alpha = drawn.split([self.image_shape[0], 1], dim=1)
-        return colour, alpha * there
+        color, alpha = drawn.split([self.image_shape[0], 1], dim=1)
+        return color, alpha * there
 
     def canvas(self, like: Tensor) -> Tensor:
         """Return the background, (C, 1, H, W), or (C, B, H, W) where images differ in it.
@@ -177,14 +177,14 @@ class PaintedParts(Model):
     def render(self, parts: Capsules) -> Tensor:
         """Render the mean image (B, C, H, W) for the parts' presences and poses."""
         batch = parts.presence.shape[:-1]
-        colour, alpha = self.layers(parts)
+        color, alpha = self.layers(parts)
         if self.likelihood == "mixture":
-            return self._pixel_mixture(colour, alpha, batch).mean.squeeze(-4)
-        canvas = templates.over(colour, alpha, self.canvas(alpha))
+            return self._pixel_mixture(color, alpha, batch).mean.squeeze(-4)
+        canvas = templates.over(color, alpha, self.canvas(alpha))
         return unflat_batch(canvas.transpose(0, 1), 0, batch)
 
-    def _pixel_mixture(self, colour: Tensor, alpha: Tensor, batch: torch.Size) -> PixelMixture:
-        behind = self.canvas(alpha).expand(colour.shape[1:])
+    def _pixel_mixture(self, color: Tensor, alpha: Tensor, batch: torch.Size) -> PixelMixture:
+        behind = self.canvas(alpha).expand(color.shape[1:])
         weight = F.pad(alpha, (0, 0) * 4 + (1, 0), value=_BACKGROUND_WEIGHT)
-        colours = unflat_batch(torch.cat([behind[None], colour]), 2, batch)
-        return PixelMixture(colours, unflat_batch(weight, 2, batch), self.sigma_image)
+        colors = unflat_batch(torch.cat([behind[None], color]), 2, batch)
+        return PixelMixture(colors, unflat_batch(weight, 2, batch), self.sigma_image)

@@ -63,7 +63,7 @@ class ChildLaw(NamedTuple):
     """The law of a child for each choice of a parent; column 0 is the dummy.
 
     Attributes:
-        log_weights: unnormalised log p(s_i = j | t), (B, children, 1 + parents).
+        log_weights: unnormalized log p(s_i = j | t), (B, children, 1 + parents).
         presence_logits: logit of gamma_ij, (children, 1 + parents).
         vote: mean of the pose, (B, children, 1 + parents, 6).
         scale_on, scale_off: deviations of the pose when the child is present and when it is absent,

@@ -166,7 +166,7 @@ class VectorCapsules(PyroModule):
 
 
 def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
-    """Initialise weights to keep the scale of inputs of which an activation passes about half.
+    """Initialize weights to keep the scale of inputs of which an activation passes about half.
 
     Args:
         seen: how many inputs an output sees, on average.

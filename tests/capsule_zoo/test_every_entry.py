@@ -105,7 +105,7 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
         assert terminal.json("evaluate", "run") == found
         wrong = ("compare", "log-partition", "sample")
         assert "error_rate  " in terminal.run("evaluate", "run", "--images", 50)
-    elif not entry.model.normalised:
+    elif not entry.model.normalized:
         right = "log-partition"
         words = ["log-partition", "run", "--chains", 20, "--temperatures", 100]
         found = terminal.json(*words)

@@ -37,7 +37,7 @@ def part_whole_view(layers=(2, 4), off=()):
 
 def request_view(**sizes):
     model = GenerativeCapsNet((1, 8, 12), kinds=3, pose=2, parts=4, maps=3, channels=4, **sizes)
-    torch.nn.init.zeros_(model.canvas.upsample.paint.bias)  # grey: black pictures are all alike
+    torch.nn.init.zeros_(model.canvas.upsample.paint.bias)  # gray: black pictures are all alike
     view = RequestView(model, ConditionalEncoder(model, channels=3, hidden=6))
     view.read(torch.rand(1, 1, 8, 12))
     return view

@@ -6,7 +6,7 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Views
 from capsule_zoo.experiments import Options, matrix_capsules, matrix_capsules_viewpoints
-from capsule_zoo.experiments.matrix_capsules_pose import ink_centre, nudged
+from capsule_zoo.experiments.matrix_capsules_pose import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules_viewpoints import Point, matched, novel_values
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
@@ -101,10 +101,10 @@ def test_a_nudge_moves_one_number_of_the_class_by_its_deviation():
     assert moved.abs().max() == 0
 
 
-def test_the_inks_centre_moves_with_the_ink():
+def test_the_inks_center_moves_with_the_ink():
     images = torch.zeros(2, 1, 6, 8)
     images[0, 0, 1:3, 2:5] = 0.7
     images[1] = images[0].roll((2, 3), (1, 2))
-    centre = ink_centre(images)
-    torch.testing.assert_close(centre[0], torch.tensor([1.5, 3.0]))
-    torch.testing.assert_close(centre[1] - centre[0], torch.tensor([2.0, 3.0]))
+    center = ink_center(images)
+    torch.testing.assert_close(center[0], torch.tensor([1.5, 3.0]))
+    torch.testing.assert_close(center[1] - center[0], torch.tensor([2.0, 3.0]))

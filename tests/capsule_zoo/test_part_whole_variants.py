@@ -48,7 +48,7 @@ def test_variants_start_alike(digits):
     assert all(torch.equal(value, starts[1][name]) for name, value in starts[0].items())
 
 
-def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monkeypatch, digits):
+def test_colors_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monkeypatch, digits):
     generator = torch.Generator().manual_seed(0)
     for part, number in (("train", 30), ("test", 6)):
         for label in ("cat", "dog"):

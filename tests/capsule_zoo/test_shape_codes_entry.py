@@ -54,7 +54,7 @@ def test_automatic_guides_fit_the_model_that_enumerates_its_kinds():
     assert "object_kind" not in found.posterior
 
 
-def labelled_sets(entry: Entry, number: int = 90) -> Split:
+def labeled_sets(entry: Entry, number: int = 90) -> Split:
     """Part sets of two kinds, far apart, whose kind is the class."""
     generator = torch.Generator().manual_seed(2)
     labels = torch.arange(number) % 2
@@ -70,7 +70,7 @@ def labelled_sets(entry: Entry, number: int = 90) -> Split:
 
 def test_kinds_that_are_classes_are_found_to_be_classes():
     entry = made(kinds=2)
-    sets = labelled_sets(entry)
+    sets = labeled_sets(entry)
     found = classes_found(entry, sets, sets)
     assert found["classes_found"][0] == found["classes_one_to_one"][0] == 1
     assert found["kinds_in_use"][0] == 2
@@ -101,7 +101,7 @@ def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
 def test_turned_digits_are_read_at_one_of_the_turns():
     entry = made()
     images = torch.rand(60, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
-    sets = labelled_sets(entry, 60)
+    sets = labeled_sets(entry, 60)
     found = turned_digits(entry, sets, Split(images[:4], sets.labels[:4]))
     assert 0 <= found["rotated_turned"][0] <= 1
     assert found["turn_within_20"][2] == 4

@@ -71,7 +71,7 @@ def test_other_objects_keep_the_trained_reader(model, images):
 
 def test_a_reader_works_alone():
     """A new family needs no part-whole model, and no guide, to read parts."""
-    reader = PartReader(channels=4, coordinates=True, centred=True)
+    reader = PartReader(channels=4, coordinates=True, centered=True)
     network = reader.build(image_shape=(3, 10, 14), parts=6)
     seen, frame = reader.view(torch.rand(2, 3, 10, 14))
     proposal = network(seen)

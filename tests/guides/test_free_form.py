@@ -27,7 +27,7 @@ def images():
 
 
 @pytest.mark.parametrize("law", ["delta", "normal"])
-def test_it_starts_at_the_amortised_answer(pair, images, law):
+def test_it_starts_at_the_amortized_answer(pair, images, law):
     model, guide = pair
     torch.manual_seed(3)
     free = FreeForm(model, images, guide, law)
@@ -66,7 +66,7 @@ def test_each_image_has_parameters_of_its_own(pair, images):
     assert gradient[2] > 0 and gradient[[0, 1, 3]].max() == 0
 
 
-def test_fitting_it_improves_on_the_amortised_guide_and_freezes_the_model(pair, images):
+def test_fitting_it_improves_on_the_amortized_guide_and_freezes_the_model(pair, images):
     model, guide = pair
     before = {k: v.clone() for k, v in model.state_dict().items()}
     free = FreeForm(model, images, guide, "normal")

@@ -54,7 +54,7 @@ def test_activation_is_the_exact_change_of_the_children_log_density(model):
         torch.testing.assert_close(found[:, j], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_the_best_pose_minimises_the_weighted_distance(model):
+def test_the_best_pose_minimizes_the_weighted_distance(model):
     _, parts = draw(model)
     transform = model.selections[0].transform.detach()
     weight = torch.rand(4, 5, 3, dtype=torch.float64)

@@ -34,7 +34,7 @@ def some_images(number: int = 4) -> torch.Tensor:
 
 
 def test_ridge_steps_are_at_the_minimum():
-    """The gradient of what each step minimises is zero at its answer."""
+    """The gradient of what each step minimizes is zero at its answer."""
     torch.manual_seed(0)
     shape = (2, 3, 5)  # images, kinds, parts
     target, place = (torch.randn(*shape, 6).double() for _ in range(2))

@@ -94,7 +94,7 @@ def test_refusals(pair, images):
         refine(model, guide, images[..., :8])
 
 
-def test_semi_amortised_draws_from_the_refined_answer_in_any_order(pair, images):
+def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images):
     model, guide = pair
     guide.eval()
     semi = SemiAmortized(guide, steps=15, seed=2)
@@ -120,7 +120,7 @@ def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     assert semi._refined(images) is not second
 
 
-def test_semi_amortised_bounds_are_tighter_than_where_they_start(pair, images):
+def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):
     model, guide = pair
     normal = guide.with_poses("normal")
     scores = [

@@ -70,7 +70,7 @@ def test_images_of_a_batch_do_not_mix(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_semi_amortised_and_widened_guides_fit_and_bound(name):
+def test_semi_amortized_and_widened_guides_fit_and_bound(name):
     entry, images = make(name)
     semi = SemiAmortized(entry.guide, steps=2, law="normal")
     points = FreeForm(entry.model, images, entry.guide)

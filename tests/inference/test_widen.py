@@ -43,7 +43,7 @@ def test_the_fitted_bound_is_the_optimum_in_closed_form():
     widened = widen(model, guide, images, steps=300)
     assert (guide.slope.item(), model.mean.item()) == before  # the rest is frozen
     assert guide.slope.requires_grad and model.mean.requires_grad
-    # For a Gaussian the best scale is the posterior's, wherever the centre lies.
+    # For a Gaussian the best scale is the posterior's, wherever the center lies.
     mean, scale = model.posterior(images)
     assert widened.scale("code").item() == pytest.approx(scale[0].item(), rel=0.05)
     center = guide.slope * images.sum((1, 2, 3))

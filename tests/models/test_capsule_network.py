@@ -45,10 +45,10 @@ def decoded(model, pose, winner):
     return (layers[-1].weight @ hidden + layers[-1].bias).sigmoid().view(SHAPE)
 
 
-@pytest.mark.parametrize("labelled", [True, False])
-def test_the_log_joint_is_the_story_by_hand(model, images, labelled):
+@pytest.mark.parametrize("labeled", [True, False])
+def test_the_log_joint_is_the_story_by_hand(model, images, labeled):
     pose = 2 * torch.randn(4, CLASSES, 16, dtype=torch.float64)
-    labels = torch.tensor([0, 2, 1, 1]) if labelled else None
+    labels = torch.tensor([0, 2, 1, 1]) if labeled else None
     conditioned = poutine.condition(model, {"class_pose": pose})
     found = poutine.trace(conditioned).get_trace(images, labels).log_prob_sum()
     expected = -0.5 * (pose.square() + math.log(2 * math.pi)).sum()
