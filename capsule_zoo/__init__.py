@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from capsule_zoo._version import __version__
 
 # In a checkout models/, guides/, inference/, data/ and weights/ are symbolic links to the folders
 # next to this one. If links could not be made (some clones on Windows), the folders are found by

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Size,
     Source,

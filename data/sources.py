@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.files import MissingData, user_cache
 from capsule_zoo.data.pictures import read_pixels
+from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
 _UNLABELLED = "image"  # the class of pictures without a class folder

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.pixels import Binarize
+from capsule_zoo.data.seeds import seeded_generator
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,7 +24,8 @@ class Split(TorchDataset):
     `for image, label in split` and `torch.utils.data.DataLoader(split)` work.
 
     Attributes:
-        images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed.
+        images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed; or sets of
+            points of the plane, (N, P, 2), for a model of points.
         labels: int64 class indices, shape (N,).
         name: the origin of the images, such as `"mnist/test"`.
     """
@@ -39,8 +40,12 @@ class Split(TorchDataset):
                 f"images must be a torch.Tensor, not {type(self.images).__name__}; convert numpy "
                 "arrays by torch.from_numpy"
             )
-        if self.images.dim() != 4:
-            raise ValueError(f"images must be (N, C, H, W), not {tuple(self.images.shape)}")
+        points = self.images.dim() == 3 and self.images.shape[-1] == 2
+        if self.images.dim() != 4 and not points:
+            raise ValueError(
+                "images must be (N, C, H, W), or (N, P, 2) for points of the plane, not "
+                f"{tuple(self.images.shape)}"
+            )
         check_label_type(self.labels)
         if self.labels.shape != self.images.shape[:1]:
             raise ValueError(

@@ -15,13 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from capsule_zoo.data.batches import (
-    BatchSource,
-    RandomStream,
-    ShuffledBatches,
-    Transform,
-    seeded_generator,
-)
+from capsule_zoo.data.batches import BatchSource, ShuffledBatches, Transform
+from capsule_zoo.data.seeds import RandomStream, seeded_generator
 from capsule_zoo.data.splits import check_label_type
 
 CheckImages = Callable[[Tensor], None]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.files import user_cache, written_whole
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.viewpoints import AZIMUTHS, CATEGORIES, ELEVATIONS, Views
 
 INSTANCES = 10

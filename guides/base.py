@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, NamedModule
+from capsule_zoo.models.base import Model, Program
+from capsule_zoo.models.blocks.spaces import ObservationSpace
 
 
-class Guide(NamedModule):
+class Guide(Program):
     """An approximate posterior over the latent sites of one model.
 
     A guide is called like its model, `guide(images, labels=None)`. It holds the model without
@@ -25,7 +26,6 @@ class Guide(NamedModule):
     """
 
     model_class: type[nn.Module] = nn.Module
-    observes: str = "images"
     fit_settings: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, model: Model) -> None:
@@ -50,6 +50,10 @@ class Guide(NamedModule):
     @property
     def model(self) -> Model:
         return self._model[0]
+
+    @property
+    def space(self) -> ObservationSpace | None:
+        return getattr(self.model, "space", None)
 
     @property
     def covers(self) -> tuple[str, ...]:

@@ -56,7 +56,6 @@ class ClassPose(Guide):
         return self._classifier[0]
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        self.model.check_images(images)
         self.classifier.check_labels(labels)
         pose, labels = self.poses(images, labels)
         pose = (pose - self.origin[labels]) / self.unit[labels]

@@ -78,7 +78,6 @@ class ConditionalEncoder(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Draw every latent and return the values by site, (B, ...) each."""
-        self.model.check_images(images)
         numbers, prior = self._numbers(images), self.model.prior()
         with pyro.plate("images", len(images), dim=-1):
             return {

@@ -42,7 +42,6 @@ class ExactSwitches(Guide):
     model_class = CapsuleRBM
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        self.model.check_images(images)
         with pyro.plate("images", len(images), dim=-2):
             draw_capsules("capsule", self.model.posterior(images))
 
@@ -79,7 +78,6 @@ class MeanFieldSwitches(Guide):
         self.iterations = iterations
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        self.model.check_images(images)
         field = self.model.fields(images).hidden
         probability = self.switch_probabilities(images)
         units = self.model.hidden.law(probability[..., None] * field)

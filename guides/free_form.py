@@ -56,7 +56,6 @@ class FreeForm(Guide):
     ) -> None:
         super().__init__(model)
         check_one_of("pose", pose, ("delta", "normal"))
-        model.check_images(images)
         self.pose = pose
         with torch.no_grad(), poutine.block():
             if init is None:

@@ -44,7 +44,6 @@ class FreeFormNormal(Guide):
 
     def __init__(self, model: Model, images: Tensor, init: Guide) -> None:
         super().__init__(model)
-        model.check_images(images)
         with torch.no_grad(), poutine.block(), in_eval_mode(init):
             drawn = poutine.trace(init).get_trace(images).nodes
         self.num_images = len(images)

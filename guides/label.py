@@ -26,7 +26,6 @@ class ExactLabel(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
         model = self.model
-        model.check_images(images)
         model.check_labels(labels)
         if labels is not None:
             return labels

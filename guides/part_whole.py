@@ -212,7 +212,6 @@ class PartEncoder(Guide):
             angle: turn of each image, (B,), in radians, at which the networks see the image and the
                 parts; by default the best of the guide's `turns`.
         """
-        self.model.check_images(images)
         if angle is None and self.options["turns"] > 1:
             angle = best_turn(self, images, self.options["turns"])
         seen = images

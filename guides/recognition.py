@@ -68,7 +68,6 @@ class RecognitionMachine(Guide):
         self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        self.model.check_images(images)
         inputs = gates = images.flatten(1)
         names, generative = self.model.layer_names, self.model.layers
         with pyro.plate("images", len(images), dim=-2):

@@ -79,7 +79,6 @@ class RecurrentEncoder(Guide):
                 capsules.
         """
         model = self.model
-        model.check_images(images)
         drawings: list[Drawing] = [model.begin(len(images))]
         codes: list[Tensor] = []
         hidden = cell = drawings[0].hidden

@@ -44,7 +44,6 @@ class ConvolutionalEncoder(Guide):
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the codes and return them, (B, latent)."""
-        self.model.check_images(images)
         with pyro.plate("images", len(images), dim=-1):
             return pyro.sample("image_code", self.code_law(images))
 

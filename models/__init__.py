@@ -11,6 +11,7 @@ from capsule_zoo.models.blocks import poses, templates
 from capsule_zoo.models.blocks.leading import over_leading
 from capsule_zoo.models.blocks.parent_law import free_energy
 from capsule_zoo.models.blocks.parent_selection import Capsules
+from capsule_zoo.models.blocks.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
@@ -33,8 +34,10 @@ __all__ = [
     "ContinuousCapsNet",
     "ConvolutionalClassifier",
     "GenerativeCapsNet",
+    "ImageSpace",
     "MatrixCapsules",
     "Model",
+    "ObservationSpace",
     "OnRequest",
     "PartWholeCapsules",
     "RecurrentCapsules",

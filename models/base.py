@@ -1,4 +1,4 @@
-"""The bases of all models and guides: a unique name, declared sites and checked images.
+"""The bases of all models and guides: a unique name, declared sites, a space of observations.
 
 A model is a `pyro.nn.PyroModule` that is called as `model(images=None, labels=None)` and draws
 from its prior when `images` is None. It declares its latent sites, so that guides, the pair check
@@ -10,13 +10,16 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
+from pyro.distributions import is_validation_enabled
 from pyro.nn import PyroModule
 from torch import Tensor
 
-from capsule_zoo.models.checks import check_at_least, check_images
+from capsule_zoo.models.blocks.spaces import AnyImages, ImageSpace, ObservationSpace
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
 
 _instances = itertools.count()
@@ -46,12 +49,7 @@ class NamedModule(PyroModule):
 
     Pyro keys its global parameter store by name, so two instances of one class would share their
     parameters and the second would never train. Every instance, copies included, gets a new number.
-
-    Attributes:
-        missing_fill: the value that replaces a missing pixel, NaN; None if no pixel may be missing.
     """
-
-    missing_fill: Tensor | float | None = None
 
     def __init__(self) -> None:
         super().__init__(self._fresh_name())
@@ -77,21 +75,6 @@ class NamedModule(PyroModule):
                 module._pyro_context.used = False
         self._pyro_set_supermodule(self._fresh_name(), type(self._pyro_context)())
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Run the module; missing pixels are filled in first and are not scored."""
-        images = arguments[0] if arguments else options.get("images")
-        if self.missing_fill is None or images is None:
-            return super().__call__(*arguments, **options)
-        model: Any = getattr(self, "model", self)
-        model.check_images(images)
-        whole = filled(images, self.missing_fill)
-        if arguments:
-            arguments = (whole, *arguments[1:])
-        else:
-            options = {**options, "images": whole}
-        with ScoreObserved(~images.isnan(), model.plate_dims["images"]):
-            return super().__call__(*arguments, **options)
-
     def discretized(self) -> Self:
         """Return the module for headline numbers: this module itself unless it is relaxed."""
         return self
@@ -114,14 +97,52 @@ class NamedModule(PyroModule):
         return sum(p.numel() for p in self.parameters())
 
 
-class Model(NamedModule):
+class Program(NamedModule):
+    """The base of models and guides, which are called on a batch of observations.
+
+    While Pyro's validation is on (`pyro.enable_validation`, the default), every call checks its
+    batch, once. `fit`, `evaluate` and their like check all data once in any case.
+
+    Attributes:
+        observes: the name of the first argument, the batch.
+        missing_fill: the value that replaces a missing pixel, NaN; None if no pixel may be missing.
+    """
+
+    observes: str = "images"
+    missing_fill: Tensor | float | None = None
+
+    @property
+    def space(self) -> ObservationSpace | None:
+        """The space of the batch; None where the program itself checks its arguments."""
+        return None
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Run the program; missing pixels are filled in first and are not scored."""
+        batch = arguments[0] if arguments else options.get(self.observes)
+        if batch is None:
+            return super().__call__(*arguments, **options)
+        if self.space is not None and is_validation_enabled():
+            self.space.check(batch)
+        if self.missing_fill is None:
+            return super().__call__(*arguments, **options)
+        whole = filled(batch, self.missing_fill)
+        with self._scoring(~batch.isnan()):
+            if arguments:
+                return super().__call__(whole, *arguments[1:], **options)
+            return super().__call__(**{**options, self.observes: whole})
+
+    def _scoring(self, observed: Tensor) -> AbstractContextManager:
+        """Return the context in which only the observed pixels are scored."""
+        return nullcontext()
+
+
+class Model(Program):
     """The base of every model in the zoo.
 
     Attributes:
         sites: every latent site.
         plate_dims: the dim of each plate; `"images"` is always there and always outermost.
-        image_shape: (channels, height, width) of the images that the model draws.
-        pixel_range: smallest and largest admissible pixel.
+        space: the space of what the model observes, such as `ImageSpace((1, 28, 28))`.
         means_in_range: True where the mean of every pixel lies in `pixel_range`.
         supervised: True where the model explains labels. Without labels it has no loss.
         normalised: False where the trace is the joint density only up to a constant, as in an
@@ -130,8 +151,7 @@ class Model(NamedModule):
 
     sites: tuple[Site, ...] = ()
     plate_dims: dict[str, int] = {"images": -1}
-    image_shape: tuple[int, int, int]
-    pixel_range: tuple[float, float] = (0.0, 1.0)
+    space: ObservationSpace = AnyImages()
     means_in_range: bool = True
     normalised: bool = True
     supervised: bool = False
@@ -140,6 +160,16 @@ class Model(NamedModule):
         """Run the model; raise ValueError for a `batch_size` that is not a positive number."""
         check_at_least(1, batch_size=kwargs.get("batch_size", 1))
         return super().__call__(*args, **kwargs)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape (channels, height, width) of the images of the model's `ImageSpace`."""
+        return _images_of(self.space).shape
+
+    @property
+    def pixel_range(self) -> tuple[float, float]:
+        """The smallest and the largest admissible pixel of the model's `ImageSpace`."""
+        return _images_of(self.space).pixel_range
 
     @property
     def latent_sites(self) -> tuple[Site, ...]:
@@ -158,15 +188,19 @@ class Model(NamedModule):
                 classifiers.
         """
         refuse_dependent_pixels(self)
-        least, most = self.pixel_range
-        return self.sharing_parameters(missing_fill=min(max(0.0, least), most))
+        if not isinstance(self.space, ImageSpace):
+            raise ValueError(
+                f"{type(self).__name__} observes no images of one shape, so that no pixel can be "
+                "missing; give the model an ImageSpace"
+            )
+        space = self.space.with_missing_pixels()
+        return self.sharing_parameters(space=space, missing_fill=space.fill)
 
-    def check_images(self, images: Tensor | None) -> None:
-        """Raise ValueError unless `images` is a non-empty (B, C, H, W) batch in range.
+    def _scoring(self, observed: Tensor) -> AbstractContextManager:
+        return ScoreObserved(observed, self.plate_dims["images"])
 
-        NaN is refused, except by `with_missing_pixels()`.
-        """
-        if images is not None:
-            if self.missing_fill is not None and isinstance(images, Tensor):
-                images = filled(images, self.missing_fill)
-            check_images(images, self.image_shape, self.pixel_range)
+
+def _images_of(space: ObservationSpace) -> ImageSpace:
+    if not isinstance(space, ImageSpace):
+        raise AttributeError(f"the space {space} is not an ImageSpace, whose images have a shape")
+    return space

@@ -152,7 +152,6 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-2):
             state = None

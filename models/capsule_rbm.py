@@ -128,7 +128,6 @@ class CapsuleRBM(CapsuleMachine):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-2):
             if images is None:

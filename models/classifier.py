@@ -17,6 +17,7 @@ from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_labels
 
 
@@ -45,7 +46,8 @@ class Classifier(Model):
     def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()
         check_at_least(2, classes=classes)
-        self.image_shape, self.num_classes = image_shape, classes
+        self.space = ImageSpace(image_shape)
+        self.num_classes = classes
 
     def scores(self, images: Tensor) -> Tensor:
         """Compute a score for each class, (B, classes), from images (B, C, H, W)."""
@@ -58,7 +60,6 @@ class Classifier(Model):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         self.check_labels(labels)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
@@ -72,7 +73,7 @@ class Classifier(Model):
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
         """Return the most likely labels (B,) of images (B, C, H, W)."""
-        self.check_images(images)
+        self.space.check(images)
         return self.scores(images).argmax(-1)
 
     def check_labels(self, labels: Tensor | None) -> None:

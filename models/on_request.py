@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.convolutional import Upsampler
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_positive
 
 Latents = Mapping[str, Tensor]
@@ -61,7 +62,9 @@ class OnRequest(Model):
         super().__init__()
         check_at_least(1, image_shape=image_shape)
         check_positive(sigma_image=sigma_image)
-        self.image_shape, self.identity, self.sigma_image = image_shape, identity, sigma_image
+        self.space = ImageSpace(image_shape)
+        self.identity = identity
+        self.sigma_image = sigma_image
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -92,7 +95,6 @@ class OnRequest(Model):
             images: the images as requested, or None to draw them.
             request: (B, n) or (1, n); the identity by default.
         """
-        self.check_images(images)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             latents = {name: pyro.sample(name, law) for name, law in self.prior().items()}
             law = dist.Normal(self.mean_image(latents, request), self.sigma_image)

@@ -56,6 +56,7 @@ from capsule_zoo.models.blocks.selection import (
     as_presence,
     pose_about_rotations,
 )
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
@@ -144,7 +145,7 @@ class PartWholeCapsules(Model):
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
-        self.image_shape = (channels, height, width)
+        self.space = ImageSpace((channels, height, width))
         self.selection, self.presence, self.temperature = selection, presence, temperature
         self.sigma_image, self.rotations, self.instances = sigma_image, rotations, instances
         self.sigma_top, self.sigma_place = sigma_top, sigma_place
@@ -206,7 +207,6 @@ class PartWholeCapsules(Model):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         self._draw_bayesian_parameters()
         batch = batch_size if images is None else len(images)
         top, *below = self.levels

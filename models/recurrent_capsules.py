@@ -57,6 +57,7 @@ from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.sharing import shared
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.blocks.vector_capsules import (
     CLASS,
     VectorCapsules,
@@ -190,7 +191,8 @@ class RecurrentCapsules(Model):
         check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))
         check_one_of("likelihood", likelihood, LIKELIHOODS)
-        self.image_shape, self.num_classes = image_shape, classes
+        self.space = ImageSpace(image_shape)
+        self.num_classes = classes
         self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
         self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
         self.window_size = window if attention else None
@@ -222,7 +224,6 @@ class RecurrentCapsules(Model):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         self.check_labels(labels)
         batch = batch_size if images is None else len(images)
         origin = self.blank.new_zeros(self.latent)
@@ -309,7 +310,7 @@ class RecurrentCapsules(Model):
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
         """Set the first canvas to the mean of images (B, C, H, W)."""
-        self.check_images(images)
+        self.space.check(images)
         self.blank.copy_(images.mean(0).logit(eps=0.01))
 
     def check_labels(self, labels: Tensor | None) -> None:

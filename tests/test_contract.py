@@ -21,8 +21,18 @@ from pyro.infer import ELBO, SVI, Predictive, RenyiELBO, Trace_ELBO
 from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
 
-from capsule_zoo.inference import check_pair, evaluate, fit, loss_per_image
+from capsule_zoo.inference import (
+    check_pair,
+    classify,
+    compare,
+    encode,
+    evaluate,
+    fit,
+    loss_per_image,
+    reconstruct,
+)
 from capsule_zoo.inference.check import is_discrete, latent_sites
+from capsule_zoo.models import ImageSpace
 from capsule_zoo.registry import Entry, create, list_models, load, save, small_sizes
 
 NAMES = list_models()
@@ -228,6 +238,53 @@ def test_bad_images_are_refused_by_name(name, guide, kind):
     with pytest.raises(ValueError, match=r"images|split"):
         fit(entry.model, entry.guide, images, steps=1, progress=False)
     assert not moved(entry, before)
+
+
+@pytest.mark.parametrize("kind", ["too bright", "wrong size"])
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_bad_images_are_refused_by_functions_without_validation(name, guide, kind):
+    entry = make(name, guide)
+    images, labels = bad_images(entry)[kind], labels_for(entry)
+    if kind == "too bright" and math.isinf(entry.model.pixel_range[1]):
+        images = images * math.inf
+    pair, taught = (entry.model, entry.guide), entry.model.supervised
+    with pyro.validation_enabled(False):
+        for use in (
+            lambda: fit(*pair, images, steps=1, progress=False),
+            lambda: evaluate(*pair, images, labels=labels, num_particles=1),
+            lambda: compare({"one": pair}, images),
+            lambda: encode(*pair, images),
+            lambda: classify(entry.model, images) if taught else reconstruct(*pair, images),
+        ):
+            with pytest.raises(ValueError, match="images"):
+                use()
+
+
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_a_call_checks_its_batch_once_and_only_while_validation_is_on(name, guide, monkeypatch):
+    """A check reads all pixels and waits for the device: fast code turns validation off."""
+    entry, counts = make(name, guide), {"calls": 0, "checks": 0}
+    check = ImageSpace.check
+
+    def called(module, arguments, options):
+        batch = arguments[0] if arguments else options.get(module.observes)
+        counts["calls"] += batch is not None
+
+    def checked(space, batch):
+        counts["checks"] += 1
+        check(space, batch)
+
+    monkeypatch.setattr(ImageSpace, "check", checked)
+    for program in (entry.model, entry.guide):
+        program.register_forward_pre_hook(called, with_kwargs=True)
+    for validate in (True, False):
+        counts.update(calls=0, checks=0)
+        with pyro.validation_enabled(validate):
+            loss_at(entry, images_for(entry)).backward()
+            for program in (entry.model, entry.guide):
+                program(images_for(entry))
+        assert counts["calls"] >= 2
+        assert counts["checks"] == validate * counts["calls"]
 
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)

@@ -22,7 +22,7 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_zoo.data import SmallNORB, Split, Toys3D, Views
-from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment

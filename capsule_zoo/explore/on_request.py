@@ -73,7 +73,7 @@ class RequestView(View):
 
     def read(self, image: Tensor) -> None:
         """Read an image: find the likeliest request of a grid and the guide's code for it."""
-        self.model.check_images(image)
+        self.model.space.check(image)
         self.image = image
         found, _ = self._infer(self._grid(), steps=0)
         self._begin(found)

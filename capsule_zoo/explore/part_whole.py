@@ -157,7 +157,7 @@ class PartWholeView(View):
 
     @torch.no_grad()
     def read(self, image: Tensor) -> None:
-        self.model.check_images(image)
+        self.model.space.check(image)
         self.image = image
         self._begin(parse_tree(self.model, infer(self.guide, image)))
 

@@ -73,5 +73,5 @@ def open_source(
             f"{unknown('entry or trained entry', source, known)}; or give the folder of a run"
         )
     view = view_of(entry)
-    entry.model.check_images(dataset.test.images[:1])
+    entry.model.space.check(dataset.test.images[:1])
     return view, dataset.test.images, title

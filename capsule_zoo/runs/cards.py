@@ -55,7 +55,7 @@ def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
         rate = error_rate(entry.model, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
     painted = reconstruct(entry.model, entry.guide, split, seed=seed)
-    error = (painted - split.images).square().sum((1, 2, 3)).double()
+    error = entry.model.space.squared_error(painted, split.images).double()
     value, se = error.mean().item(), (error.std() / len(error) ** 0.5).item()
     return Headline(metric="squared_error", value=value, se=se, n=len(error))
 

@@ -29,6 +29,7 @@ from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import binary, listed, randomised
 
@@ -244,7 +245,8 @@ class Brightness(Model):
     """
 
     sites = (Site("code", ("images",)),)
-    image_shape, noise = (1, 1, 3), 0.7
+    space = ImageSpace((1, 1, 3), (-math.inf, math.inf))
+    noise = 0.7
 
     def __init__(self, relaxed: bool) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from capsule_zoo.models import (
     ConvolutionalClassifier,
     PartWholeCapsules,
 )
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import SpreadLabels
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
@@ -84,7 +85,8 @@ def part_parents(number: int, enumerated: bool) -> Outcome:
     sizes |= dict(sigma_min=0.05)
     options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
     model = randomised(PartWholeCapsules(2, 3, **sizes, **options), 0.3)
-    model.pixel_range = (-math.inf, math.inf)  # noise exceeds black and white
+    # noise exceeds black and white
+    model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     model.selections[0].raw_scale.data -= 1.5  # otherwise votes say little about the parent
     values, images = prior_draws(model, number)
     objects, parts = (
@@ -145,7 +147,7 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
 def part_whole_after_training(number: int) -> Outcome:
     """Check presences and poses of a small part-whole model after a short guide training."""
     model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=8, sigma_min=0.05), 0.5)
-    model.pixel_range = (-math.inf, math.inf)
+    model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = AmortizedPartWhole(model, "normal", **sizes).double()
     _train(model, guide, prior_draws(model, 500)[1], steps=100, objective=None, lr=3e-3)

@@ -28,6 +28,7 @@ from capsule_zoo.inference.energy.enumeration import exact_log_partition
 from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.blocks.exponential_family import base_rates
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.modes import seeded
@@ -90,7 +91,7 @@ def log_partition(
         )
     if images is not None:
         images = images.to(model.weight)
-        model.check_images(images)
+        model.space.check(images)
     with isolated_parameters(model), seeded(seed), torch.no_grad():
         if method == "exact":
             return LogPartition(exact_log_partition(model).item(), 0.0, "exact")
@@ -132,7 +133,7 @@ def _raise(model: CapsuleRBM, images: Tensor, chains: int, betas: list[float]) -
     repeats = max(1, chains // len(starts))
     offset = base_rates(model.visible, images) - model.visible.bias
     machine = TemperedRBM(model, offset)
-    log_weight = _anneal(machine, starts.repeat(repeats, 1, 1, 1), betas[::-1])
+    log_weight = _anneal(machine, tiled(starts, repeats), betas[::-1])
     per_image = log_weight.view(repeats, -1).logsumexp(0) - math.log(repeats)  # of Z_0 / Z
     value = machine.log_base_partition() - per_image.mean()
     error = per_image.std().item() / math.sqrt(len(starts)) if len(starts) > 1 else math.inf

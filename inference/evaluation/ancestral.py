@@ -13,7 +13,6 @@ All functions use the discrete model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from capsule_zoo.inference.evaluation.prepare import modules_of
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_images_of
+from capsule_zoo.models.blocks.spaces import space_of
 from capsule_zoo.models.modes import in_eval_mode, seeded
 
 _WRAPPERS = (Independent, ExpandedDistribution, MaskedDistribution)
@@ -77,7 +76,7 @@ def law_means(
     Raises:
         ValueError: the guide draws no site of that name.
     """
-    check_images_of(guide, images)
+    space_of(guide).check(images)
     found: dict[str, list[Tensor]] = {name: [] for name in sites}
     with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(guide)):
         for batch in images.split(batch_size):
@@ -122,7 +121,7 @@ def mean_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        return trace.nodes["image"]["fn"].mean.reshape(-1, *model.image_shape)
+        return model.space.as_batch(trace.nodes[model.space.site]["fn"].mean)
 
     return _run(model, read, number, given or {}, seed, batch_size, images)
 
@@ -141,9 +140,9 @@ def draw_images(
     """
 
     def read(trace: Trace) -> Tensor:
-        site = trace.nodes["image"]
+        site = trace.nodes[model.space.site]
         drawn = site["value"] if images is None else site["fn"].sample()
-        return drawn.reshape(-1, *model.image_shape)
+        return model.space.as_batch(drawn)
 
     return _run(model, read, number, given or {}, seed, batch_size, images)
 
@@ -157,7 +156,7 @@ def image_log_likelihood(
         images: (N, C, H, W).
         given: values (N, ...) by site.
     """
-    return _run(model, _log_prob(["image"]), len(images), given, seed, batch_size, images)
+    return _run(model, _log_prob([model.space.site]), len(images), given, seed, batch_size, images)
 
 
 def log_prior(model: Model, given: Sites, batch_size: int = 500) -> Tensor:
@@ -199,8 +198,9 @@ def _run(
         for begin in range(0, number, batch_size):
             end = min(begin + batch_size, number)
             conditioned = poutine.condition(model, {k: v[begin:end] for k, v in given.items()})
-            arguments: dict[str, Any] = (
-                {"batch_size": end - begin} if images is None else {"images": images[begin:end]}
-            )
-            found.append(read(poutine.trace(conditioned).get_trace(**arguments)))
+            traced = poutine.trace(conditioned)
+            if images is None:
+                found.append(read(traced.get_trace(batch_size=end - begin)))
+            else:
+                found.append(read(traced.get_trace(images[begin:end])))
     return torch.cat(found)

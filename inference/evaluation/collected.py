@@ -15,10 +15,10 @@ from torch import Tensor
 
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import IMAGES_PLATE
+from capsule_zoo.models.blocks.spaces import ObservationSpace
 from capsule_zoo.models.modes import seeded
 
-PIXELS = ("channel", "row", "column")
-_RESERVED = {"chain", "draw", "image", *PIXELS}
+_RESERVED = {"chain", "draw", "image"}
 Names = tuple[str | None, ...]
 
 
@@ -27,13 +27,15 @@ class Chain:
 
     Args:
         draws: number of posterior draws to keep for each image.
+        space: the space of the observations, which names their site, variable and dims.
 
     Attributes:
         names: names of the dims of each variable after the image dim, by group and variable.
     """
 
-    def __init__(self, draws: int) -> None:
+    def __init__(self, draws: int, space: ObservationSpace) -> None:
         self.draws = draws
+        self.space = space
         self.names: dict[tuple[str, str], Names] = {}
         self._passes = 0
         self._kept: dict[tuple[str, str], list[list[np.ndarray]]] = {}
@@ -53,26 +55,27 @@ class Chain:
             if name in model_trace.nodes:  # not an auxiliary site
                 node = model_trace.nodes[name]
                 self._keep("posterior", name, node, site["value"], particles)
-        if "image" in model_trace.nodes and latent_sites(model_trace).keys() <= drawn.keys():
-            self._keep_image(model_trace.nodes["image"], bool(drawn), particles)
+        observed = model_trace.nodes.get(self.space.site)
+        if observed is not None and latent_sites(model_trace).keys() <= drawn.keys():
+            self._keep_observed(observed, bool(drawn), particles)
 
-    def _keep_image(self, image: dict, given: bool, particles: tuple[int, int]) -> None:
+    def _keep_observed(self, site: dict, given: bool, particles: tuple[int, int]) -> None:
         # a stream of its own: weights do not depend on `draws`
         with seeded(torch.initial_seed() + 1 + self._passes):
-            redrawn = image["fn"].sample()
-        self._keep("posterior_predictive", "pixels", image, redrawn, particles)
+            redrawn = site["fn"].sample()
+        self._keep("posterior_predictive", self.space.variable, site, redrawn, particles)
         if given:
-            log_prob = image["fn"].log_prob(image["value"])
-            by_image, _ = images_first(log_prob, plate_names(image, log_prob.dim()))
+            log_prob = site["fn"].log_prob(site["value"])
+            by_image, _ = images_first(log_prob, plate_names(site, log_prob.dim()))
             first, count = particles
             split = by_image.reshape(len(by_image), -1).sum(1).reshape(count, -1)
-            self._append("log_likelihood", "pixels", split[: self.draws - first], first)
+            self._append("log_likelihood", self.space.variable, split[: self.draws - first], first)
 
     def _keep(
         self, group: str, name: str, site: dict, value: Tensor, particles: tuple[int, int]
     ) -> None:
         first, count = particles
-        value, names = named(site, value)
+        value, names = named(site, value, self.space)
         split = value.reshape(count, -1, *value.shape[1:])[: self.draws - first]
         self._append(group, name, split, first, names)
 
@@ -91,17 +94,18 @@ class Chain:
         }
 
 
-def named(site: dict, value: Tensor) -> tuple[Tensor, Names]:
+def named(site: dict, value: Tensor, space: ObservationSpace) -> tuple[Tensor, Names]:
     """Put the images first, drop the dims of size 1 that no plate owns, and name the others.
 
     Args:
         site: a node of the model's trace, which determines the plates and the event rank.
         value: a value of that site, (*batch, *event).
+        space: the space of the observations.
 
     Returns:
         (images, ...) and the names of the dims after the images, None for a dim without a name.
     """
-    event = event_names(site["name"], site["fn"].event_dim)
+    event = event_names(site["name"], site["fn"].event_dim, space)
     return images_first(value, (*plate_names(site, value.dim() - len(event)), *event))
 
 
@@ -122,15 +126,15 @@ def plate_names(site: dict, rank: int) -> Names:
     return tuple(frames.get(dim, "") for dim in range(-rank, 0))
 
 
-def event_names(site: str, rank: int) -> Names:
+def event_names(site: str, rank: int, space: ObservationSpace) -> Names:
     """Return the names of the dims of one event, None where they are unknown."""
-    if site == "image" and rank == len(PIXELS):
-        return PIXELS
+    if site == space.site and rank == len(space.dims):
+        return space.dims
     return ("coordinate",) if site.endswith("_pose") and rank == 1 else (None,) * rank
 
 
 def dims_of_group(
-    values: Mapping[str, np.ndarray], names: Mapping[str, Names]
+    values: Mapping[str, np.ndarray], names: Mapping[str, Names], space: ObservationSpace
 ) -> dict[str, list[str]]:
     """Return the dims of each variable (chain, draw, image, ...), unique within a variable.
 
@@ -143,13 +147,15 @@ def dims_of_group(
             sizes.setdefault(name or "", set()).add(size)
     good = {name for name, found in sizes.items() if len(found) == 1} - {""}
     return {
-        variable: ["chain", "draw", "image", *_unique(variable, names[variable], good)]
+        variable: ["chain", "draw", "image", *_unique(variable, names[variable], good, space.dims)]
         for variable in values
     }
 
 
-def _unique(variable: str, names: Sequence[str | None], good: set[str]) -> list[str]:
-    allowed = good - _RESERVED if tuple(names) != PIXELS else good
+def _unique(
+    variable: str, names: Sequence[str | None], good: set[str], observed: tuple[str, ...]
+) -> list[str]:
+    allowed = good if tuple(names) == observed else good - _RESERVED - {*observed}
     numbers = iter(range(len(names)))
     return [
         name if name in allowed and names.count(name) == 1 else f"{variable}_dim_{next(numbers)}"

@@ -19,11 +19,11 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-import capsule_zoo
+from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.bound import bound_on, not_a_bound, point_sites
-from capsule_zoo.inference.evaluation.collected import PIXELS, Chain, dims_of_group
+from capsule_zoo.inference.evaluation.collected import Chain, dims_of_group
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
 from capsule_zoo.inference.evaluation.prepare import (
     check_whole,
@@ -34,6 +34,7 @@ from capsule_zoo.inference.evaluation.prepare import (
 from capsule_zoo.inference.isolation import check_seed, isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated
+from capsule_zoo.models.blocks.spaces import ObservationSpace, space_of
 from capsule_zoo.models.modes import in_eval_mode, seeded
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def evaluate(
     seed = check_seed(seed)
     pair = prepare(model, guide, images, labels=labels, seed=seed, discrete=discrete)
     model, guide, images, labels = pair[:4]
+    space = space_of(model)
     kept: list[Chain] = []
     began = time.perf_counter()
     mode = in_eval_mode(*modules_of(model, guide))
@@ -139,11 +141,11 @@ def evaluate(
         "not_a_bound": "; ".join(reasons),
         "point_sites": ", ".join(sorted(points)),
         "seconds": seconds,
-        "capsule_zoo": capsule_zoo.__version__,
+        "capsule_zoo": __version__,
         "pyro": pyro.__version__,
         "torch": str(torch.__version__),  # a subclass of str, which netCDF does not take
     }
-    return inference_data(_groups(kept, images), attributes)
+    return inference_data(_groups(kept, images, space), attributes)
 
 
 def chain_seed(seed: int, chain: int) -> int:
@@ -154,7 +156,7 @@ def chain_seed(seed: int, chain: int) -> int:
     return int(state[0]) >> 1
 
 
-def _groups(chains: list[Chain], images: Tensor) -> dict[str, Variables]:
+def _groups(chains: list[Chain], images: Tensor, space: ObservationSpace) -> dict[str, Variables]:
     """Return dims and arrays by group and variable."""
     by_chain = [chain.values() for chain in chains]
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -164,9 +166,10 @@ def _groups(chains: list[Chain], images: Tensor) -> dict[str, Variables]:
     groups: dict[str, Variables] = {}
     for group, variables in arrays.items():
         names = {variable: chains[0].names[group, variable] for variable in variables}
-        dims = dims_of_group(variables, names)
+        dims = dims_of_group(variables, names, space)
         groups[group] = {name: (dims[name], array) for name, array in variables.items()}
-    groups["observed_data"] = {"pixels": (["image", *PIXELS], images.cpu().numpy())}
+    observed = ["image", *space.dims], images.cpu().numpy()
+    groups["observed_data"] = {space.variable: observed}
     return groups
 
 
@@ -174,7 +177,7 @@ def _run(
     model: Callable, guide: Callable, passes: Iterator[Pass], draws: int
 ) -> tuple[Chain, Trace, Trace]:
     """Run one chain and return it with the traces of its last pass."""
-    chain = Chain(draws)
+    chain = Chain(draws, space_of(model))
     for particles, images, labels in passes:
         log_weight, model_trace, guide_trace = log_weights(model, guide, images, labels)
         chain.add(particles, log_weight, model_trace, guide_trace)

@@ -20,7 +20,7 @@ from capsule_zoo.inference.evaluation.presence import (
     relaxed_sites,
 )
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.models.checks import check_images_of
+from capsule_zoo.models.blocks.spaces import space_of
 from capsule_zoo.models.modes import in_eval_mode, seeded
 
 
@@ -59,7 +59,7 @@ def prepare(
     name = str(images.name) if isinstance(images, Split) else "images"
     pixels = images.images if isinstance(images, Split) else images
     pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
-    check_images_of(model, pixels)
+    space_of(model).check(pixels)
     classes = None if labels is None else as_labels(labels, len(pixels))
     if classes is None and getattr(model, "supervised", False):
         raise ValueError(

@@ -38,7 +38,8 @@ from capsule_zoo.inference.evaluation.presence import (
 )
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_at_least, check_images_of
+from capsule_zoo.models.blocks.spaces import space_of, tiled
+from capsule_zoo.models.checks import check_at_least
 
 Images = Tensor | Split | np.ndarray
 
@@ -240,14 +241,14 @@ def _passes(
         further, model_seed = torch.randint(2**62, (2,), generator=generator).tolist()
         draws = min(at_once, num_samples - first)
         guide_seed = seed if first == 0 else further
-        yield _Pass(images.repeat(draws, 1, 1, 1), draws, rows, guide_seed, model_seed)
+        yield _Pass(tiled(images, draws), draws, rows, guide_seed, model_seed)
 
 
 def _as_wanted(model: Model, images: Images) -> Tensor:
     """Check the images and return them on the model's device and in its precision."""
     images = images.images if isinstance(images, Split) else images
     images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
-    check_images_of(model, images)
+    space_of(model).check(images)
     parameter = next(model.parameters(), images)
     return images.to(parameter.device, parameter.dtype)
 

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites, plate_nesting
 from capsule_zoo.models.blocks.sharing import sharing
+from capsule_zoo.models.blocks.spaces import tiled
 
 
 class Objective(ELBO):
@@ -164,8 +165,8 @@ def check_objective(objective: ELBO | None) -> None:
 
 
 def repeated(images: Tensor, labels: Tensor | None, count: int) -> tuple[Tensor, Tensor | None]:
-    """Return `count` copies of a batch, one after the other: (count B, C, H, W) and (count B,)."""
-    return images.repeat(count, 1, 1, 1), None if labels is None else labels.repeat(count)
+    """Return `count` copies of a batch, one after the other: (count B, ...) and (count B,)."""
+    return tiled(images, count), None if labels is None else labels.repeat(count)
 
 
 def default_objective(

@@ -31,6 +31,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model, PartWholeCapsules
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
@@ -110,7 +111,7 @@ def fill_in(
     model, guide = model.with_missing_pixels(), guide.with_missing_pixels(fill)
     like = next(model.parameters(), images)
     images = images.to(like)
-    model.check_images(images)
+    model.space.check(images)
     observed = ~images.isnan() if observed is None else checked_mask(images, observed)
     if (images.isnan() & observed).any():
         raise ValueError("images holds NaN at observed pixels; mark these False in observed")
@@ -167,7 +168,7 @@ def _foretold(
     log_share = (log_weight if weighted else 0 * log_weight).log_softmax(0)  # (K, B)
     share = log_share.exp()
     chosen = torch.multinomial(share.T, 1).squeeze(1)
-    mean = torch.einsum("kb,kbchw->bchw", share, means)
+    mean = torch.einsum("kb,kb...->b...", share, means)
     single = means[chosen, torch.arange(len(images))]
     return FilledIn(
         torch.where(observed, images, mean),
@@ -182,12 +183,12 @@ def _draws(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log weights (K, B), hidden-pixel log densities (K, B) and means (K, B, C, H, W)."""
     shape = particles, len(images)
-    images, observed = (x.repeat(particles, 1, 1, 1) for x in (images, observed))
+    images, observed = (tiled(x, particles) for x in (images, observed))
     log_weight, trace, _ = log_weights(model, guide, hide(images, observed))
-    image = trace.nodes["image"]
+    image = trace.nodes[model.space.site]
     law, site_shape = image["fn"].law, image["value"].shape
     scored = (~observed & ~images.isnan()).reshape(site_shape)
     given = images.nan_to_num(nan=0.0).reshape(site_shape)
     log_hidden = log_prob_of_pixels(law, given, scored)
-    mean = law.mean.reshape(*shape, *images.shape[1:])
+    mean = model.space.as_batch(law.mean).unflatten(0, shape)
     return log_weight.view(shape), log_hidden.reshape(shape), mean

@@ -98,6 +98,7 @@ def refine(
     scheduled = method == "scheduled"
     rate = (0.03 if scheduled else 0.003) if lr is None else lr
     check_positive(lr=rate)
+    model.space.check(images)
     with isolated_parameters(model), frozen(model), seeded(seed):
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, pose)

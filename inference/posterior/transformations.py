@@ -29,6 +29,7 @@ from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import NamedModule
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.on_request import OnRequest
@@ -119,7 +120,7 @@ def infer_transformation(
         ValueError: images that the model does not take, a grid of another shape, or a number out of
             range.
     """
-    model.check_images(images)
+    model.space.check(images)
     grid = grid[:, None] if grid.dim() == 1 else grid
     if grid.dim() != 2 or grid.shape[1] != requests.parameters:
         raise ValueError(f"grid must be (G, {requests.parameters}), not {tuple(grid.shape)}")
@@ -159,7 +160,7 @@ class _Evidence:
         particles: int,
     ) -> None:
         self.model, self.guide, self.requests = model, guide, requests
-        self.particles, self.images = particles, images.repeat(particles, 1, 1, 1)
+        self.particles, self.images = particles, tiled(images, particles)
 
     def __call__(self, parameters: Tensor) -> Tensor:
         """Compute the evidence (B,), in nats, differentiable by the parameters (B, n)."""

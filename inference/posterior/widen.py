@@ -28,7 +28,8 @@ from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.models.checks import check_images_of, check_positive
+from capsule_zoo.models.blocks.spaces import space_of
+from capsule_zoo.models.checks import check_positive
 from capsule_zoo.models.modes import frozen
 
 
@@ -155,7 +156,7 @@ def widen(
         ValueError: the guide has no Delta over a continuous site, or an argument is not allowed.
     """
     images = images.images if isinstance(images, Split) else images
-    check_images_of(model, images)
+    space_of(model).check(images)
     first = next(guide.parameters(), next(model.parameters(), images))
     few = images if is_per_image(guide) else images[:2]
     few = few.to(first.device, first.dtype)

@@ -23,9 +23,10 @@ from capsule_zoo.inference.objectives.base import check_objective
 from capsule_zoo.inference.training.callbacks import Callback, check_callbacks
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.memory import keep_memory
-from capsule_zoo.inference.training.optimizers import OptimizerFactory, optimizer_factory
+from capsule_zoo.inference.training.optimizers import OptimizerFactory, Pace, optimizer_factory
+from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.schedule import SCHEDULES, Budget
-from capsule_zoo.inference.training.trainer import CheckpointPlace, Trainer
+from capsule_zoo.inference.training.trainer import CheckpointPlace, Checks, Trainer
 from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
@@ -119,8 +120,8 @@ def fit(
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
     given = dict(lr=lr, schedule=schedule, warmup=warmup, clip=clip)
-    pace = {**PACE, **getattr(guide, "fit_settings", {}), **_without_none(given)}
-    _check_arguments(model, guide, freeze, **pace)
+    settings = {**PACE, **getattr(guide, "fit_settings", {}), **_without_none(given)}
+    _check_arguments(model, guide, freeze, **settings)
     check_objective(objective)
     check_callbacks(callbacks)
     epochs, steps, batch_size, seed, validate_every, patience = _whole_numbers(
@@ -131,12 +132,14 @@ def fit(
         validate_every=validate_every,
         patience=patience,
     )
-    factory = optimizer_factory(optimizer)
+    pace = Pace(optimizer_factory(optimizer), **settings)
     device = usable_device(device)
     batches = training_batches(data, model, batch_size, seed, transform, labels)
     held = held_out(data, validation, model, labels)
     _check_supervised(model, labels)
     budget = Budget.of(epochs, steps, minutes, len(batches))
+    every = validate_every or max(len(batches), 100)
+    checks = Checks(every, patience, checkpoint, callbacks)
     keep_memory()
     with join_workers(device) as workers:
         model, guide = _modules(model, guide, batches, workers.device, labels)
@@ -144,12 +147,12 @@ def fit(
         for module in (model, guide):
             module.train(module not in fixed)
         with frozen(*fixed), isolated_parameters(model, guide) as refreeze:
-            trainer = Trainer(model, guide, objective, batches, held, workers, labels)
+            pair = Pair(model, guide, workers.device, labels)
+            objective = pair.objective(objective, *batches.example())
             refreeze()
-            trainer.set_optimizer(factory, **pace)
-            every = validate_every or max(len(batches), 100)
-            trainer.set_checks(every, patience, checkpoint, callbacks)
-            trainer.start(resume, seed)
+            trainer = Trainer(pair, objective, batches, held, workers, pace, checks)
+            if resume is not None:
+                trainer.resume(resume)
             with budget.bar(shown=progress and workers.is_first) as bar:
                 stopped = trainer.run(budget, bar)
             return trainer.progress.run(stopped)

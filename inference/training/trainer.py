@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import pyro
 import torch
@@ -19,8 +19,7 @@ from tqdm.auto import tqdm
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import BatchSource
-from capsule_zoo.inference.check import refuse_misfit
-from capsule_zoo.inference.objectives.base import default_objective, loss_per_image
+from capsule_zoo.inference.objectives.base import loss_per_image
 from capsule_zoo.inference.training.callbacks import Callback, Check, call_back
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
@@ -32,87 +31,87 @@ from capsule_zoo.inference.training.checkpoint import (
     to_cpu,
 )
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss, first_bad_site
-from capsule_zoo.inference.training.optimizers import OptimizerFactory, make_optimizer
+from capsule_zoo.inference.training.optimizers import Pace
+from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.progress import Progress
-from capsule_zoo.inference.training.schedule import SCHEDULES, Budget
+from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.modes import in_eval_mode, seeded
 
 CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
 
+@dataclass(frozen=True)
+class Checks:
+    """When a run is checked, and what is done then; see `fit`.
+
+    Attributes:
+        every: steps between two checks.
+        patience, checkpoint, callbacks: see `fit`.
+    """
+
+    every: int
+    patience: int | None = None
+    checkpoint: CheckpointPlace | None = None
+    callbacks: Sequence[Callback] = ()
+
+
 class Trainer:
-    """The state of one run and its training step."""
+    """The state of one run and its training step.
+
+    Making a trainer seeds the global random state with the seed of the batches.
+
+    Args:
+        pair: model and guide, which have run once, so that all their parameters exist.
+        objective: the loss.
+        batches: the training data.
+        validation: the held-out images, or None.
+        workers: the processes of the run.
+        pace: the optimizer and its settings.
+        checks: when the run is checked, and what is done then.
+
+    Raises:
+        ValueError: there is no parameter to train, or the optimizer is of the wrong kind.
+    """
 
     def __init__(
         self,
-        model: nn.Module,
-        guide: nn.Module,
-        objective: ELBO | None,
+        pair: Pair,
+        objective: ELBO,
         batches: BatchSource,
         validation: Split | None,
         workers: Workers,
-        labels: bool,
+        pace: Pace,
+        checks: Checks,
     ) -> None:
-        self.pair = model.to(workers.device), guide.to(workers.device)
-        self.modules = dict(zip(("model", "guide"), self.pair, strict=True))
-        self.batches, self.validation = batches, validation
-        self.workers, self.labels = workers, labels
-        self.dtype = next((p.dtype for module in self.pair for p in module.parameters()), None)
-        example = self._ready(*batches.example())
-        refuse_misfit(model, guide, *example)
-        self.objective = objective or default_objective(model, *example)
-        with torch.random.fork_rng(), torch.no_grad():  # Pyro's ELBOs guess the plates on first use
-            if not hasattr(self.objective, "state_dict"):
-                loss_per_image(self.objective, model, guide, *example)
+        self.pair = pair
+        self.modules = pair.by_role
+        self.objective = objective
+        self.batches = batches
+        self.validation = validation
+        self.workers = workers
+        self.pace = pace
+        self.checks = checks
         for module in self.modules.values():
             workers.broadcast(module)
+        groups = pace.groups(self.modules)
+        self.parameters = [p for group in groups for p in group["params"]]
+        self.optimizer = pace.make_optimizer(groups)
         self.progress = Progress(len(batches))
         self.best: dict[str, dict[str, Tensor]] = {}
         self.seed = batches.seed
         self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
+        pyro.set_rng_seed(self.seed + workers.rank)
+        self.random = random_state(workers.device)
 
-    def set_optimizer(
-        self,
-        factory: OptimizerFactory,
-        lr: float | dict,
-        schedule: str,
-        warmup: int,
-        clip: float | None,
-    ) -> None:
-        groups: list[dict[str, Any]] = []
-        seen: set[nn.Parameter] = set()
-        for role, module in self.modules.items():
-            parameters = [p for p in module.parameters() if p.requires_grad and p not in seen]
-            seen.update(parameters)
-            if parameters:
-                rate = lr[role] if isinstance(lr, dict) else lr
-                groups.append({"params": parameters, "lr": rate})
-        if not groups:
-            raise ValueError("there is no parameter to train; freeze less")
-        self.optimizer = make_optimizer(factory, groups)
-        for group in self.optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
-        self.parameters = [p for group in groups for p in group["params"]]
-        self.schedule, self.warmup, self.clip = SCHEDULES[schedule], max(warmup, 1), clip
+    def resume(self, checkpoint: str | os.PathLike) -> None:
+        """Continue from a checkpoint of the same run.
 
-    def set_checks(
-        self,
-        validate_every: int,
-        patience: int | None,
-        checkpoint: CheckpointPlace | None,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        self.validate_every, self.patience, self.checkpoint = validate_every, patience, checkpoint
-        self.callbacks = callbacks
-
-    def start(self, resume: str | os.PathLike | None, seed: int) -> None:
-        """Seed the run, or restore the state in the checkpoint `resume`."""
-        pyro.set_rng_seed(seed + self.workers.rank)
-        self.random = random_state(self.workers.device)
-        if resume is not None:
-            self._load(load_checkpoint(resume))
-            self.saved = resume
+        Raises:
+            CheckpointError: the checkpoint cannot be read, or is of another run.
+        """
+        self._load(load_checkpoint(checkpoint))
+        self.saved = checkpoint
 
     def run(self, budget: Budget, bar: tqdm) -> str:
         """Take steps until something ends the run, and return the reason."""
@@ -129,7 +128,7 @@ class Trainer:
                     else:
                         self._step(next(stream), fraction)
                         budget.advance(bar, self.progress)
-                        if self.progress.step % self.validate_every == 0:
+                        if self.progress.step % self.checks.every == 0:
                             stopped = self._check()
             except KeyboardInterrupt:  # in the middle of a step that was not taken
                 set_random_state(self.random, self.workers.device)
@@ -139,7 +138,7 @@ class Trainer:
 
     def _step(self, batch: tuple[Tensor, Tensor], fraction: float) -> None:
         whole = len(batch[0])
-        images, labels = self._ready(*map(self.workers.share, batch))
+        images, labels = self.pair.takes(*map(self.workers.share, batch))
         self.optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self.workers.device)
         before = random_state(self.workers.device)
@@ -148,10 +147,10 @@ class Trainer:
             loss.backward()
         self.workers.reduce_gradients(self.parameters)
         loss = self.workers.total(loss)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.pace.clip or math.inf)
         if not torch.isfinite(loss + norm):
             self._explain(images, labels, before)
-        share = self.schedule(fraction) * min((self.progress.step + 1) / self.warmup, 1)
+        share = self.pace.factor(self.progress.step, fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * share
         self.optimizer.step()
@@ -161,7 +160,7 @@ class Trainer:
 
     def _loss(self, images: Tensor, labels: Tensor | None, before: dict) -> Tensor:
         try:
-            return loss_per_image(self.objective, *self.pair, images, labels)
+            return loss_per_image(self.objective, *self.pair.both, images, labels)
         except ValueError:  # Pyro refuses NaN parameters before there is a loss
             self._explain(images, labels, before, certain=False)
             raise
@@ -171,32 +170,34 @@ class Trainer:
     ) -> None:
         """Raise NonFiniteLoss with the first bad site, found by repeating the step's draws."""
         set_random_state(before, self.workers.device)
-        site = first_bad_site(*self.pair, images, labels)
+        site = first_bad_site(*self.pair.both, images, labels)
         if site or certain:
             raise NonFiniteLoss(self.progress.step + 1, site, self.saved)
 
     def _check(self) -> str | None:
         """Update held-out value, best state and checkpoint; return a reason to stop, or None."""
         improved = self.progress.check(self._held_out())
-        if improved and self.patience is not None:
+        if improved and self.checks.patience is not None:
             self.best = {role: to_cpu(m.state_dict()) for role, m in self.modules.items()}
         self._save()
         stopping = self._call_back()
-        if self.patience is None or self.progress.checks_since_best < self.patience:
+        if self.checks.patience is None or self.progress.checks_since_best < self.checks.patience:
             return stopping
         return (
-            f"no lower value in {self.patience} checks since step {self.progress.best_step} "
+            f"no lower value in {self.checks.patience} checks since step {self.progress.best_step} "
             f"({self.progress.best_loss:.4f} nats per image), which is restored"
         )
 
     def _call_back(self) -> str | None:
         """Call the callbacks on the first process, and return a reason to stop or None."""
-        if not self.callbacks:
+        if not self.checks.callbacks:
             return None
         name = None
         if self.workers.is_first:
-            with in_eval_mode(*self.pair):
-                name = call_back(self.callbacks, Check(*self.pair, **self.progress.latest))
+            with in_eval_mode(*self.pair.both):
+                name = call_back(
+                    self.checks.callbacks, Check(*self.pair.both, **self.progress.latest)
+                )
             set_random_state(self.random, self.workers.device)  # undo the callbacks' draws
         wanted = self.workers.agree(float(name is not None))
         return f"stopped by the callback {name or 'of the first process'}" if wanted else None
@@ -206,12 +207,12 @@ class Trainer:
         if self.validation is None:
             return math.nan
         total = 0.0
-        with _evaluating(self.objective, *self.pair), seeded(self.seed):
+        with _evaluating(self.objective, *self.pair.both), seeded(self.seed):
             size = self.batches.batch_size
             for begin in range(0, len(self.validation), size):
                 part = self.validation[begin : begin + size]
-                images, labels = self._ready(part.images, part.labels)
-                loss = loss_per_image(self.objective, *self.pair, images, labels)
+                images, labels = self.pair.takes(part.images, part.labels)
+                loss = loss_per_image(self.objective, *self.pair.both, images, labels)
                 total += loss.item() * len(images)
         return self.workers.agree(total / len(self.validation))
 
@@ -232,15 +233,9 @@ class Trainer:
         for later in itertools.count(epoch + 1):
             yield from self.batches.epoch(later)
 
-    def _ready(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return a batch on the device and in the precision of the modules."""
-        device = self.workers.device
-        images = images.to(device, self.dtype or images.dtype)
-        return images, labels.to(device) if self.labels else None
-
     def _save(self) -> None:
         generators = {k: self.workers.gather(v) for k, v in self.random.items()}
-        if self.checkpoint is None or not self.workers.is_first:
+        if self.checks.checkpoint is None or not self.workers.is_first:
             return
         tree = {
             "classes": {role: type(m).__name__ for role, m in self.modules.items()},
@@ -252,11 +247,11 @@ class Trainer:
             "progress": self.progress.state_dict(),
             "config": self._config(),
         }
-        if callable(self.checkpoint):
-            self.checkpoint(tree)
+        if callable(self.checks.checkpoint):
+            self.checks.checkpoint(tree)
         else:
-            save_checkpoint(self.checkpoint, tree)
-            self.saved = self.checkpoint
+            save_checkpoint(self.checks.checkpoint, tree)
+            self.saved = self.checks.checkpoint
 
     def _load(self, tree: dict) -> None:
         for role, module in self.modules.items():

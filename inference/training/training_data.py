@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from capsule_zoo.data import Batches, Dataset, Split
-from capsule_zoo.data.batches import BatchSource, RandomStream, Transform
+from capsule_zoo.data.batches import BatchSource, Transform
+from capsule_zoo.data.seeds import RandomStream
 from capsule_zoo.data.streams import (
     ItemBatches,
     LoaderBatches,
@@ -20,7 +21,7 @@ from capsule_zoo.data.streams import (
     items_in,
     read_items,
 )
-from capsule_zoo.models.checks import check_images_of
+from capsule_zoo.models.blocks.spaces import space_of
 
 HELD_OUT_IMAGES = 1000
 BATCH_SIZE = 128
@@ -48,7 +49,7 @@ def training_batches(
     Raises:
         ValueError: `data` is of another kind, or holds images that the model does not take.
     """
-    check = partial(check_images_of, model)
+    check = space_of(model).check
     readable = _readable(data.train if isinstance(data, Dataset) else data, "data", check, labels)
     if isinstance(readable, DataLoader):
         if batch_size is not None:
@@ -75,7 +76,7 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
         validation = data.validation
     if validation is None:
         return None
-    check = partial(check_images_of, model)
+    check = space_of(model).check
     if isinstance(validation, Dataset):
         validation = validation.validation
     readable = _readable(validation, "validation", check, labels)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, Decoder, pixel_law
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 
@@ -58,14 +59,15 @@ class VariationalAutoencoder(Model):
         check_at_least(1, image_shape=image_shape, latent=latent, channels=channels)
         check_positive(sigma_image=sigma_image)
         check_one_of("likelihood", likelihood, LIKELIHOODS)
-        self.image_shape, self.latent, self.channels = image_shape, latent, channels
+        self.space = ImageSpace(image_shape)
+        self.latent = latent
+        self.channels = channels
         self.likelihood, self.sigma_image = likelihood, sigma_image
         self.decoder = Decoder(latent, self.image_shape, channels)
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
-        self.check_images(images)
         origin = self.decoder.expand.weight.new_zeros(self.latent)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             code = pyro.sample("image_code", dist.Normal(origin, 1.0).to_event(1))

@@ -32,6 +32,7 @@ from capsule_zoo.models.blocks.exponential_family import (
     softplus,
 )
 from capsule_zoo.models.blocks.plates import refuse_enumeration
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Fields(NamedTuple):
@@ -164,9 +165,9 @@ class CapsuleMachine(Model):
 
     def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
         super().__init__()
-        self.image_shape = _image_shape(visible)
-        self.visible = make_units("visible_family", visible_family, *self.image_shape)
-        self.pixel_range = self.visible.value_range
+        shape = _image_shape(visible)
+        self.visible = make_units("visible_family", visible_family, *shape)
+        self.space = ImageSpace(shape, self.visible.value_range)
 
     @pyro_method
     def visible_field(self, capsules: CapsuleState) -> Tensor:
@@ -198,7 +199,7 @@ class CapsuleMachine(Model):
     @torch.no_grad()
     def set_base_rates(self, images: Tensor) -> None:
         """Set the visible biases to the mean of images (B, C, H, W), as Hinton (2010) advises."""
-        self.check_images(images)
+        self.space.check(images)
         self.visible.bias.copy_(base_rates(self.visible, images))
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from capsule_zoo.data import Batches, Split
-from capsule_zoo.data.batches import seeded_generator, takes_generator
+from capsule_zoo.data.batches import takes_generator
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.transforms import Rotate
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import Binarize, Dataset, Split
-from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.seeds import seeded_generator
 
 
 @pytest.fixture

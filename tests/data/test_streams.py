@@ -11,12 +11,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from capsule_zoo.data import Batches, Split
-from capsule_zoo.data.batches import RandomStream, seeded_generator
+from capsule_zoo.data.seeds import RandomStream, seeded_generator
 from capsule_zoo.data.streams import ItemBatches, LoaderBatches
-from capsule_zoo.models.checks import check_images
+from capsule_zoo.models.blocks.spaces import AnyImages
 
-ITEMS = partial(ItemBatches, check=check_images, labels=True)
-LOADER = partial(LoaderBatches, check=check_images, labels=True)
+ITEMS = partial(ItemBatches, check=AnyImages().check, labels=True)
+LOADER = partial(LoaderBatches, check=AnyImages().check, labels=True)
 
 
 class Noisy(Dataset):
@@ -127,9 +127,9 @@ def test_labels_are_zero_unless_they_are_wanted_and_may_then_be_anything(source)
 
     dataset = Described()
     if source == "items":
-        make = partial(ItemBatches, dataset, 8, check=check_images)
+        make = partial(ItemBatches, dataset, 8, check=AnyImages().check)
     else:
-        make = partial(LoaderBatches, DataLoader(dataset, 8), check=check_images)
+        make = partial(LoaderBatches, DataLoader(dataset, 8), check=AnyImages().check)
     _, labels = next(make(labels=False).epoch(0))
     assert torch.equal(labels, torch.zeros(8, dtype=torch.int64))
     with pytest.raises(ValueError, match="labels must be a tensor of integers"):
@@ -198,6 +198,6 @@ def test_data_that_are_refused(make, match):
 
 
 def test_a_loader_that_ends_before_its_length_is_refused():
-    source = LoaderBatches(DataLoader(Miscounted(), 1), check=check_images, labels=False)
+    source = LoaderBatches(DataLoader(Miscounted(), 1), check=AnyImages().check, labels=False)
     with pytest.raises(ValueError, match="gave 5 batches in epoch 0, but its length is 8"):
         list(source.epoch(0))

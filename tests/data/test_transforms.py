@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from capsule_zoo.data.batches import seeded_generator
+from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.transforms import (
     Affine,
     Rotate,

@@ -22,6 +22,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import IncompatibleGuide, check_pair
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Written(Guide):
@@ -39,7 +40,7 @@ class Written(Guide):
 class TwoLevels(Model):
     """A model with three vectors and a coin per image, and an observed sum."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def forward(self, images=None, labels=None, batch_size=1):
         size = batch_size if images is None else len(images)

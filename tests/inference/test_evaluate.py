@@ -36,6 +36,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 
@@ -93,7 +94,7 @@ def test_a_site_that_the_model_enumerates_is_summed_out_per_image():
 class Parts(Model):
     """A model of two parts per image: each has a kind, summed out, and a value given the kind."""
 
-    image_shape = (1, 1, 2)
+    space = ImageSpace((1, 1, 2))
     plate_dims = {"images": -2, "parts": -1}
 
     def forward(self, images=None, labels=None, batch_size=1):

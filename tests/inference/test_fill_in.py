@@ -15,6 +15,7 @@ from capsule_zoo.data import hide, occluded
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import evaluate, fill_in
 from capsule_zoo.models import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 SHAPE, LATENT, SIGMA = (1, 2, 3), 2, 0.3
@@ -25,8 +26,7 @@ class LinearGaussian(Model):
     """A model with z ~ Normal(0, I), image ~ Normal(W z + b, sigma)."""
 
     sites = (Site("z", ("images",), event_dim=1),)
-    image_shape = SHAPE
-    pixel_range = (-math.inf, math.inf)
+    space = ImageSpace(SHAPE, (-math.inf, math.inf))
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,6 @@ class LinearGaussian(Model):
         self.bias = torch.nn.Parameter(torch.linspace(-1, 1, PIXELS, dtype=torch.float64))
 
     def forward(self, images=None, labels=None, batch_size=1):
-        self.check_images(images)
         with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
             z = pyro.sample("z", dist.Normal(self.bias.new_zeros(LATENT), 1.0).to_event(1))
             mean = (z @ self.weight.T + self.bias).unflatten(-1, SHAPE)

@@ -19,6 +19,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
 
@@ -75,7 +76,7 @@ def test_dims_are_the_plates_of_the_model(name, expected):
 class Awkward(Model):
     """A model unlike the zoo's: images are the inner plate, and one plate is called "draw"."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def forward(self, images=None, labels=None, batch_size=1):
         size = batch_size if images is None else len(images)

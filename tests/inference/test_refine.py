@@ -2,6 +2,7 @@
 
 import math
 
+import pyro
 import pytest
 import torch
 from pyro import poutine
@@ -127,3 +128,8 @@ def test_semi_amortised_bounds_are_tighter_than_where_they_start(pair, images):
         for candidate in (normal, SemiAmortized(normal, steps=60, pose="normal"))
     ]
     assert scores[1] > scores[0] + 10
+
+
+def test_images_are_checked_once_also_without_validation(pair, images):
+    with pyro.validation_enabled(False), pytest.raises(ValueError, match=r"lie in \[0, 1\]"):
+        refine(*pair, images + 2, steps=1)

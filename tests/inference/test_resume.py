@@ -31,7 +31,7 @@ class Interrupt:
             if self.error is not None:
                 raise self.error
             os.kill(os.getpid(), signal.SIGINT)
-        return images + 1e-3 * torch.rand(images.shape, generator=generator)
+        return (images + 1e-3 * torch.rand(images.shape, generator=generator)).clamp(0, 1)
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["signal", "exception"])

@@ -36,6 +36,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.probe import latents
 from capsule_zoo.inference.training import progress
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 # What training converges to
 
@@ -326,7 +327,7 @@ def test_the_model_says_which_pixels_it_takes(use):
     """Standardised images are right for a model of real pixels, and for no other."""
 
     class Real(Conjugate):
-        pixel_range = (-math.inf, math.inf)
+        space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
 
     data = Split(4 * conjugate_images(40) - 2, torch.zeros(40, dtype=torch.int64))
     real, other = Real().double(), Conjugate().double()

@@ -22,7 +22,7 @@ from capsule_zoo.inference import (
     pretrain,
     summarize,
 )
-from capsule_zoo.models import CapsuleHelmholtzMachine
+from capsule_zoo.models import CapsuleHelmholtzMachine, ImageSpace
 
 
 def machine(capsules=(2, 2), units=1, scale=0.8):
@@ -124,6 +124,7 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
 def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectation():
     """Fisher's identity, on a model whose posterior and evidence are known."""
     model = Conjugate().double()
+    model.space = ImageSpace((1, 2, 2), (-math.inf, math.inf))  # dreams have noise
     guide = ExactGuide(model)
     images = conjugate_images(3).repeat(20_000, 1, 1, 1)
     loss = WakeSleep(recycle_top=False).differentiable_loss(model, guide, images)
@@ -147,6 +148,7 @@ def test_one_particle_awake_is_wake_sleeps_wake():
 
 def test_reweighted_value_is_bounded_by_the_evidence_and_rises_with_particles():
     model = Conjugate().double()
+    model.space = ImageSpace((1, 2, 2), (-math.inf, math.inf))  # dreams have noise
     guide = LinearGuide(model).double()
     images = conjugate_images(20)
     evidence = model.log_evidence(images).mean().item()

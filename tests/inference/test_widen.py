@@ -15,6 +15,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize, widen
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 def points():
@@ -67,7 +68,7 @@ def test_any_scale_gives_a_bound(scale):
 class Poses(Model):
     """A model of two parts per image, each with a vector and a positive gain; relaxed or not."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
     plate_dims = {"images": -2, "parts": -1}
 
     def forward(self, images=None, labels=None, batch_size=1):

@@ -14,6 +14,7 @@ from torch.distributions import constraints
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Conjugate(Model):
@@ -23,7 +24,7 @@ class Conjugate(Model):
     """
 
     sites = (Site("code", ("images",)),)
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def __init__(self, noise: float = 0.5) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class PointGuide(Guide):
 class BernoulliMixture(Model):
     """A model with kind ~ Categorical(3), summed out or not, and pixels ~ Bernoulli(p[kind])."""
 
-    image_shape = (1, 2, 2)
+    space = ImageSpace((1, 2, 2))
 
     def __init__(self, enumerated: bool = True) -> None:
         super().__init__()

@@ -1,0 +1,95 @@
+"""The space of what a model observes: what it refuses, and what is asked of it."""
+
+from __future__ import annotations
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import autoguide
+
+from capsule_zoo.guides import Guide
+from capsule_zoo.models import ImageSpace, Model
+from capsule_zoo.models.blocks.spaces import AnyImages, space_of, tiled
+
+
+class Blank(Model):
+    """An image of noise, with a number that does not matter."""
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            pyro.sample("code", dist.Normal(0.0, 1.0))
+            law = dist.Normal(torch.zeros(1, 2, 3), 1.0).to_event(3)
+            return pyro.sample("image", law, obs=images)
+
+
+def blank(space=None) -> Blank:
+    model = Blank()
+    if space is not None:
+        model.space = space
+    return model
+
+
+def test_a_model_has_the_shape_and_range_of_its_space():
+    model = blank(ImageSpace((1, 2, 3), (-1.0, 2.0)))
+    assert model.image_shape == (1, 2, 3) and model.pixel_range == (-1.0, 2.0)
+    assert Guide(model).space is model.space
+    model.space = ImageSpace((3, 2, 1))
+    assert model.image_shape == (3, 2, 1) and model.pixel_range == (0.0, 1.0)
+    with pytest.raises(AttributeError):
+        model.image_shape = (1, 1, 1)  # there is one source of truth
+
+
+def test_a_model_without_a_shape_takes_images_of_any_shape_in_the_unit_range():
+    model = blank()
+    assert not hasattr(model, "image_shape")
+    model.space.check(torch.rand(2, 3, 4, 5))
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        model.space.check(torch.rand(2, 3, 4, 5) + 1)
+    with pytest.raises(ValueError, match="give the model an ImageSpace"):
+        model.with_missing_pixels()
+
+
+def test_missing_pixels_are_admitted_by_the_space_that_allows_them_and_infinite_ones_never():
+    whole = ImageSpace((1, 2, 3), (0.5, 2.0))
+    hidden = torch.ones(2, 1, 2, 3)
+    hidden[0, 0, 0, 0] = math.nan
+    assert whole.fill == 0.5
+    whole.with_missing_pixels().check(hidden)
+    with pytest.raises(ValueError, match=r"NaN.*with_missing_pixels"):
+        whole.check(hidden)
+    for wrong, match in ((math.inf, "infinite"), (0.4, r"must lie in \[0.5, 2\]")):
+        hidden[1, 0, 0, 0] = wrong
+        with pytest.raises(ValueError, match=match):
+            whole.with_missing_pixels().check(hidden)
+
+
+def test_every_program_has_a_space():
+    model = blank(ImageSpace((1, 2, 3), (-2.0, 2.0)))
+    assert space_of(model) is model.space
+    assert space_of(Guide(model)) is model.space
+    assert space_of(autoguide.AutoNormal(model)) is model.space
+    assert space_of(poutine.block(model, hide=["code"])) is model.space
+    assert type(space_of(lambda images: None)) is AnyImages
+
+
+def test_values_of_the_observed_site_become_one_batch():
+    space, values = ImageSpace((1, 2, 3)), torch.rand(4, 5, 1, 1, 2, 3)
+    assert torch.equal(space.as_batch(values), values.view(20, 1, 2, 3))
+    assert torch.equal(space.as_batch(values[0]), values[0, :, 0])
+
+
+def test_the_error_of_an_image_is_summed_over_its_pixels():
+    predicted, observed = torch.rand(4, 3, 2, 5), torch.rand(4, 3, 2, 5)
+    error = ImageSpace((3, 2, 5)).squared_error(predicted, observed)
+    expected = torch.stack([((p - o) ** 2).sum() for p, o in zip(predicted, observed, strict=True)])
+    torch.testing.assert_close(error, expected)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 4, 2), (3, 1, 2, 5)])
+def test_copies_of_a_batch_of_any_rank_follow_each_other(shape):
+    batch = torch.rand(shape)
+    assert torch.equal(tiled(batch, 4).unflatten(0, (4, 3)), batch.expand(4, *shape))
