@@ -28,12 +28,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.batches import seeded_generator
 from capsule_zoo.data.files import MissingData
+from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.sources import Source
 
 SQUARE = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))
 TRIANGLE = ((-1.0, -1.0), (1.0, -1.0), (0.0, 1.0))
+SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
+    "square": SQUARE,
+    "triangle": TRIANGLE,
+    "pentagon": ((-1.0, 0.0), (0.0, -1.0), (1.0, -0.5), (1.0, 0.5), (0.0, 1.0)),
+    "corner": ((-1.0, -1.0), (0.0, -1.0), (1.0, -1.0), (1.0, 0.0), (1.0, 1.0)),
+}
 TEMPLATES = (SQUARE, TRIANGLE, SQUARE)
+TRAINING, TESTING = 10_000, 2000  # scenes of the data set "constellations"
 Templates = Sequence[Sequence[Sequence[float]] | Tensor]
 
 
@@ -167,6 +175,41 @@ def _rescaled(points: Tensor, present: Tensor) -> Tensor:
     low = points.masked_fill(~present[..., None], math.inf).amin((1, 2), keepdim=True)
     high = points.masked_fill(~present[..., None], -math.inf).amax((1, 2), keepdim=True)
     return 2 * (points - low) / (high - low) - 1
+
+
+def constellations() -> Source:
+    """Return scenes with noise 0.1 as a data set; the label is the number of objects less 1."""
+    train, test = (
+        draw_scenes(number, 0.1, seed=seed) for seed, number in enumerate((TRAINING, TESTING))
+    )
+    parts = [(scenes.points.float(), _labels(scenes)) for scenes in (train, test)]
+    names = tuple(f"{count} objects" for count in range(1, len(TEMPLATES) + 1))
+    return Source(parts[0], parts[1], names, validation=TRAINING // 10)
+
+
+def constellations_of(path: Path) -> Source:
+    """Return the user's scenes as a data set of one class; a fifth of them is for testing.
+
+    Raises:
+        MissingData, ValueError: see `read_scenes`; or the file holds a single scene.
+    """
+    points = read_scenes(path)[0].float()
+    if len(points) < 2:
+        raise ValueError(
+            f"{path} holds 1 scene, but 2 or more are needed: one to train on and one to test on"
+        )
+    test = max(1, len(points) // 5)
+    parts = [
+        (each, torch.zeros(len(each), dtype=torch.int64))
+        for each in (points[:-test], points[-test:])
+    ]
+    return Source(parts[0], parts[1], ("scene",), validation=(len(points) - test) // 10)
+
+
+def _labels(scenes: Scenes) -> Tensor:
+    """Return the number of objects of each scene, less 1."""
+    objects = torch.arange(len(TEMPLATES))
+    return (scenes.objects[:, None] == objects[:, None]).any(-1).sum(-1) - 1
 
 
 def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None]:

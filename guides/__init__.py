@@ -3,6 +3,12 @@
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
+from capsule_zoo.guides.constellations import (
+    ExactMatching,
+    MixtureMatching,
+    RansacMatching,
+    SinkhornMatching,
+)
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.free_form_normal import FreeFormNormal
@@ -22,14 +28,18 @@ __all__ = [
     "DynamicRouting",
     "EMRouting",
     "ExactLabel",
+    "ExactMatching",
     "ExactSwitches",
     "FreeForm",
     "FreeFormNormal",
     "Guide",
     "MeanFieldSwitches",
+    "MixtureMatching",
+    "RansacMatching",
     "RecognitionMachine",
     "RecurrentEncoder",
     "RoutedParents",
     "RoutingPartWhole",
+    "SinkhornMatching",
     "VBRouting",
 ]

@@ -69,23 +69,30 @@ class MatchingGuide(Guide):
         law, places = self.model.law(), points.double()
         self._check_numbers(places)
         with pyro.plate("images", len(points), dim=-1):
-            code = pyro.sample("point_corner", self.matchings(law, places))
+            code = pyro.sample("point_corner", self.matchings(law, places, points.dtype))
             objects, corners = from_codes(law, code)
             there = (objects[..., None] == torch.arange(len(law.sizes), device=code.device)).any(-2)
             presence = dist.Bernoulli(there.to(points)).to_event(1)
             pyro.sample("object_presence", presence)
             laws = [
                 SimilarityPosterior(
-                    object_fit(law, places, objects, corners, k)[0], there[..., k],
-                    law.noise_of(k), law.tau,
+                    object_fit(law, places, objects, corners, k)[0],
+                    there[..., k],
+                    law.noise_of(k),
+                    law.tau,
                 )
                 for k in range(len(law.sizes))
             ]
             return pyro.sample("object_pose", ObjectPoses(laws, points.dtype))
 
-    def matchings(self, law: SceneLaw, points: Tensor) -> dist.TorchDistribution:
-        """Return q(matching | points): the one that `explain` finds, up to symmetries."""
-        return _listed(law, points, self.explain(law, points))
+    def matchings(
+        self, law: SceneLaw, points: Tensor, dtype: torch.dtype
+    ) -> dist.TorchDistribution:
+        """Return q(matching | points): the one that `explain` finds, up to symmetries.
+
+        Its log probabilities are of type `dtype`.
+        """
+        return _listed(law, points, self.explain(law, points), dtype)
 
     def _check_numbers(self, points: Tensor) -> None:
         """Raise ValueError for a number of points that no set of objects and clutter has."""
@@ -112,7 +119,7 @@ class ExactMatching(MatchingGuide):
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
         return explain_exactly(law, points)
 
-    def matchings(self, law: SceneLaw, points: Tensor) -> FunctionMatchings:
+    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
         with torch.no_grad():
             found = list(groups(law, points))
             evidence = points.new_empty(len(points))
@@ -130,7 +137,7 @@ class ExactMatching(MatchingGuide):
             return torch.stack(drawn)
 
         def log_probability(code: Tensor) -> Tensor:
-            return log_joint(law, points, *from_codes(law, code)) - evidence
+            return (log_joint(law, points, *from_codes(law, code)) - evidence).to(dtype)
 
         batch = torch.Size([len(points)])
         return FunctionMatchings(batch, points.shape[1], draw_codes, log_probability)
@@ -197,13 +204,17 @@ class MixtureMatching(SinkhornMatching):
 
     permutations = False
 
-    def matchings(self, law: SceneLaw, points: Tensor) -> dist.TorchDistribution:
+    def matchings(
+        self, law: SceneLaw, points: Tensor, dtype: torch.dtype
+    ) -> dist.TorchDistribution:
         settings = Settings(False, self.starts, self.steps)
-        return _listed(law, points, explain_by_em(law, points, settings, self.seed, rounded=True))
+        return _listed(
+            law, points, explain_by_em(law, points, settings, self.seed, rounded=True), dtype
+        )
 
 
-def _listed(law: SceneLaw, points: Tensor, found: Matchings) -> ListedMatchings:
+def _listed(law: SceneLaw, points: Tensor, found: Matchings, dtype: torch.dtype) -> ListedMatchings:
     """Return the law that draws matchings, or others that symmetries make equal to them."""
     code = codes_of(law, ~points[..., 0].isnan(), found.objects, found.corners)
     candidates = symmetries(law).to(code.device)[:, code].movedim(0, 1)  # (B, maps, N)
-    return ListedMatchings(candidates, points.new_zeros(candidates.shape[:2]))
+    return ListedMatchings(candidates, points.new_zeros(candidates.shape[:2], dtype=dtype))

@@ -226,9 +226,7 @@ def expected_log_density(
 def _variances(corners: Corners, poses: Poses) -> Tensor:
     """Compute s^2 of each object at the mean of its pose, (R, objects)."""
     scale = poses.turn.abs()
-    return torch.stack(
-        [noise.variance(scale[:, k]) for k, noise in enumerate(corners.noises)], 1
-    )
+    return torch.stack([noise.variance(scale[:, k]) for k, noise in enumerate(corners.noises)], 1)
 
 
 def fit_poses(

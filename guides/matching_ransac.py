@@ -163,9 +163,7 @@ def _choose(
     return weight.logsumexp(1), chosen[torch.arange(batch), best_one]
 
 
-def _completes(
-    law: SceneLaw, index: int, members: Tensor, used: Tensor, number: int
-) -> Tensor:
+def _completes(law: SceneLaw, index: int, members: Tensor, used: Tensor, number: int) -> Tensor:
     """Return where later objects can take all points that are left, but for clutter."""
     left = number - sum((used >> i) & 1 for i in range(number))  # (b, choices)
     sizes = used.new_tensor([len(law.templates[index])] * members.shape[1] + [0])

@@ -82,8 +82,9 @@ class Constellations(Model):
         clutter: int = 0,
     ) -> None:
         super().__init__()
-        shapes = [torch.as_tensor(template, dtype=torch.get_default_dtype())
-                  for template in templates]
+        shapes = [
+            torch.as_tensor(template, dtype=torch.get_default_dtype()) for template in templates
+        ]
         _check_templates(shapes)
         check_positive(sigma_floor=sigma_floor, sigma_pose=sigma_pose)
         check_at_least(0, sigma=sigma, clutter=clutter)

@@ -30,7 +30,7 @@ from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.classifier import Classifier
-from capsule_zoo.registry import Entry, unknown
+from capsule_zoo.registry import Entry, takes_images, unknown
 from capsule_zoo.runs.folder import RunSettings
 
 if TYPE_CHECKING:
@@ -206,6 +206,10 @@ def refuse_without_bound(entry: Entry) -> None:
 
 def refuse_without_images(entry: Entry) -> None:
     """Raise ValueError with the right command if an entry draws no images."""
+    if not takes_images(entry.name):
+        raise ValueError(
+            f"{entry.name} draws points and no images; see: capsule-zoo figure samples RUN"
+        )
     if isinstance(entry.model, Classifier):
         raise ValueError(
             f"{entry.name} is a classifier, which draws labels and no images; see: "

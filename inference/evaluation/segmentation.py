@@ -16,7 +16,6 @@ from sklearn.metrics import adjusted_rand_score, mutual_info_score
 from torch import Tensor
 
 
-
 def segmentation_accuracy(
     found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
 ) -> Tensor:
@@ -38,7 +37,9 @@ def segmentation_accuracy(
     kinds = [0] * objects if kinds is None else list(kinds)
     agree = torch.zeros(len(found), objects, objects)
     for a, b in itertools.product(range(objects), repeat=2):
-        agree[:, a, b] = ((found == a) & (true == b) & present).sum(1) if kinds[a] == kinds[b] else 0
+        agree[:, a, b] = (
+            ((found == a) & (true == b) & present).sum(1) if kinds[a] == kinds[b] else 0
+        )
     matched = torch.zeros(len(found))
     for kind in set(kinds):
         own = [k for k in range(objects) if kinds[k] == kind]

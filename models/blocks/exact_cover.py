@@ -66,10 +66,14 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
         TooManyCovers: the recursion has more than `LARGEST` transitions.
     """
     full = (1 << number) - 1
-    later = [{sum(c) for r in range(len(rest) + 1) for c in itertools.combinations(rest, r)}
-             for rest in (sizes[k + 1 :] for k in range(len(sizes)))]
-    masks = [[sum(1 << i for i in c) for c in itertools.combinations(range(number), size)]
-             for size in sizes]
+    later = [
+        {sum(c) for r in range(len(rest) + 1) for c in itertools.combinations(rest, r)}
+        for rest in (sizes[k + 1 :] for k in range(len(sizes)))
+    ]
+    masks = [
+        [sum(1 << i for i in c) for c in itertools.combinations(range(number), size)]
+        for size in sizes
+    ]
     states, layers, count = {0: 0}, [], 0
     for size, options, remaining in zip(sizes, masks, later, strict=True):
         into: dict[int, list[tuple[int, int]]] = {}
@@ -177,8 +181,12 @@ def all_covers(recursion: Plan) -> Tensor:
     for layer in recursion.layers:
         rows = zip(layer.source.tolist(), layer.subset.tolist(), strict=True)
         paths = [
-            [(*path, taken) for source, taken in zip(*row, strict=True) if taken >= 0
-             for path in paths[source]]
+            [
+                (*path, taken)
+                for source, taken in zip(*row, strict=True)
+                if taken >= 0
+                for path in paths[source]
+            ]
             for row in rows
         ]
     return torch.tensor([path for found in paths for path in found], dtype=torch.int64)

@@ -233,9 +233,7 @@ class FunctionMatchings(dist.TorchDistribution):
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> FunctionMatchings:
         slots = self.event_shape[0]
-        return FunctionMatchings(
-            torch.Size(batch_shape), slots, self._draw, self._log_probability
-        )
+        return FunctionMatchings(torch.Size(batch_shape), slots, self._draw, self._log_probability)
 
     @torch.no_grad()
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:

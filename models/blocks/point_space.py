@@ -59,6 +59,10 @@ class PointSpace(ObservationSpace):
                 "nothing of an object's scale and angle: leave such scenes out"
             )
 
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw scenes of as many points as possible, uniform in the square [-1, 1]^2."""
+        return 2 * torch.rand(number, self.most, 2, generator=generator, dtype=dtype) - 1
+
     def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:
         """Compute the squared error of each scene, (B,), summed over the points present."""
         return (predicted - observed).square().nansum((1, 2))

@@ -189,9 +189,7 @@ def log_scale_density(
     )
 
 
-def scale_nodes(
-    fit: Fit, noise: Noise, tau: float, number: int = NODES
-) -> tuple[Tensor, Tensor]:
+def scale_nodes(fit: Fit, noise: Noise, tau: float, number: int = NODES) -> tuple[Tensor, Tensor]:
     """Return nodes of log |u| and the log weight of each, (*batch, nodes).
 
     With m the mode of log |u| and w the deviation there, node x is at m + w sinh(x), so that nodes
@@ -252,8 +250,9 @@ def tuple_evidence(points: Tensor, template: Template, noise: Noise, tau: float)
     spread = (chosen - centre[..., None]).abs().square().sum(-1)
     corners = template.corners.to(points)[template.orders]  # (orders, size)
     cross = chosen @ corners.conj().mT
-    fit = Fit(centre[..., None].expand_as(cross), spread[..., None].expand_as(cross), cross,
-              len(template))
+    fit = Fit(
+        centre[..., None].expand_as(cross), spread[..., None].expand_as(cross), cross, len(template)
+    )
     own = Noise(noise.floor, noise.proportional / template.radius)
     return log_evidence(fit, own, tau)
 
