@@ -1,8 +1,8 @@
 """Exact inference of scenes of points: sums over all presences, matchings and clutter.
 
-Given its points, an object's evidence has its pose integrated out; see `models.blocks.similarities`.
-Objects are independent given which points each of them takes, so that all matchings are summed by a
-recursion over objects; see `models.blocks.exact_cover`.
+The evidence of an object given its points has the pose integrated out; see `similarities`. Objects
+are independent given which points each of them takes, so that all matchings are summed by a
+recursion over objects; see `exact_cover`. Both are in `models.blocks`.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from capsule_zoo.models.blocks.similarities import (
 
 SETS = 40  # of points, that an object chooses among
 CHOICES = 60  # joint ones, that survive each object
+FURTHER = (5, 25)  # multiples of both, for scenes that no choice covers
 MOST_POINTS = 62  # of a scene: sets of points are the bits of an int64
 
 
@@ -41,6 +42,9 @@ def explain_by_ransac(
         sets: number of sets of points that an object chooses among.
         choices: number of joint choices that survive each object.
 
+    Returns:
+        Matchings; where no choice covers the points, all of them are clutter, with evidence zero.
+
     Raises:
         ValueError: a scene of more than 62 points.
     """
@@ -50,18 +54,36 @@ def explain_by_ransac(
             raise ValueError(
                 f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
             )
-        fits: list[tuple[Tensor, Tensor, Tensor]] = []
-        for k, first in enumerate(law.kinds):
-            fits.append(fits[first] if first < k else _fits(law, k, places, sets))
-        weight, chosen = _choose(law, fits, places, choices)
-        found.log_evidence[rows] = weight
-        for k, (members, _, _) in enumerate(fits):
-            there = (chosen[:, k] < members.shape[1]).nonzero()[:, 0]
-            held = slots[there[:, None], members[there, chosen[there, k]]]
-            found.objects[rows[there, None], held] = k
-            numbers = torch.arange(members.shape[2], device=points.device)
-            found.corners[rows[there, None], held] = numbers
+        for more in (1, *FURTHER):  # where no joint choice covers the points, more are looked at
+            _explain(law, found, rows, slots, places, (more * sets, more * choices))
+            again = found.log_evidence[rows].isinf()
+            rows, slots, places = rows[again], slots[again], places[again]
+            if not len(rows):
+                break
     return found
+
+
+def _explain(
+    law: SceneLaw,
+    found: Matchings,
+    rows: Tensor,
+    slots: Tensor,
+    places: Tensor,
+    limits: tuple[int, int],
+) -> None:
+    """Write the best choice of fits for scenes of equally many points."""
+    fits: list[tuple[Tensor, Tensor, Tensor]] = []
+    for k, first in enumerate(law.kinds):
+        fits.append(fits[first] if first < k else _fits(law, k, places, limits[0]))
+    weight, chosen = _choose(law, fits, places, limits[1])
+    found.log_evidence[rows] = weight
+    chosen = chosen.masked_fill(weight.isinf()[:, None], torch.iinfo(chosen.dtype).max)
+    for k, (members, _, _) in enumerate(fits):
+        there = (chosen[:, k] < members.shape[1]).nonzero()[:, 0]
+        held = slots[there[:, None], members[there, chosen[there, k]]]
+        found.objects[rows[there, None], held] = k
+        numbers = torch.arange(members.shape[2], device=places.device)
+        found.corners[rows[there, None], held] = numbers
 
 
 def _fits(law: SceneLaw, index: int, places: Tensor, sets: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -62,7 +62,7 @@ def _draw_scene(
         colour = COLOURS[k % len(COLOURS)]
         own = points[0][objects[0] == k]
         axis.plot(own[:, 0], own[:, 1], "o", color=colour, markersize=4)
-        fit, there, whole = object_fit(law, points, objects, corners, k)
+        fit, _, whole = object_fit(law, points, objects, corners, k)
         if not whole.item():  # a free assignment need not give every corner one point
             continue
         turn = fit.cross[0] / fit.number

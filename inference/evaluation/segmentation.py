@@ -15,6 +15,8 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, mutual_info_score
 from torch import Tensor
 
+FEW_OBJECTS = 4  # whose exchanges are all tried, for all scenes at once
+
 
 def segmentation_accuracy(
     found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
@@ -35,19 +37,40 @@ def segmentation_accuracy(
     """
     objects = _check(found, true, present, kinds)
     kinds = [0] * objects if kinds is None else list(kinds)
-    agree = torch.zeros(len(found), objects, objects)
-    for a, b in itertools.product(range(objects), repeat=2):
-        agree[:, a, b] = (
-            ((found == a) & (true == b) & present).sum(1) if kinds[a] == kinds[b] else 0
-        )
-    matched = torch.zeros(len(found))
+    number = torch.arange(objects, device=found.device)
+    own = (found[..., None] == number) & present[..., None]  # (S, N, objects)
+    agree = torch.einsum("snf,snt->sft", own.float(), (true[..., None] == number).float())
+    matched = ((found < 0) & (true < 0) & present).sum(1).float()
     for kind in set(kinds):
-        own = [k for k in range(objects) if kinds[k] == kind]
-        for scene, table in enumerate(agree[:, own][:, :, own].numpy()):
-            rows, columns = linear_sum_assignment(table, maximize=True)
-            matched[scene] += float(table[rows, columns].sum())
-    matched += ((found < 0) & (true < 0) & present).sum(1)
+        members = [k for k in range(objects) if kinds[k] == kind]
+        matched += _best_match(agree[:, members][:, :, members])
     return matched / present.sum(1)
+
+
+def _best_match(agree: Tensor) -> Tensor:
+    """Return the best sum over one-to-one matches of rows to columns, (S,), for (S, n, n)."""
+    size = agree.shape[1]
+    if size <= FEW_OBJECTS:
+        rows = torch.arange(size)
+        orders = itertools.permutations(range(size))
+        return torch.stack([agree[:, rows, list(order)].sum(1) for order in orders]).amax(0)
+    found = []
+    for table in agree.cpu().numpy():
+        rows, columns = linear_sum_assignment(table, maximize=True)
+        found.append(float(table[rows, columns].sum()))
+    return torch.tensor(found, device=agree.device)
+
+
+def relabeled(found: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
+    """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
+    orders = [
+        [*order, -1]  # the last number is that of clutter, -1
+        for order in itertools.permutations(range(len(kinds)))
+        if all(kinds[k] == kinds[other] for k, other in enumerate(order))
+    ]
+    options = torch.tensor(orders, device=found.device)[:, found]  # (orders, S, N)
+    best = (options == true).sum(-1).argmax(0)
+    return options[best, torch.arange(len(found), device=found.device)]
 
 
 def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:

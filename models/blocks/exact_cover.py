@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LARGEST = 5_000_000  # transitions of a plan
+LARGEST = 20_000_000  # pairs of a state and a subset that are tried for one object
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -63,7 +63,7 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
     """Return the recursion for `number` points of which up to `most_left` may be left over.
 
     Raises:
-        TooManyCovers: the recursion has more than `LARGEST` transitions.
+        TooManyCovers: an object has more than `LARGEST` pairs of a state and a subset to try.
     """
     full = (1 << number) - 1
     later = [
@@ -74,8 +74,14 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
         [sum(1 << i for i in c) for c in itertools.combinations(range(number), size)]
         for size in sizes
     ]
-    states, layers, count = {0: 0}, [], 0
-    for size, options, remaining in zip(sizes, masks, later, strict=True):
+    states, layers = {0: 0}, []
+    for options, remaining in zip(masks, later, strict=True):
+        if len(states) * len(options) > LARGEST:
+            raise TooManyCovers(
+                f"there are too many ways to share out {number} points among objects of "
+                f"{', '.join(map(str, sizes))} corners; use the RANSAC guide, which looks at "
+                "the likely ones only"
+            )
         into: dict[int, list[tuple[int, int]]] = {}
         for used, source in states.items():
             for index, taken in enumerate([*options, 0]):
@@ -83,13 +89,6 @@ def plan(number: int, sizes: tuple[int, ...], most_left: int) -> Plan:
                 if used & taken or not _completes(number - union.bit_count(), remaining, most_left):
                     continue
                 into.setdefault(union, []).append((source, index))
-                count += 1
-            if count > LARGEST:
-                raise TooManyCovers(
-                    f"there are too many ways to share out {number} points among objects of "
-                    f"{', '.join(map(str, sizes))} corners; use the RANSAC guide, which looks at "
-                    "the likely ones only"
-                )
         states = {union: index for index, union in enumerate(into)}
         ways = max(map(len, into.values()), default=0)
         filler = [(0, -1)]

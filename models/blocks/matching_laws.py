@@ -19,6 +19,7 @@ from torch import Tensor
 from capsule_zoo.models.blocks.scene_law import LOG_AREA, SceneLaw
 
 MOST_SYMMETRIES = 1000
+NO_SHAPE = torch.Size()  # of samples: one sample
 
 
 class _Scene(constraints.Constraint):
@@ -85,7 +86,7 @@ class RandomMatching(dist.TorchDistribution):
         return RandomMatching(self.law, presence, self.slots)
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw matchings; points fill the first slots."""
         presence = self.presence.expand(*sample_shape, *self.presence.shape)
         owner, clutter = corner_table(self.law, presence.device)[0][1:], self.law.clutter
@@ -135,7 +136,10 @@ class MatchedPoints(dist.TorchDistribution):
         tensors = (self.places, self.scale, self.code)
         ranks = (2, 1, 1)
         return MatchedPoints(
-            *(t.expand(*batch_shape, *t.shape[t.dim() - r :]) for t, r in zip(tensors, ranks))
+            *(
+                t.expand(*batch_shape, *t.shape[t.dim() - r :])
+                for t, r in zip(tensors, ranks, strict=True)
+            )
         )
 
     @property
@@ -152,7 +156,7 @@ class MatchedPoints(dist.TorchDistribution):
         return mean.masked_fill((self.code < 0)[..., None], torch.nan)
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw points; slots without a point are NaN."""
         mean, scale = self._at
         mean = mean.expand(*sample_shape, *mean.shape)
@@ -195,7 +199,7 @@ class ListedMatchings(dist.TorchDistribution):
         )
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw matchings from the list."""
         index = dist.Categorical(logits=self.log_weights).sample(sample_shape)
         candidates = self.candidates.expand(*sample_shape, *self.candidates.shape)
@@ -236,7 +240,7 @@ class FunctionMatchings(dist.TorchDistribution):
         return FunctionMatchings(torch.Size(batch_shape), slots, self._draw, self._log_probability)
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw matchings."""
         shape = self.shape(sample_shape)
         return self._draw(math.prod(shape[:-2])).reshape(shape)

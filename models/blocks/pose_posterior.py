@@ -17,6 +17,7 @@ import torch
 from pyro.distributions import constraints
 from torch import Tensor
 
+from capsule_zoo.models.blocks.matching_laws import NO_SHAPE
 from capsule_zoo.models.blocks.similarities import Fit, Noise, log_scale_density, scale_nodes
 
 FINE = 129  # nodes of log |u|
@@ -63,7 +64,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         return SimilarityPosterior(fit, there, self.noise, self.tau)
 
     @torch.no_grad()
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw poses, without gradients."""
         shape = torch.Size([*sample_shape, *self.there.shape])
         log_scale = self._draw_log_scale(shape)
@@ -155,7 +156,7 @@ class ObjectPoses(dist.TorchDistribution):
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ObjectPoses:
         return ObjectPoses([law.expand(torch.Size(batch_shape)) for law in self.laws], self.dtype)
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
         """Draw poses, without gradients."""
         drawn = [law.rsample(sample_shape) for law in self.laws]
         return torch.stack(drawn, -2).to(self.dtype)

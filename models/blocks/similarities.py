@@ -4,9 +4,9 @@ A point (x, y) is the complex number x + iy. A similarity moves a corner p of a 
 
     z = t + u p,    t = y_1 + i y_2,    u = y_3 - i y_4,    y ~ Normal(0, tau^2 I_4)
 
-so that y acts linearly, with rows [1 0 p_x p_y] and [0 1 p_y -p_x]. A template is centred, sum p = 0,
-and has as many corners as sum |p|^2. The noise of a point is normal, with the deviation s of each
-coordinate, where
+so that y acts linearly, with rows [1 0 p_x p_y] and [0 1 p_y -p_x]. A template is centred, with
+sum p = 0, and has as many corners as sum |p|^2. The noise of a point is normal, with the deviation
+s of each coordinate, where
 
     s^2 = floor^2 + (proportional |u|)^2
 
