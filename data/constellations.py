@@ -104,7 +104,7 @@ def draw_scenes(
     )
     corners = torch.cat([torch.arange(len(shape)) for shape in shapes])
     there = _presences(number, len(shapes), generator)[:, objects]
-    points = _rescaled(_placed(number, shapes, sigma, generator), there)
+    points = rescaled(_placed(number, shapes, sigma, generator), there)
     count = torch.randint(clutter + 1, (number, 1), generator=generator)
     noise = 2 * torch.rand(number, clutter, 2, generator=generator, dtype=torch.float64) - 1
     points = torch.cat([points, noise], 1)
@@ -170,7 +170,7 @@ def _placed(
     return torch.cat(placed, 1)
 
 
-def _rescaled(points: Tensor, present: Tensor) -> Tensor:
+def rescaled(points: Tensor, present: Tensor) -> Tensor:
     """Return scenes whose smallest coordinate is -1 and largest is 1; the axes share both."""
     low = points.masked_fill(~present[..., None], math.inf).amin((1, 2), keepdim=True)
     high = points.masked_fill(~present[..., None], -math.inf).amax((1, 2), keepdim=True)

@@ -35,6 +35,7 @@ LEADS = {
     "generative-capsnet": ("rotate-beyond_painted", "shift_painted", "rotate_painted"),
     "matrix-capsules": ("viewpoints", "votes", "mnist"),
     "recurrent-capsules": ("steps", "mnist_strokes"),
+    "constellations": ("parse_025", "parse_01"),
 }
 # The experiment that compares a model's guides, routings or decoders.
 COMPARISONS = {
@@ -44,6 +45,7 @@ COMPARISONS = {
     "generative-capsnet": "rotate-beyond",
     "matrix-capsules": "routing",
     "recurrent-capsules": "ablations",
+    "constellations": "parse",
 }
 # The model of a benchmark whose name does not begin with the name of the model.
 BENCHMARKED = {"render": "part-whole", "rbm": "capsule-rbm", "routing": "matrix-capsules"}
