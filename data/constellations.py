@@ -42,6 +42,7 @@ SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
 }
 TEMPLATES = (SQUARE, TRIANGLE, SQUARE)
 TRAINING, TESTING = 10_000, 2000  # scenes of the data set "constellations"
+VALIDATION = 200  # of the scenes for training
 Templates = Sequence[Sequence[Sequence[float]] | Tensor]
 
 
@@ -184,7 +185,7 @@ def constellations() -> Source:
     )
     parts = [(scenes.points.float(), _labels(scenes)) for scenes in (train, test)]
     names = tuple(f"{count} objects" for count in range(1, len(TEMPLATES) + 1))
-    return Source(parts[0], parts[1], names, validation=TRAINING // 10)
+    return Source(parts[0], parts[1], names, validation=VALIDATION)
 
 
 def constellations_of(path: Path) -> Source:

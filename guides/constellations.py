@@ -214,7 +214,11 @@ class MixtureMatching(SinkhornMatching):
 
 
 def _listed(law: SceneLaw, points: Tensor, found: Matchings, dtype: torch.dtype) -> ListedMatchings:
-    """Return the law that draws matchings, or others that symmetries make equal to them."""
+    """Return the law that draws matchings and others that symmetries make nearly as likely.
+
+    Their probabilities are proportional to their densities under the model.
+    """
     code = codes_of(law, ~points[..., 0].isnan(), found.objects, found.corners)
     candidates = symmetries(law).to(code.device)[:, code].movedim(0, 1)  # (B, maps, N)
-    return ListedMatchings(candidates, points.new_zeros(candidates.shape[:2], dtype=dtype))
+    weights = log_joint(law, points, *from_codes(law, candidates.movedim(1, 0))).movedim(0, 1)
+    return ListedMatchings(candidates, weights.clamp(min=-1e30).to(dtype))

@@ -151,8 +151,8 @@ def explain_by_em(
         best = places.real.new_full((len(rows),), -torch.inf)
         for objects, clutter in patterns(law, places.shape[1]):
             corners = Corners.of(law, objects, clutter, places)
-            score, weights = _best_run(law, corners, places, settings, generator)
             whole = settings.permutations or rounded
+            score, weights = _best_run(law, corners, places, settings, generator, whole)
             chosen = round_off(weights) if whole else weights.argmax(-1)
             better = score > best
             best = torch.where(better, score, best)
@@ -173,7 +173,12 @@ def _write(
 
 
 def _best_run(
-    law: SceneLaw, corners: Corners, places: Tensor, settings: Settings, generator: torch.Generator
+    law: SceneLaw,
+    corners: Corners,
+    places: Tensor,
+    settings: Settings,
+    generator: torch.Generator,
+    whole: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the score of the best run of each scene, (b,), and its log weights.
 
@@ -192,7 +197,7 @@ def _best_run(
         poses = fit_poses(runs, corners, responsibility, poses, law.tau, extra)
     weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
     score = weights.logsumexp(-1).sum(-1)
-    if settings.permutations:
+    if whole:  # round off to permutations
         for _ in range(settings.rounds):
             chosen = one_hot(round_off(weights), number)
             poses = fit_poses(runs, corners, chosen, poses, law.tau)

@@ -13,7 +13,7 @@ from capsule_zoo.guides.constellations import (
     RansacMatching,
     SinkhornMatching,
 )
-from capsule_zoo.models import Constellations
+from capsule_zoo.models import Constellations, check_at_least
 from capsule_zoo.nearest import unknown
 from capsule_zoo.registry import Entry, register
 
@@ -25,7 +25,7 @@ PICTURES = {
 
 @register(
     "constellations",
-    small=dict(objects=("square", "triangle"), clutter=1, starts=1, steps=3),
+    small=dict(objects=("square", "triangle"), clutter=4, starts=1, steps=3),
     data="constellations",
 )
 def constellations(
@@ -50,6 +50,7 @@ def constellations(
         starts: runs of EM for each set of objects, in `sinkhorn` and `mixture`.
         steps: steps of EM.
     """
+    check_at_least(1, starts=starts, steps=steps)
     for name in objects:
         if name not in SHAPES:
             raise ValueError(unknown("shape", name, list(SHAPES)))

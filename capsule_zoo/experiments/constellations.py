@@ -38,7 +38,7 @@ SCENES = 1024
 TIMED = 512  # scenes
 
 
-@experiment("constellations/parse")
+@experiment("constellations/parse", data="constellations")
 def parse(options: Options) -> Result:
     """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (minutes).
 

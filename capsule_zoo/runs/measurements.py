@@ -143,9 +143,9 @@ def compare_run(
 ) -> Comparison:
     """Compare guides to one trained model.
 
-    The entry's own guide is used unchanged. Every other guide is created from the entry and tuned
-    on training images with the model frozen. A guide of points gets two rows: its MAP objective,
-    which is not a bound, and `<name>, widened`, which is a bound.
+    The entry's own guide is used unchanged. Every other guide is created from the entry and, if it
+    has parameters, tuned on training images with the model frozen. A guide of points gets two rows:
+    its MAP objective, which is not a bound, and `<name>, widened`, which is a bound.
 
     Raises:
         ValueError: no guide, one that does not fit, or an entry that gives no bound.
@@ -162,6 +162,7 @@ def compare_run(
         guide = entry.guide
         if name != entry.default_guide:
             guide = entry.make_guide(name)
+        if name != entry.default_guide and [*guide.parameters()]:
             fit(
                 entry.model,
                 guide,

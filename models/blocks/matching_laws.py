@@ -17,6 +17,7 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from capsule_zoo.models.blocks.scene_law import LOG_AREA, SceneLaw
+from capsule_zoo.models.blocks.similarities import NEARLY
 
 MOST_SYMMETRIES = 1000
 NO_SHAPE = torch.Size()  # of samples: one sample
@@ -250,18 +251,27 @@ class FunctionMatchings(dist.TorchDistribution):
         return self._log_probability(value)
 
 
-def symmetries(law: SceneLaw) -> Tensor:
-    """Return the maps of codes that leave the density of every scene as it is, (maps, codes).
+def nearly_equal(law: SceneLaw, one: int, other: int) -> bool:
+    """Return True if two objects have nearly the same template, corner by corner."""
+    first, second = law.templates[one], law.templates[other]
+    if len(first) != len(second):
+        return False
+    away = (first.corners * first.radius - second.corners * second.radius).abs().max()
+    return bool(away < NEARLY * first.radius)
 
-    They rotate templates into themselves, and exchange objects with equal templates. The codes are
+
+def symmetries(law: SceneLaw) -> Tensor:
+    """Return maps of codes that nearly leave the density of every scene as it is, (maps, codes).
+
+    They rotate templates nearly into themselves, and exchange objects with nearly equal templates. The codes are
     0, 1, ... and, last, -1. Only the identity is returned where there are more than 1,000 maps.
     """
     exchanges = [
         order
         for order in itertools.permutations(range(len(law.templates)))
-        if all(law.kinds[k] == law.kinds[other] for k, other in enumerate(order))
+        if all(nearly_equal(law, k, other) for k, other in enumerate(order))
     ]
-    rotations = [template.rotations.tolist() for template in law.templates]
+    rotations = [template.near_rotations.tolist() for template in law.templates]
     number = len(exchanges) * math.prod(map(len, rotations))
     if number > MOST_SYMMETRIES:
         exchanges, rotations = exchanges[:1], [found[:1] for found in rotations]

@@ -18,7 +18,13 @@ from pyro.distributions import constraints
 from torch import Tensor
 
 from capsule_zoo.models.blocks.matching_laws import NO_SHAPE
-from capsule_zoo.models.blocks.similarities import Fit, Noise, log_scale_density, scale_nodes
+from capsule_zoo.models.blocks.similarities import (
+    MANY_STEPS,
+    Fit,
+    Noise,
+    log_scale_density,
+    scale_nodes,
+)
 
 FINE = 129  # nodes of log |u|
 _MOST_CONCENTRATED = 1e8
@@ -50,7 +56,7 @@ class SimilarityPosterior(dist.TorchDistribution):
             fit.number,
         )
         self.safe = safe
-        self.nodes = scale_nodes(safe, noise, tau, FINE)[0]
+        self.nodes = scale_nodes(safe, noise, tau, FINE, MANY_STEPS)[0]
         density = log_scale_density(safe, self.nodes, noise, tau)
         self.height = (density - density.amax(-1, keepdim=True)).exp()
         step = self.nodes.diff()

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from capsule_zoo.models.blocks.exact_cover import Plan, plan
 from capsule_zoo.models.blocks.similarities import (
+    MANY_STEPS,
     Fit,
     Noise,
     Template,
@@ -158,7 +159,7 @@ def log_joint(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -
     total = total.masked_fill(left > law.clutter, -torch.inf)
     for k in range(len(law.templates)):
         fit, there, whole = object_fit(law, points, objects, corners, k)
-        evidence = on[k] + log_evidence(fit, law.noise_of(k), law.tau)
+        evidence = on[k] + log_evidence(fit, law.noise_of(k), law.tau, steps=MANY_STEPS)
         evidence = evidence.masked_fill(~whole, -torch.inf)
         total = total + torch.where(there, evidence, off[k])
     return total

@@ -33,7 +33,9 @@ from torch import Tensor
 
 NODES = 17  # of the quadrature over log |u|; it errs by about 1e-5 nats
 REACH = 2.8  # half its range: sinh(2.8) = 8 standard deviations on either side
-NEWTON_STEPS = 2
+NEWTON_STEPS = 2  # in tables of all subsets
+MANY_STEPS = 12  # for single matchings, which may be bad fits
+NEARLY = 0.05  # largest distance of corners that a guide takes for a symmetry
 _LOG_2_PI = math.log(2 * math.pi)
 
 
@@ -83,6 +85,14 @@ class Template:
             [order for order in orders if _same_up_to_turn(self.corners[[*order]], self.corners)]
         )
 
+    @cached_property
+    def near_rotations(self) -> Tensor:
+        """The orders that a rotation nearly makes; learned templates are not quite regular."""
+        orders = itertools.permutations(range(len(self)))
+        corners = self.corners
+        near = [o for o in orders if _same_up_to_turn(corners[[*o]], corners, NEARLY)]
+        return torch.tensor(near)
+
     @property
     def turns(self) -> int:
         """The number of rotations that map the corners to each other."""
@@ -108,9 +118,9 @@ def centred(points: Tensor) -> tuple[Tensor, Tensor]:
     return torch.view_as_complex((away / radius).contiguous()), radius
 
 
-def _same_up_to_turn(moved: Tensor, corners: Tensor) -> Tensor:
+def _same_up_to_turn(moved: Tensor, corners: Tensor, tolerance: float = 1e-6) -> Tensor:
     turn = (moved * corners.conj()).sum() / len(corners)
-    return (moved - turn * corners).abs().max() < 1e-6
+    return (moved - turn * corners).abs().max() < tolerance
 
 
 class Fit(NamedTuple):
@@ -136,7 +146,9 @@ def fit_of(points: Tensor, corners: Tensor) -> Fit:
     return Fit(centre, spread, (points * corners.conj()).sum(-1), points.shape[-1])
 
 
-def log_evidence(fit: Fit, noise: Noise, tau: float, offset: complex = 0.0) -> Tensor:
+def log_evidence(
+    fit: Fit, noise: Noise, tau: float, offset: complex = 0.0, steps: int = NEWTON_STEPS
+) -> Tensor:
     """Compute log p(points) in nats, with the similarity integrated out.
 
     Args:
@@ -144,10 +156,11 @@ def log_evidence(fit: Fit, noise: Noise, tau: float, offset: complex = 0.0) -> T
         noise: on the points.
         tau: deviation of the pose.
         offset: mean of the place t.
+        steps: Newton steps to the mode of log |u|; bad fits need many.
     """
     if noise.proportional == 0:
         return _gaussian(fit, noise.floor**2, tau, offset)
-    log_scale, weight = scale_nodes(fit, noise, tau)
+    log_scale, weight = scale_nodes(fit, noise, tau, steps=steps)
     return (log_scale_density(fit, log_scale, noise, tau, offset) + weight).logsumexp(-1)
 
 
@@ -189,7 +202,9 @@ def log_scale_density(
     )
 
 
-def scale_nodes(fit: Fit, noise: Noise, tau: float, number: int = NODES) -> tuple[Tensor, Tensor]:
+def scale_nodes(
+    fit: Fit, noise: Noise, tau: float, number: int = NODES, steps: int = NEWTON_STEPS
+) -> tuple[Tensor, Tensor]:
     """Return nodes of log |u| and the log weight of each, (*batch, nodes).
 
     With m the mode of log |u| and w the deviation there, node x is at m + w sinh(x), so that nodes
@@ -197,14 +212,14 @@ def scale_nodes(fit: Fit, noise: Noise, tau: float, number: int = NODES) -> tupl
     exponentially with the number of nodes.
     """
     with torch.no_grad():
-        middle, width = _mode(fit, noise, tau)
+        middle, width = _mode(fit, noise, tau, steps)
         grid = torch.linspace(-REACH, REACH, number).to(middle)
         log_step = math.log(2 * REACH / (number - 1)) + grid.cosh().log()
         log_scale = middle[..., None] + width[..., None] * grid.sinh()
         return log_scale, width.log()[..., None] + log_step
 
 
-def _mode(fit: Fit, noise: Noise, tau: float) -> tuple[Tensor, Tensor]:
+def _mode(fit: Fit, noise: Noise, tau: float, steps: int) -> tuple[Tensor, Tensor]:
     """Return an estimate of the mode of log |u| and of the deviation around it.
 
     Newton steps begin at the best of three values: the mode without noise on the template, the
@@ -219,7 +234,7 @@ def _mode(fit: Fit, noise: Noise, tau: float) -> tuple[Tensor, Tensor]:
     middle = starts.gather(-1, best)[..., 0]
     delta, width = 1e-3, torch.full_like(middle, 0.1)
     offsets = torch.tensor([-delta, 0.0, delta]).to(middle)
-    for _ in range(NEWTON_STEPS):
+    for _ in range(steps):
         nearby = log_scale_density(fit, middle[..., None] + offsets, noise, tau)
         below, here, above = nearby.unbind(-1)
         curvature = ((2 * here - above - below) / delta**2).clamp(min=1.0)

@@ -57,7 +57,7 @@ def test_clutter_comes_in_every_number():
 
 def test_the_data_set_has_splits_and_its_user_file_too(tmp_path):
     data = load_dataset("constellations")
-    assert data.train.images.shape == (9000, 11, 2) and len(data.validation) == 1000
+    assert data.train.images.shape == (9800, 11, 2) and len(data.validation) == 200
     assert len(data.test) == 2000 and data.test.images.dtype == torch.float32
     scenes = draw_scenes(10, 0.1, seed=4)
     path = tmp_path / "mine.npz"
