@@ -92,4 +92,14 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of noise, {DIGIT}x{DIGIT} pixels on {CANVAS}x{CANVAS}"
-    main(Benchmark("generative_capsnet", make, check, "continuous", ("autoencoder",), words))
+    main(
+        Benchmark(
+            "generative_capsnet",
+            make,
+            check,
+            "continuous",
+            ("autoencoder",),
+            words,
+            about="generative-capsnet",
+        )
+    )

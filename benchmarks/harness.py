@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.records import FOLDER, Metric, write_record
+from capsule_zoo.records import FOLDER, Number, Numbers, flatten, write_record
 
 Contestant = Callable[[], object]
 Contestants = dict[str, Contestant]
@@ -40,6 +40,7 @@ class Benchmark:
         ours: the contestant that is ours.
         peers: the contestants that ours is compared with; all others are only timed.
         data: a description of the inputs, in words.
+        about: name of the entry whose code is measured.
     """
 
     name: str
@@ -48,6 +49,12 @@ class Benchmark:
     ours: str
     peers: tuple[str, ...]
     data: str
+    about: str
+
+    @property
+    def summary(self) -> str:
+        """The first line of the docstring of the module that makes the contestants."""
+        return (sys.modules[self.make.__module__].__doc__ or "").partition("\n")[0]
 
 
 def check_same_gradients(
@@ -115,30 +122,33 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def measure(benchmark: Benchmark, repeats: int) -> dict[str, Metric]:
-    """Measure median seconds, `ratio_<peer>` (peer's time over ours) and `memory_ratio_<peer>`.
+def measure(benchmark: Benchmark, repeats: int) -> dict[str, Numbers]:
+    """Measure all contestants, and compare the peers with ours.
+
+    Returns:
+        By contestant, "seconds" and "mebibytes"; by peer, "ratio" (the peer's time over ours) and
+        "memory_ratio". Times are medians over rounds.
 
     Raises:
         AssertionError: the contestants do not compute the same.
     """
     benchmark.check()
     seconds = interleave(benchmark.make(), repeats)
-    metrics = {f"seconds_{name}": median(values) for name, values in seconds.items()}
     memory = {n: peak_memory(benchmark.make, n) for n in (benchmark.ours, *benchmark.peers)}
-    for name, growth in memory.items():
-        metrics[f"mebibytes_{name}"] = Metric(value=growth, se=None, n=1)
-    for peer in benchmark.peers:
-        metrics[f"ratio_{peer}"] = median(seconds[peer] / seconds[benchmark.ours])
-        ratio = memory[peer] / memory[benchmark.ours]
-        metrics[f"memory_ratio_{peer}"] = Metric(value=ratio, se=None, n=1)
-    return metrics
+    ours = benchmark.ours
+    return {
+        "seconds": {name: median(values) for name, values in seconds.items()},
+        "mebibytes": {name: (growth, None, 1) for name, growth in memory.items()},
+        "ratio": {peer: median(seconds[peer] / seconds[ours]) for peer in benchmark.peers},
+        "memory_ratio": {peer: (memory[peer] / memory[ours], None, 1) for peer in benchmark.peers},
+    }
 
 
-def median(values: np.ndarray) -> Metric:
+def median(values: np.ndarray) -> Number:
     """Return the median, with a standard error from the median absolute deviation."""
-    centre = float(np.median(values))
-    deviation = 1.4826 * float(np.median(np.abs(values - centre)))
-    return Metric(value=centre, se=1.2533 * deviation / len(values) ** 0.5, n=len(values))
+    center = float(np.median(values))
+    deviation = 1.4826 * float(np.median(np.abs(values - center)))
+    return center, 1.2533 * deviation / len(values) ** 0.5, len(values)
 
 
 def main(benchmark: Benchmark) -> None:
@@ -152,7 +162,7 @@ def main(benchmark: Benchmark) -> None:
         parser.error("--repeats and --threads must be 1 or more")
     torch.set_num_threads(options.threads)
     began = time.perf_counter()
-    metrics = measure(benchmark, options.repeats)
+    metrics, tables = flatten(measure(benchmark, options.repeats))
     print(f"{benchmark.name}, median of {options.repeats} rounds, {options.threads} threads")
     for name, metric in metrics.items():
         error = "" if metric["se"] is None else f" (s.e. {metric['se']:.2g})"
@@ -166,5 +176,8 @@ def main(benchmark: Benchmark) -> None:
         data=benchmark.data,
         seconds=time.perf_counter() - began,
         folder=options.out,
+        tables=tables,
+        about=benchmark.about,
+        summary=benchmark.summary,
     )
     print(f"written to {path}")

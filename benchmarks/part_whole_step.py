@@ -40,7 +40,8 @@ class ByHand:
     """The loss of a two-level model with delta poses, in nats per image, written without Pyro."""
 
     def __init__(self, model: PartWholeCapsules, guide: AmortizedPartWhole) -> None:
-        self.model, self.guide = model, guide
+        self.model = model
+        self.guide = guide
 
     def __call__(self, images: Tensor) -> Tensor:
         part_logits, part_pose = self.encode(images)
@@ -53,9 +54,9 @@ class ByHand:
 
     def encode(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return presence logits (B, P) and poses (B, P, 6) of the parts."""
-        read = self.guide.pool(self.guide.encoder(images - 0.5))
-        options = self.guide.options
-        bounds = options["max_scale"], options["anisotropy"]
+        network, reader = self.guide.read_parts, self.guide.reader
+        read = network.pool(network.encoder(images - 0.5))
+        bounds = reader.max_scale, reader.anisotropy
         return read[..., 0], poses.from_parameters(read[..., 1:7], 0.01, *bounds)
 
     def gather(self, parts: Capsules) -> tuple[Tensor, Tensor]:
@@ -63,8 +64,9 @@ class ByHand:
         batch, number = parts.presence.shape
         identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
         members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
-        read = self.guide.transformers[0](members)
-        return self.guide.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
+        networks = self.guide.infer_parents
+        read = networks.transformers[0](members)
+        return networks.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
 
     def render(self, parts: Capsules) -> Tensor:
         """Return mean images (B, C, H, W)."""
@@ -191,4 +193,14 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of noise, 28x28 pixels; 16 objects, 24 parts, 11x11 templates"
-    main(Benchmark("part_whole_step", make, check, "zoo", ("plain_torch", "prototype"), words))
+    main(
+        Benchmark(
+            "part_whole_step",
+            make,
+            check,
+            "zoo",
+            ("plain_torch", "prototype"),
+            words,
+            about="part-whole",
+        )
+    )

@@ -36,7 +36,8 @@ class PlainDraw:
     """The loss of DRAW in nats per image, by the paper's equations, with an entry's parameters."""
 
     def __init__(self, entry: Entry) -> None:
-        self.model, self.guide = entry.model, entry.guide
+        self.model = entry.model
+        self.guide = entry.guide
 
     def __call__(self, images: Tensor) -> Tensor:
         model, guide, batch = self.model, self.guide, len(images)
@@ -118,4 +119,14 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{BATCH} images of binary noise, 28x28 pixels"
-    main(Benchmark("recurrent_capsules", make, check, "zoo", ("draw", "plain_torch"), words))
+    main(
+        Benchmark(
+            "recurrent_capsules",
+            make,
+            check,
+            "zoo",
+            ("draw", "plain_torch"),
+            words,
+            about="recurrent-capsules",
+        )
+    )

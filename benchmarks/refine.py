@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.records import FOLDER
+from capsule_zoo.records import FOLDER, flatten
 
 
 def main() -> None:
@@ -25,8 +25,9 @@ def main() -> None:
     chosen = parser.parse_args()
     options = Options(run=chosen.run, data_root=chosen.data_root)
     result, path = reproduce("part-whole/refine", options, folder=chosen.out)
-    for name, (value, error, _) in result.metrics.items():
-        print(f"  {name:28}{value:10.2f}" + ("" if error is None else f" (s.e. {error:.2f})"))
+    for name, metric in flatten(result.metrics)[0].items():
+        error = "" if metric["se"] is None else f" (s.e. {metric['se']:.2f})"
+        print(f"  {name:28}{metric['value']:10.2f}{error}")
     print(f"written to {path}")
 
 

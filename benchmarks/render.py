@@ -21,9 +21,9 @@ IMAGES, PARTS, TEMPLATE, SIZE = 128, 24, 11, 28
 def zoo(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
     """Return mean images (B, 1, H, W) by `capsule_zoo.models.blocks.templates`."""
     drawn = templates.warp_templates(paint, pose, (SIZE, SIZE))
-    colour, alpha = drawn[:, :-1], drawn[:, -1:] * presence.T[:, None, :, None, None]
+    color, alpha = drawn[:, :-1], drawn[:, -1:] * presence.T[:, None, :, None, None]
     black = paint.new_zeros(1, 1, SIZE, SIZE)
-    return templates.over(colour, alpha, black).transpose(0, 1)
+    return templates.over(color, alpha, black).transpose(0, 1)
 
 
 def obvious(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
@@ -71,4 +71,4 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = f"{IMAGES} images, {PARTS} parts, templates {TEMPLATE}x{TEMPLATE}, {SIZE}x{SIZE} pixels"
-    main(Benchmark("render", make, check, "zoo", ("affine_grid",), words))
+    main(Benchmark("render", make, check, "zoo", ("affine_grid",), words, about="part-whole"))

@@ -23,7 +23,7 @@ from capsule_zoo.guides import EMRouting
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.blocks.capsule_convolution import CapsuleGrid, CapsuleLayer
-from capsule_zoo.models.classifier import standardised
+from capsule_zoo.models.blocks.classifier import standardized
 from capsule_zoo.models.matrix_capsules import PRESETS
 
 BATCH = {"small": 16, "full": 8}
@@ -75,7 +75,7 @@ class Textbook:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         model = self.model
-        grid = model.primary(model.stem(standardised(pixels)).relu())
+        grid = model.primary(model.stem(standardized(pixels)).relu())
         for layer in (*model.layers, model.classes):
             grid = self.route(layer, grid)
         return grid.logits[:, 0]
@@ -103,10 +103,10 @@ class Textbook:
             density = -0.5 * (square + (2 * math.pi * variance).log()[:, :, None]).sum(-1)
             claim = density + torch.nn.functional.logsigmoid(logits)[:, :, None]
             best = claim.detach().amax((1, 2, 3), keepdim=True)  # over all parents of an image
-            share = self.normalise(claim - best, windows.cells, types, len(grid.pose[0]))
+            share = self.normalize(claim - best, windows.cells, types, len(grid.pose[0]))
         return CapsuleGrid(mean.unflatten(3, (4, 4)).mT, logits, layer.shape)
 
-    def normalise(self, claim: Tensor, cells: Tensor, types: int, number: int) -> Tensor:
+    def normalize(self, claim: Tensor, cells: Tensor, types: int, number: int) -> Tensor:
         """Return exp(claim) over its sum for each child; for float64 or moderate claims only."""
         claim = claim.exp()
         here = claim.sum(3).reshape(len(claim), -1, types)  # (N, P x K, types)
@@ -137,4 +137,4 @@ def check() -> None:
 
 if __name__ == "__main__":
     words = "images of noise, 28x28 pixels: 16 for the small preset, 8 for the full one"
-    main(Benchmark("routing", make, check, "small", ("textbook",), words))
+    main(Benchmark("routing", make, check, "small", ("textbook",), words, about="matrix-capsules"))

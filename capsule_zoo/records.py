@@ -12,7 +12,8 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 FOLDER = Path("results")
 FIELDS = ("experiment", "command", "seed", "data", "versions", "machine", "seconds", "metrics")
 _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
+
+
+Number = tuple[float, float | None, int]  # value, standard error (None: exact), count
+Numbers = dict[str, Number]
+Tables = dict[str, dict[str, dict[str, str]]]  # title, quantity and variant: name of a metric
 
 
 class Metric(TypedDict):
@@ -41,9 +47,65 @@ class Metric(TypedDict):
     n: int
 
 
+@dataclass(frozen=True)
+class Table:
+    """Numbers by quantity and variant, shown as one grid: a row a variant, a column a quantity.
+
+    Attributes:
+        numbers: by quantity, then by variant; a variant may lack some of the quantities.
+        names: pattern of the flat names of the numbers, or one pattern for each quantity.
+    """
+
+    numbers: Mapping[str, Mapping[str, Number]]
+    names: str | Mapping[str, str] = "{quantity}_{variant}"
+
+    def name(self, quantity: str, variant: str) -> str:
+        """Return the flat name of a number."""
+        pattern = self.names if isinstance(self.names, str) else self.names[quantity]
+        return pattern.format(quantity=quantity, variant=variant)
+
+    def __iter__(self) -> Iterator[tuple[str, str, Number]]:
+        """Yield every quantity, variant and number."""
+        for quantity, variants in self.numbers.items():
+            for variant, number in variants.items():
+                yield quantity, variant, number
+
+
+Metrics = Mapping[str, Number | Mapping[str, Number] | Table]
+"""The results of an experiment: a number by its name, numbers of several variants by the name of
+their quantity (these quantities share one grid), or a `Table` by its title (a grid of its own)."""
+
+
+def flatten(metrics: Metrics) -> tuple[dict[str, Metric], Tables]:
+    """Return the metrics by flat name, and the tables that they are shown in.
+
+    Raises:
+        ValueError: two numbers have the same flat name.
+    """
+    found: dict[str, Metric] = {}
+    tables: Tables = {}
+
+    def add(name: str, number: Number) -> str:
+        if name in found:
+            raise ValueError(f"two metrics are named {name!r}; rename a quantity or a variant")
+        value, error, count = number
+        found[name] = Metric(value=value, se=error, n=count)
+        return name
+
+    for key, given in metrics.items():
+        if isinstance(given, tuple):
+            add(key, given)
+            continue
+        table, title = (given, key) if isinstance(given, Table) else (Table({key: given}), "")
+        grid = tables.setdefault(title, {})
+        for quantity, variant, number in table:
+            grid.setdefault(quantity, {})[variant] = add(table.name(quantity, variant), number)
+    return found, tables
+
+
 def write_record(
     experiment: str,
-    metrics: dict[str, Metric],
+    metrics: Mapping[str, Metric],
     *,
     command: str,
     seed: int,
@@ -51,6 +113,8 @@ def write_record(
     seconds: float,
     figures: Mapping[str, Figure] = {},
     folder: str | Path = FOLDER,
+    tables: Tables | None = None,
+    **more: object,
 ) -> Path:
     """Write a record and its figures, each file whole or not at all, and the record last.
 
@@ -60,16 +124,22 @@ def write_record(
         command: the command that reproduces the numbers.
         seed, data, seconds: seed, data set and wall time of the run.
         figures: by name, saved as `<name>_<figure>.png`; one without a name as `<name>.png`.
+        tables: the grids that the metrics are shown in, see `flatten`.
+        more: further fields, which JSON must be able to hold.
 
     Returns:
         The path of the record.
 
     Raises:
-        ValueError: a name that is not of the form, or a number that is not finite.
+        ValueError: a name that is not of the form, a number that is not finite, a table that names
+            an unknown metric, or a further field with the name of a required one.
     """
     check_experiment_name(experiment)
     for name, metric in metrics.items():
         _check_metric(name, metric)
+    _check_tables(tables or {}, metrics)
+    if taken := sorted({*FIELDS, "tables"} & more.keys()):
+        raise ValueError(f"{', '.join(taken)} cannot be a further field of a record; rename it")
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"seconds must be finite and 0 or more, not {seconds!r}")
     for name in filter(None, figures):
@@ -82,7 +152,9 @@ def write_record(
         "versions": versions(),
         "machine": machine(),
         "seconds": round(seconds, 3),
+        **more,
         "metrics": metrics,
+        "tables": tables or {},
     }
     path = Path(folder) / f"{experiment}.json"
     for name, figure in figures.items():
@@ -92,7 +164,7 @@ def write_record(
 
 
 def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
-    """Return the record of `<model>/<name>`.
+    """Return the record of `<model>/<name>`; its `tables` are empty if it was written without.
 
     Raises:
         ValueError: the file does not exist or is not a record.
@@ -110,6 +182,7 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
             raise ValueError(f"it lacks {', '.join(missing)}")
         for name, metric in record["metrics"].items():
             _check_metric(name, metric)
+        _check_tables(record.setdefault("tables", {}), record["metrics"])
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a record: {error}") from error
     return record
@@ -188,6 +261,14 @@ def _check_metric(name: str, metric: Metric) -> None:
         raise ValueError(f"the se of metric {name} must be None or 0 or more, not {error!r}")
     if not (isinstance(count, int) and count >= 1):
         raise ValueError(f"the n of metric {name} must be a whole number above 0, not {count!r}")
+
+
+def _check_tables(tables: Tables, metrics: Mapping[str, Metric]) -> None:
+    named = [name for grid in tables.values() for row in grid.values() for name in row.values()]
+    if unknown := sorted(set(named) - set(metrics)):
+        raise ValueError(f"a table names metrics that do not exist: {', '.join(unknown)}")
+    if len(named) > len(set(named)):
+        raise ValueError("a metric is in two cells of its tables; each may be in one")
 
 
 def _is_finite(number: object) -> bool:

@@ -17,7 +17,7 @@ import fnmatch
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ from capsule_zoo.inference.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from capsule_zoo.models.base import Model
+from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
@@ -72,6 +72,8 @@ class Entry:
         objective: what to train with.
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
+        stages: a function of this entry that returns the stages of its training, for
+            `inference.training.stages.fit_stages`; None for an entry that is trained as a whole.
         name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
         default_guide: the name of the entry's guide among `guides`.
         guide: the entry's guide.
@@ -80,15 +82,16 @@ class Entry:
         ValueError: `default_guide` is not among `guides`.
     """
 
-    model: Model
+    model: Any  # a Model; its class depends on the name, which type checkers cannot follow
     guides: Mapping[str, Callable[[Entry], Guide]]
     objective: ELBO
     training: dict = field(default_factory=dict)
     figures: Mapping[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
+    stages: Callable[[Entry], Sequence[Stage]] | None = None
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""
-    guide: Guide = field(default=None)  # type: ignore[assignment]  # made below where it is not given
+    guide: Any = None  # a Guide, made below where it is not given
 
     def __post_init__(self) -> None:
         self.default_guide = self.default_guide or next(iter(self.guides))
@@ -110,7 +113,8 @@ class Entry:
     def use_guide(self, name: str) -> Entry:
         """Make the named guide this entry's own guide, and return the entry."""
         if name != self.default_guide:
-            self.guide, self.default_guide = self.make_guide(name), name
+            self.guide = self.make_guide(name)
+            self.default_guide = name
         return self
 
 
@@ -199,7 +203,8 @@ def create(name: str, **sizes: object) -> Entry:
         entry = factory(**sizes)
     except TypeError as error:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
-    entry.name, entry.sizes = name, {**_default_sizes(factory), **sizes}
+    entry.name = name
+    entry.sizes = {**_default_sizes(factory), **sizes}
     return entry
 
 

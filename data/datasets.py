@@ -128,7 +128,7 @@ def _shifted(images: Tensor, generator: torch.Generator) -> Tensor:
 def _scattered(images: Tensor, generator: torch.Generator) -> Tensor:
     motions = Affine(degrees=20, shear=0.2, scale=(0.8, 1.2)).motions(len(images), generator)
     left, right, top, bottom = ink_extent(images, motions).T
-    edge = 20.5  # half the frame, and half a pixel beyond: the first pixel centre outside
+    edge = 20.5  # half the frame, and half a pixel beyond: the first pixel center outside
     for axis, (low, high) in enumerate([(left, right), (top, bottom)]):
         motions[:, axis, 2] = uniform(-edge - low, edge - high, len(images), generator)
     return warp_images(images, motions, (40, 40))

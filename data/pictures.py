@@ -2,9 +2,9 @@
 
 | file | pixels |
 |---|---|
-| grey, 8 bits or 1 bit | grey |
-| grey, 16 bits | grey, divided by 65,535 |
-| a palette whose used entries are all grey | grey |
+| gray, 8 bits or 1 bit | gray |
+| gray, 16 bits | gray, divided by 65,535 |
+| a palette whose used entries are all gray | gray |
 | any other palette | RGB |
 | RGB, CMYK, YCbCr, HSV | RGB |
 | any of these with transparency | the same, on black |
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-_COLOURS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
+_COLORS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
 
 
@@ -37,7 +37,7 @@ def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
         name: name of the file, for messages.
 
     Returns:
-        An image of mode "L" (grey bytes), "RGB" (bytes), or "F" where the file holds grey pixels of
+        An image of mode "L" (gray bytes), "RGB" (bytes), or "F" where the file holds gray pixels of
         16 bits: floats from 0 to 255, which no rounding has touched.
 
     Raises:
@@ -62,12 +62,12 @@ def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
         raise MissingData(f"{name} is not a readable image ({error}); mend or remove it") from error
     raise MissingData(
         f"{name} has pixels of the kind {image.mode!r}, whose range is not known; save it with 8 "
-        "or 16 bits a pixel, grey or RGB, or remove it"
+        "or 16 bits a pixel, gray or RGB, or remove it"
     )
 
 
 def read_pixels(file: Path, size: tuple[int, int] | None) -> np.ndarray:
-    """Read pixels (H, W) of a grey picture or (H, W, 3) of any other, from 0 to 255.
+    """Read pixels (H, W) of a gray picture or (H, W, 3) of any other, from 0 to 255.
 
     Args:
         size: (height, width) of the result; the picture's own by default.
@@ -81,12 +81,12 @@ def read_pixels(file: Path, size: tuple[int, int] | None) -> np.ndarray:
 
 
 def _is_known(mode: str) -> bool:
-    grey_or_palette = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
-    return mode in grey_or_palette or mode in _COLOURS
+    gray_or_palette = ("1", "L", "P", "LA", "PA", "RGBA", "La", "RGBa")
+    return mode in gray_or_palette or mode in _COLORS
 
 
 def _from_sixteen_bits(image: Image.Image) -> Image.Image:
-    """Convert grey pixels of 16 bits to floats from 0 to 255, with transparent ones black."""
+    """Convert gray pixels of 16 bits to floats from 0 to 255, with transparent ones black."""
     from PIL import Image
 
     pixels = np.asarray(image).astype(np.float32)
@@ -99,15 +99,15 @@ def _from_bytes(image: Image.Image) -> Image.Image:
     """Convert a picture of 8 bits or fewer to mode "L" or "RGB", on black where transparent."""
     from PIL import Image
 
-    grey = image.mode in ("1", "L", "LA", "La")
+    gray = image.mode in ("1", "L", "LA", "La")
     palette = image.mode in ("P", "PA")
     if image.has_transparency_data:
         above = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", above.size, "black"), above)
-    colour = image.convert("L" if grey else "RGB")
-    return colour.convert("L") if palette and _is_grey(colour) else colour
+    color = image.convert("L" if gray else "RGB")
+    return color.convert("L") if palette and _is_gray(color) else color
 
 
-def _is_grey(image: Image.Image) -> bool:
+def _is_gray(image: Image.Image) -> bool:
     red, green, blue = np.moveaxis(np.asarray(image), -1, 0)
     return bool((red == green).all() and (green == blue).all())

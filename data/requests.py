@@ -50,7 +50,7 @@ class Requests(ABC):
 
 @dataclass(frozen=True)
 class Rotations(Requests):
-    """The rotations about the centre, by an angle in degrees, counter-clockwise as seen."""
+    """The rotations about the center, by an angle in degrees, counter-clockwise as seen."""
 
     identity = (1.0, 0.0)
     parameters = 1

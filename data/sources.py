@@ -17,7 +17,7 @@ from capsule_zoo.data.pictures import read_pixels
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
-_UNLABELLED = "image"  # the class of pictures without a class folder
+_UNLABELED = "image"  # the class of pictures without a class folder
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def folder(path: Path, size: Size | None = None) -> Source:
     `path/{train,test}/<image>`. They are all of one class, "image", with label 0. Images have a
     random order that is always the same, so that the first images are of all classes. Without a
     test folder a fifth of the images, always the same and at least one, is held out for testing.
-    Files without the suffix of an image are ignored. If all images are grey they stay grey, else
+    Files without the suffix of an image are ignored. If all images are gray they stay gray, else
     all become RGB; `capsule_zoo.data.pictures` lists the result for each kind of file.
 
     Raises:
@@ -176,12 +176,12 @@ def _files_by_class(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         raise MissingData(f"there is no folder {path}")
     classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
-    named = {d.name: d for d in classes} or {_UNLABELLED: path}
+    named = {d.name: d for d in classes} or {_UNLABELED: path}
     files = {
         name: sorted(f for f in d.iterdir() if f.suffix.lower() in suffixes)
         for name, d in named.items()
     }
-    if not classes and not files[_UNLABELLED]:
+    if not classes and not files[_UNLABELED]:
         raise MissingData(
             f"{path} holds neither images nor folders of images; put images in it, or in one "
             "folder for each class"

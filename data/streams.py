@@ -52,7 +52,9 @@ class ItemBatches(ShuffledBatches):
         labels: bool,
     ) -> None:
         super().__init__(items_in(dataset), batch_size, seed, transform, shuffle)
-        self.dataset, self.check, self.labels = dataset, check, labels
+        self.dataset = dataset
+        self.check = check
+        self.labels = labels
 
     def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
         with RandomStream(self.seed, epoch, batch, _ITEMS).active():
@@ -100,7 +102,9 @@ class LoaderBatches(BatchSource):
                 "data is a DataLoader of unknown length; give its IterableDataset a __len__ "
                 "(images per epoch)"
             ) from error
-        self.loader, self.check, self.labels = loader, check, labels
+        self.loader = loader
+        self.check = check
+        self.labels = labels
         super().__init__(loader.batch_size or 1, seed, transform)
         first = next(self._read(0), None)
         if first is None:

@@ -1,7 +1,7 @@
 """Toys3D: toys of simple solids under changing view and light, rendered with all factors.
 
 Toys3D replaces smallNORB without a download. It has the same 5 categories, 10 instances of each (5
-to train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, grey, 96x96. A toy is a
+to train on, the others to test), 18 azimuths, 9 elevations, 6 lightings, gray, 96x96. A toy is a
 dozen ellipsoids, boxes and tapered cylinders whose sizes and places vary from instance to instance.
 Each view is cast by parallel rays against the solids, exactly, and shaded by one lamp and the sky.
 
@@ -36,14 +36,14 @@ class Solid(NamedTuple):
 
     Attributes:
         kind: "ellipsoid", "box" or "cylinder".
-        centre, half: of the solid, in lengths of about one toy, (3,).
-        tilt: radians about the y axis, before it is put at its centre.
+        center, half: of the solid, in lengths of about one toy, (3,).
+        tilt: radians about the y axis, before it is put at its center.
         shade: albedo in [0, 1].
         taper: 0 for a cylinder, 1 for a cone.
     """
 
     kind: str
-    centre: tuple[float, float, float]
+    center: tuple[float, float, float]
     half: tuple[float, float, float]
     tilt: float = 0.0
     shade: float = 0.8
@@ -202,7 +202,7 @@ def cast(solids: list[Solid], origin: Tensor, ray: Tensor) -> tuple[Tensor, Tens
         half = torch.tensor(solid.half)
         cosine, sine = math.cos(solid.tilt), math.sin(solid.tilt)
         turn = torch.tensor([[cosine, 0, sine], [0, 1, 0], [-sine, 0, cosine]])
-        start = (origin - torch.tensor(solid.centre)) @ turn / half
+        start = (origin - torch.tensor(solid.center)) @ turn / half
         distance, slope = _HITS[solid.kind](start, ray @ turn / half, solid.taper)
         hit = distance < nearest
         nearest = torch.where(hit, distance, nearest)
@@ -300,10 +300,10 @@ def render(
     facing = torch.stack([(normal * vector).sum(-1) for vector in frame], -1)
     lamps, strength, sky = _lamps()
     light = strength * (facing @ lamps.T).clamp_min(0) + sky * (1 + normal[..., 2:]) / 2
-    grey = shade[..., None] * light  # (views, fine, fine, 6)
+    gray = shade[..., None] * light  # (views, fine, fine, 6)
     backdrop = _BACKGROUND * (0.7 + 0.3 * strength / 0.9)
-    grey = torch.where((distance < _FAR)[..., None], grey, backdrop).clamp(0, 1)
-    return F.avg_pool2d(grey.movedim(3, 1), samples)
+    gray = torch.where((distance < _FAR)[..., None], gray, backdrop).clamp(0, 1)
+    return F.avg_pool2d(gray.movedim(3, 1), samples)
 
 
 class Toys3D:
@@ -329,7 +329,8 @@ class Toys3D:
         elevations: int = ELEVATIONS,
         instances: int = INSTANCES,
     ) -> None:
-        self.size, self.seed = size, seed
+        self.size = size
+        self.seed = seed
         self.counts = azimuths, elevations, instances
         folder = user_cache() if cache is None else Path(cache)
         shape = "x".join(map(str, (instances, elevations, azimuths, size)))

@@ -1,6 +1,6 @@
 """Affine warps of images with known parameters, and random warps for augmentation.
 
-Coordinates are pixels from the centre of the image, x to the right and y down. A motion is an
+Coordinates are pixels from the center of the image, x to the right and y down. A motion is an
 affine matrix (B, 2, 3) = [L | t] that moves the content: the pixel at p appears at L p + t. Warps
 are bilinear, with zeros outside.
 
@@ -48,7 +48,7 @@ def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = 
     """Move images (B, C, H, W) by `motions` (B, 2, 3) or (1, 2, 3).
 
     Args:
-        size: (height, width) of the result, with the same centre as the images; by default the
+        size: (height, width) of the result, with the same center as the images; by default the
             images' size.
 
     Raises:
@@ -60,7 +60,7 @@ def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = 
         )
     height, width = size or images.shape[-2:]
     motions = motions.to(images).expand(len(images), 2, 3)
-    pixels = pixel_centres(height, width).to(images)  # (height * width, 2)
+    pixels = pixel_centers(height, width).to(images)  # (height * width, 2)
     back = torch.linalg.inv(motions[:, :, :2])
     source = (pixels - motions[:, None, :, 2]) @ back.mT  # (images, height * width, 2)
     # `grid_sample` wants -1 and 1 at the outer edges of the outer pixels
@@ -69,8 +69,8 @@ def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = 
     return F.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
 
 
-def pixel_centres(height: int, width: int) -> Tensor:
-    """Return (x, y) of every pixel from the centre of the image, row by row."""
+def pixel_centers(height: int, width: int) -> Tensor:
+    """Return (x, y) of every pixel from the center of the image, row by row."""
     y, x = torch.meshgrid(
         torch.arange(height) - (height - 1) / 2,
         torch.arange(width) - (width - 1) / 2,
@@ -99,7 +99,7 @@ def ink_extent(images: Tensor, motions: Tensor) -> Tensor:
     ink's pixels are moved one by one, and the moved bilinear kernel is added around them.
     """
     inked = (images.amax(1) > 0).flatten(1)  # (images, height * width)
-    pixels = pixel_centres(*images.shape[-2:]).to(motions)
+    pixels = pixel_centers(*images.shape[-2:]).to(motions)
     moved = pixels @ motions[:, :, :2].mT + motions[:, None, :, 2]
     reach = motions[:, :, :2].abs().sum(-1)
     inf = float("inf")
@@ -133,7 +133,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class Rotate:
-    """The random rotation about the centre by an angle uniform in [-degrees, degrees]."""
+    """The random rotation about the center by an angle uniform in [-degrees, degrees]."""
 
     degrees: float
 

@@ -1,7 +1,7 @@
 """The data set smallNORB: objects from many viewpoints, with every factor of every image.
 
 smallNORB has 5 categories of toys, 10 instances of each (5 to train on, the others to test), 18
-azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 grey images in either split. `Toys3D`
+azimuths, 9 elevations and 6 lightings: 24,300 pairs of 96x96 gray images in either split. `Toys3D`
 (`capsule_zoo.data.toys3d`) has the same factors and needs no files.
 
 >>> data = SmallNORB().train
@@ -106,11 +106,13 @@ class SmallNORB:
     def __init__(self, root: str | Path | None = None, cameras: int = 1) -> None:
         if cameras not in (1, 2):
             raise ValueError(f"cameras must be 1 or 2, not {cameras!r}")
-        self.cameras, self.download = cameras, root is None
+        self.cameras = cameras
+        self.download = root is None
         folder = user_cache() if root is None else Path(root)
         inner = folder / "smallnorb"
         self.root = inner if root is None or inner.is_dir() else folder
-        self.train, self.test = self._views("training"), self._views("testing")
+        self.train = self._views("training")
+        self.test = self._views("testing")
 
     def _views(self, part: str) -> Views:
         images, labels, info = (self._matrix(part, kind) for kind in ("dat", "cat", "info"))

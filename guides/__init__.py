@@ -1,6 +1,7 @@
 """Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.constellations import (
@@ -11,35 +12,44 @@ from capsule_zoo.guides.constellations import (
 )
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
-from capsule_zoo.guides.free_form_normal import FreeFormNormal
 from capsule_zoo.guides.label import ExactLabel
-from capsule_zoo.guides.part_whole import AmortizedPartWhole
+from capsule_zoo.guides.part_reader import PartReader
+from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
-from capsule_zoo.guides.routing_part_whole import RoutingPartWhole
+from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
+from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
+from capsule_zoo.guides.set_transformers import SetTransformers
+from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
     "AmortizedPartWhole",
+    "AmortizedShapeCodes",
     "ClassPose",
     "ConditionalEncoder",
     "ConvolutionalEncoder",
     "DynamicRouting",
+    "EMObjects",
     "EMRouting",
     "ExactLabel",
     "ExactMatching",
     "ExactSwitches",
     "FreeForm",
-    "FreeFormNormal",
     "Guide",
     "MeanFieldSwitches",
     "MixtureMatching",
+    "PartReader",
+    "PartWholeGuide",
     "RansacMatching",
     "RecognitionMachine",
     "RecurrentEncoder",
+    "RoutedCapsules",
     "RoutedParents",
     "RoutingPartWhole",
+    "RoutingShapeCodes",
+    "SetTransformers",
     "SinkhornMatching",
     "VBRouting",
 ]

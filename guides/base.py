@@ -4,22 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Program
 from capsule_zoo.models.blocks.spaces import ObservationSpace
 
+M = TypeVar("M", bound=Model)
 
-class Guide(Program):
+if TYPE_CHECKING:
+    _GuideType = type
+else:
+
+    class _GuideType(type(Program)):
+        """The type of guide classes, in which `Guide[M]` names a class of models.
+
+        For other Pyro modules, `PyroModule[M]` makes a new class that is both.
+        """
+
+        def __getitem__(cls, models: Any) -> Any:
+            return cls.__class_getitem__(models)
+
+
+class Guide(Program, Generic[M], metaclass=_GuideType):
     """An approximate posterior over the latent sites of one model.
 
     A guide is called like its model, `guide(images, labels=None)`. It holds the model without
     owning it: the model's parameters are not parameters of the guide.
-    `model_class` is the class of the models that the guide fits. `observes` is the name of its
-    first argument, which is required. `fit_settings` are the default `lr`, `schedule`, `warmup` and
-    `clip` of `inference.fit` for this guide.
+    A guide to one class of models names it, `class MyGuide(Guide[MyModel])`. That class is its
+    `model_class`, and type checkers know that its `model` is of that class. `observes` is the name
+    of its first argument, which is required. `fit_settings` are the default `lr`, `schedule`,
+    `warmup` and `clip` of `inference.fit` for this guide.
 
     Raises:
         ValueError: the model is of another class, or the guide is called without images.
@@ -28,7 +44,14 @@ class Guide(Program):
     model_class: type[nn.Module] = nn.Module
     fit_settings: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, model: Model) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in vars(cls).get("__orig_bases__", ()):
+            for model_class in getattr(base, "__args__", ()):
+                if isinstance(model_class, type):
+                    cls.model_class = model_class
+
+    def __init__(self, model: M) -> None:
         if not isinstance(model, self.model_class):
             raise ValueError(
                 f"model must be of class {self.model_class.__name__} for {type(self).__name__}, "
@@ -48,7 +71,7 @@ class Guide(Program):
         return super().__call__(*arguments, **keywords)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> M:
         return self._model[0]
 
     @property

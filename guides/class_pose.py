@@ -15,14 +15,14 @@ from capsule_zoo.models.blocks.capsule_convolution import POSE
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 
 
-class ClassPose(Guide):
+class ClassPose(Guide[VariationalAutoencoder]):
     """The guide whose code is the pose of the label's capsule, with zeros for all other classes.
 
     The code has 16 numbers for each class. If no label is given, it is the most likely label. The
     network is not a part of the guide and does not learn from the decoder.
 
     Poses of a class lie close together, a tenth of their size apart in a network that was trained
-    to classify. After `standardise` the code is 1 plus the distance from the mean of the class, in
+    to classify. After `standardize` the code is 1 plus the distance from the mean of the class, in
     its deviations. The decoder then need not learn that scale, and a mean pose still shows its
     class.
 
@@ -37,7 +37,8 @@ class ClassPose(Guide):
     trained along with the network.
     """
 
-    model_class = VariationalAutoencoder
+    origin: Tensor
+    unit: Tensor
 
     def __init__(self, model: VariationalAutoencoder, classifier: MatrixCapsules) -> None:
         super().__init__(model)
@@ -73,7 +74,7 @@ class ClassPose(Guide):
         each = torch.arange(len(labels), device=labels.device)
         return classes.pose[:, 0].flatten(2)[each, labels], labels
 
-    def standardise(self, images: Tensor, labels: Tensor) -> None:
+    def standardize(self, images: Tensor, labels: Tensor) -> None:
         """Compute the mean and deviation of each class's poses over images (B, C, H, W).
 
         Labels are (B,). Classes with fewer than two images stay as they are.

@@ -28,13 +28,14 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks.convolutional import Encoder
+from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.on_request import OnRequest
+from capsule_zoo.models.generative_capsnet import GenerativeCapsNet
 
 KIND = "object_kind"
 
 
-class ConditionalEncoder(Guide):
+class ConditionalEncoder(Guide[OnRequest]):
     """The guide q(latents | image) to a model that paints on request.
 
     It is described at the top of this file.
@@ -51,8 +52,6 @@ class ConditionalEncoder(Guide):
         ValueError: another kind of model, a size below 1, or a window larger than the image.
     """
 
-    model_class = OnRequest
-
     def __init__(
         self,
         model: OnRequest,
@@ -64,12 +63,12 @@ class ConditionalEncoder(Guide):
     ) -> None:
         super().__init__(model)
         check_at_least(1, channels=channels, hidden=hidden)
-        colours, height, width = model.image_shape
+        colors, height, width = model.image_shape
         self.window = rows, columns = window or (height, width)
         if not (1 <= rows <= height and 1 <= columns <= width):
             raise ValueError(f"window must lie in {height}x{width} pixels, not be {rows}x{columns}")
         self.deterministic = deterministic
-        self.encoder = Encoder((colours, rows, columns), channels, hidden)
+        self.encoder = Encoder((colors, rows, columns), channels, hidden)
         self.columns = {
             name: law.event_shape.numel() * (1 if deterministic or name == KIND else 2)
             for name, law in model.prior().items()
@@ -86,13 +85,19 @@ class ConditionalEncoder(Guide):
             }
 
     def expectations(self, images: Tensor) -> dict[str, Tensor]:
-        """Compute the centre of q by site, (B, ...) each.
+        """Compute the center of q by site, (B, ...) each.
 
         For a continuous site it is the mean. For a kind it is the logarithms of the probabilities
         or, in a guide to the discrete model, the most likely value.
         """
         prior = self.model.prior()
         return {n: self._point(n, read, prior[n]) for n, read in self._numbers(images).items()}
+
+    @property
+    def _with_kinds(self) -> GenerativeCapsNet:
+        """The model, where it has kinds."""
+        assert isinstance(self.model, GenerativeCapsNet)
+        return self.model
 
     def _numbers(self, images: Tensor) -> dict[str, Tensor]:
         """Compute the network's outputs for every site, (B, columns) each."""
@@ -108,7 +113,7 @@ class ConditionalEncoder(Guide):
         if self.deterministic:
             return dist.Delta(point, prior.log_prob(point), event_dim=prior.event_dim)
         if name == KIND:
-            return self.model.kind_law(numbers)
+            return self._with_kinds.kind_law(numbers)
         log_ratio = numbers.chunk(2, dim=-1)[1].view(-1, *prior.event_shape)
         return dist.Normal(point, prior.stddev * log_ratio.exp()).to_event(prior.event_dim)
 
@@ -116,6 +121,6 @@ class ConditionalEncoder(Guide):
         if name != KIND:
             size = prior.event_shape.numel()
             return prior.stddev * numbers[:, :size].view(-1, *prior.event_shape)
-        if self.model.relaxed:
+        if self._with_kinds.relaxed:
             return numbers.log_softmax(-1)
         return F.one_hot(numbers.argmax(-1), numbers.shape[-1]).to(numbers)

@@ -29,7 +29,7 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
 
 
-class ExactSwitches(Guide):
+class ExactSwitches(Guide[CapsuleRBM]):
     """The exact posterior of a `CapsuleRBM` or an `RBM`.
 
     The log weight is the log density of the model less the log density of the guide. Under this
@@ -38,8 +38,6 @@ class ExactSwitches(Guide):
     Raises:
         ValueError: `model` is not a capsule RBM.
     """
-
-    model_class = CapsuleRBM
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
         with pyro.plate("images", len(images), dim=-2):
@@ -54,7 +52,7 @@ class ExactSwitches(Guide):
         return self.model.free_energy(images)
 
 
-class MeanFieldSwitches(Guide):
+class MeanFieldSwitches(Guide[CapsuleRBM]):
     """The paper's mean field: switches and hidden units as if independent given the image.
 
     Where couplings are strong the iteration has two fixed points. It starts at pi = 1/2, and the
@@ -67,8 +65,6 @@ class MeanFieldSwitches(Guide):
     Raises:
         ValueError: `model` is not a capsule RBM or has no switches, or `iterations` is below 1.
     """
-
-    model_class = CapsuleRBM
 
     def __init__(self, model: CapsuleRBM, iterations: int = 20) -> None:
         super().__init__(model)

@@ -1,19 +1,26 @@
 """Free-form inference: separate variational parameters for every image, and no network.
 
-    t ~ relaxed or discrete Bernoulli(logits[image, capsule])
-    A ~ Delta(pose[image, capsule])  or  Normal(pose[image, capsule], scale[image, capsule])
+    discrete site      z ~ the model's own family(logits[image, ...]), relaxed where it is relaxed
+    continuous site    z ~ Delta(transform(loc[image, ...]))                    # law="delta"
+                       z ~ transform(Normal(loc[image, ...], scale[image, ...]))  # law="normal"
 
-If it starts at another guide's result, it measures the cost of amortisation and corrects the errors
+`transform` maps the reals to the support of the site. The guide serves every model: it reads the
+sites that the model declares and the laws that it draws them from. All sites are independent given
+the image, also where the model draws one given another.
+
+If it starts at another guide's result, it measures the cost of amortization and corrects the errors
 of the encoder. If it starts at the prior, it checks that a result does not depend on an encoder.
-Train it with `inference.fit(..., freeze="model")` on the images it was made for, in their order.
+Train it with `inference.fit(..., freeze="model")` on the images it was made for, in their order, or
+with `inference.refine`.
 
 References:
-    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
+    Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), for part-whole capsules.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import contextlib
+from collections.abc import Mapping
 
 import pyro
 import pyro.distributions as dist
@@ -23,117 +30,162 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.parent_selection import Capsules, Level
+from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, family_of
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.modes import in_eval_mode
-from capsule_zoo.models.part_whole import PartWholeCapsules
 
-_INITIAL_SCALE = 0.02
+LAWS = ("delta", "normal")
+_INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the point
+_Families = Mapping[str, ByLogits | Continuous]
 
 
-class FreeForm(Guide):
-    """The guide with per-image variational parameters for all levels of a part-whole model.
+class FreeForm(Guide[Model]):
+    """The guide with per-image variational parameters for all latent sites of a model.
 
     Args:
         model: the model.
         images: (B, C, H, W), the images whose posterior this is.
         init: a guide to start from; None for a draw from the prior.
-        pose: "delta" or "normal".
+        law: the law of continuous sites, "delta" (points) or "normal".
+
+    Attributes:
+        logits: parameters of discrete and of relaxed sites, by site, (B, ...).
+        locs: points or means of the other sites, in unconstrained coordinates, (B, ...).
+        log_scales: logarithms of their deviations where `law="normal"`, (B, ...).
 
     Raises:
-        ValueError: another kind of model, unknown `pose`, or images that the model does not take.
+        UnservedSite: no free-form law fits a site of the model; the message names it.
+        ValueError: unknown `law`, or a guide to start from that lacks a site.
     """
 
-    model_class = PartWholeCapsules
     per_image = True  # its parameters belong to these images, in this order
 
     def __init__(
-        self,
-        model: PartWholeCapsules,
-        images: Tensor,
-        init: Guide | None = None,
-        pose: str = "delta",
+        self, model: Model, images: Tensor, init: Guide | None = None, law: str = "delta"
     ) -> None:
         super().__init__(model)
-        check_one_of("pose", pose, ("delta", "normal"))
-        self.pose = pose
+        check_one_of("law", law, LAWS)
+        self.continuous_law = law
+        self.num_images = len(images)
+        self.families = _families(model)
+        discrete = model.discretized()
+        self.discrete_families = self.families if discrete is model else _families(discrete)
         with torch.no_grad(), poutine.block():
             if init is None:
-                start = poutine.trace(model).get_trace(batch_size=len(images))
+                start = poutine.trace(model).get_trace(batch_size=len(images)).nodes
             else:
                 with in_eval_mode(init):
-                    start = poutine.trace(init).get_trace(images)
-        self.presence_logits = PyroModule[nn.ParameterDict]()
-        self.poses = PyroModule[nn.ParameterDict]()
+                    start = poutine.trace(init).get_trace(images).nodes
+        self.logits = PyroModule[nn.ParameterDict]()
+        self.locs = PyroModule[nn.ParameterDict]()
         self.log_scales = PyroModule[nn.ParameterDict]()
-        for level in model.levels:
-            centre = start.nodes[f"{level.name}_pose"]["value"]
-            logits, scale = torch.zeros_like(centre[..., 0]), torch.zeros_like(centre)
-            if init is not None:
-                law = start.nodes[f"{level.name}_pose"]["fn"]
-                centre, scale = law.mean, law.stddev
-                logits = start.nodes[f"{level.name}_presence"]["fn"].logits
-            self.presence_logits[level.name] = nn.Parameter(logits.expand(centre.shape[:2]).clone())
-            self.poses[level.name] = nn.Parameter(centre.clone())
-            if pose == "normal":
+        for name, family in self.families.items():
+            if name not in start:
+                raise ValueError(
+                    f"init, a {type(init).__name__}, draws no site {name!r}; give a guide to this "
+                    f"{type(model).__name__}, or None to start from the prior"
+                )
+            fn = None if init is None else start[name]["fn"]
+            value = start[name]["value"]
+            if isinstance(family, ByLogits):
+                self.logits[name] = nn.Parameter(family.start(fn, value).clone())
+                continue
+            loc, scale = family.start(fn, value)
+            self.locs[name] = nn.Parameter(loc.clone())
+            if law == "normal":
                 scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
-                self.log_scales[level.name] = nn.Parameter(scale.log())
+                self.log_scales[name] = nn.Parameter(scale.log())
 
     @property
-    def num_images(self) -> int:
-        return len(self.poses["part"])
+    def differentiable(self) -> bool:
+        """True if gradients pass through the draws of all sites; they do unless one is discrete."""
+        families = self.families.values()
+        return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
 
     def select(self, index: Tensor) -> FreeForm:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
-        chosen = self.sharing_parameters()
+        chosen = self.sharing_parameters(num_images=len(index))
         chosen._modules = dict(self._modules)
-        for name, tensors in self._modules.items():
-            chosen._modules[name] = PyroModule[nn.ParameterDict](
-                {level: nn.Parameter(tensor.detach()[index]) for level, tensor in tensors.items()}
+        for kind in ("logits", "locs", "log_scales"):
+            tensors = getattr(self, kind).items()
+            chosen._modules[kind] = PyroModule[nn.ParameterDict](
+                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
             )
         chosen._rename()
         return chosen
 
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
-        """Draw every level and return the presences and poses of the objects.
+    def discretized(self) -> FreeForm:
+        """Return the guide with the same parameters for the model's `discretized()`."""
+        model = self.model.discretized()
+        if model is self.model:
+            return self
+        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Draw every site and return the values by name.
 
         `images` may be the guide's own images several times over, as evaluation passes them.
         """
-        repeats = repeats_of(self, images)
-        with pyro.plate("images", len(images), dim=-2):
-            drawn = [self._draw(level, repeats) for level in self.model.levels]
-        return drawn[0]
+        repeats = self._repeats(images)
+        laws = {site.name: self._law(site, repeats) for site in self.model.latent_sites}
+        plates: dict[str, pyro.plate] = {}
+        drawn = {}
+        for site in self.model.latent_sites:
+            law = laws[site.name]
+            with contextlib.ExitStack() as stack:
+                for plate in site.plates:
+                    if plate not in plates:
+                        dim = self.model.plate_dims[plate]
+                        plates[plate] = pyro.plate(plate, law.batch_shape[dim], dim=dim)
+                    stack.enter_context(plates[plate])
+                drawn[site.name] = pyro.sample(site.name, law)
+        return drawn
 
-    def _draw(self, level: Level, repeats: int) -> Capsules:
-        logits = self.presence_logits[level.name].repeat(repeats, 1)
-        loc = self.poses[level.name].repeat(repeats, 1, 1)
-        if self.pose == "delta":
-            law = dist.Delta(loc, event_dim=1)
-        else:
-            scale = self.log_scales[level.name].exp().repeat(repeats, 1, 1)
-            law = dist.Normal(loc, scale).to_event(1)
-        with pyro.plate(level.plate, level.size, dim=-1):
-            presence = pyro.sample(f"{level.name}_presence", self.model.presence_law(logits))
-            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
+    def _law(self, site: Site, repeats: int) -> dist.TorchDistribution:
+        """Return the law of a site for all images, as many times over."""
+        family = self.families[site.name]
+        if isinstance(family, ByLogits):
+            return family.law(tiled(self.logits[site.name], repeats), site.event_dim)
+        loc = tiled(self.locs[site.name], repeats)
+        if self.continuous_law == "delta":
+            return family.point(loc, site.event_dim)
+        scale = tiled(self.log_scales[site.name].exp(), repeats)
+        return family.normal(loc, scale, site.event_dim)
+
+    def _repeats(self, images: Tensor) -> int:
+        """Return how many times over `images` are the images that the parameters belong to.
+
+        Raises:
+            ValueError: they are not a multiple of the guide's own images.
+        """
+        repeats, rest = divmod(len(images), self.num_images)
+        if rest or not repeats:
+            raise ValueError(
+                f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
+                f"{type(self).__name__} for other images"
+            )
+        return repeats
 
 
-class _OfImages(Protocol):
-    """A guide whose parameters belong to `num_images` images."""
-
-    @property
-    def num_images(self) -> int: ...
-
-
-def repeats_of(guide: _OfImages, images: Tensor) -> int:
-    """Return how many times over `images` are the images that a guide's parameters belong to.
+def _families(model: Model) -> _Families:
+    """Return the family that serves each latent site, read from a draw of one image.
 
     Raises:
-        ValueError: they are not a multiple of the guide's own images.
+        UnservedSite: a site that no family serves, or that belongs to no image.
     """
-    repeats, rest = divmod(len(images), guide.num_images)
-    if rest or not repeats:
-        raise ValueError(
-            f"this guide belongs to {guide.num_images} images, not {len(images)}; make a new "
-            f"{type(guide).__name__} for other images"
-        )
-    return repeats
+    with torch.no_grad(), poutine.block(), torch.random.fork_rng(), in_eval_mode(model):
+        nodes = poutine.trace(model).get_trace(batch_size=1).nodes
+    found = {}
+    for site in model.latent_sites:
+        if "images" not in site.plates:
+            raise UnservedSite(
+                f"site {site.name!r} of {type(model).__name__} lies outside the plate 'images', so "
+                "it belongs to no image; draw it inside the plate, or make it a parameter"
+            )
+        try:
+            found[site.name] = family_of(site.name, nodes[site.name]["fn"])
+        except UnservedSite as error:
+            raise UnservedSite(f"{type(model).__name__}: {error}") from None
+    return found

@@ -6,14 +6,14 @@ import pyro
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.models.blocks.classifier import Classifier
 
 
-class ExactLabel(Guide):
+class ExactLabel(Guide[Classifier]):
     """The guide q(label | image) = p(label | image), which a classifier has in closed form.
 
     With labels there is nothing left to draw. Without labels the log weight of every draw is the
-    log partition function of the model's law, which is 0 if the law is normalised.
+    log partition function of the model's law, which is 0 if the law is normalized.
 
     Args:
         model: the classifier.
@@ -21,8 +21,6 @@ class ExactLabel(Guide):
     Raises:
         ValueError: the model is not a classifier.
     """
-
-    model_class = Classifier
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
         model = self.model

@@ -48,14 +48,12 @@ class RecognitionLayer(PyroModule):
         return capsule_law(units, self.switch_bias, fields)
 
 
-class RecognitionMachine(Guide):
+class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
     """The recognition guide of a `CapsuleHelmholtzMachine`, described at the top of this file.
 
     Raises:
         ValueError: `model` is not a capsule Helmholtz machine.
     """
-
-    model_class = CapsuleHelmholtzMachine
 
     def __init__(self, model: CapsuleHelmholtzMachine) -> None:
         super().__init__(model)
@@ -92,8 +90,8 @@ class RecognitionMachine(Guide):
         It is Gibbs sampling to the extent that recognition equals the posterior.
         """
         for _ in range(steps):
-            recognised = pyro.poutine.trace(self).get_trace(images)
-            for name in set(recognised.nodes) - set(self.model.top_sites):
-                recognised.remove_node(name)
-            images = pyro.poutine.replay(self.model, trace=recognised)(batch_size=len(images))
+            recognized = pyro.poutine.trace(self).get_trace(images)
+            for name in set(recognized.nodes) - set(self.model.top_sites):
+                recognized.remove_node(name)
+            images = pyro.poutine.replay(self.model, trace=recognized)(batch_size=len(images))
         return images

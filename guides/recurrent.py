@@ -24,6 +24,7 @@ import math
 import pyro
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
@@ -34,16 +35,19 @@ from capsule_zoo.models.blocks.attention_window import Aim
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.sharing import share
 from capsule_zoo.models.blocks.vector_capsules import CLASS
+from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.recurrent_capsules import (
     CoupledLSTM,
     Drawing,
     Drawn,
+    OverlappingCapsules,
     RecurrentCapsules,
     flat,
+    with_previous,
 )
 
 
-class RecurrentEncoder(Guide):
+class RecurrentEncoder(Guide[RecurrentCapsules]):
     """The guide q(z_1, ..., z_T | image) of `RecurrentCapsules`.
 
     It is described at the top of this file.
@@ -52,11 +56,9 @@ class RecurrentEncoder(Guide):
         ValueError: `model` is not a recurrent capsule network.
     """
 
-    model_class = RecurrentCapsules
-
     def __init__(self, model: RecurrentCapsules) -> None:
         super().__init__(model)
-        colours, height, width = model.image_shape
+        colors, height, width = model.image_shape
         inputs = 0 if model.capsules == "none" else model.num_classes * CLASS
         self.aim: Aim | None = None
         if model.capsules != "every":
@@ -64,7 +66,7 @@ class RecurrentEncoder(Guide):
             if model.window_size is not None:
                 patch = (model.window_size,) * 2
                 self.aim = Aim(model.units, model.window_size, (height, width))
-            inputs += 2 * colours * math.prod(patch)
+            inputs += 2 * colors * math.prod(patch)
         self.cell = CoupledLSTM(inputs + model.units, model.units)
         self.code = PyroModule[nn.Linear](model.units, 2 * model.latent)
 
@@ -116,3 +118,29 @@ class RecurrentEncoder(Guide):
         laws = [nodes[name]["fn"] for name in self.covers]
         standard = dist.Normal(torch.zeros_like(laws[0].mean), 1.0).to_event(1)
         return torch.stack([kl_divergence(law, standard) for law in laws])
+
+
+class OverlappingEncoder(RecurrentEncoder):
+    """The guide q(z_1, ..., z_T | image over the one before it) of `OverlappingCapsules`.
+
+    It sees the overlay, and only the capsule of the image's label sees it too, if there is a label.
+
+    Raises:
+        ValueError: `model` is not `OverlappingCapsules`.
+    """
+
+    model_class = OverlappingCapsules
+
+    def forward(
+        self, images: Tensor, labels: Tensor | None = None, attend: Tensor | None = None
+    ) -> list[Drawing]:
+        if labels is not None:
+            attend = F.one_hot(labels, self.model.num_classes)
+        return super().forward(with_previous(images), attend=attend)
+
+    @torch.no_grad()
+    def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
+        attend = F.one_hot(labels, self.model.num_classes)
+        with in_eval_mode(self):
+            return super().forward(pairs, attend=attend)[-1].mean

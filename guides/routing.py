@@ -79,12 +79,12 @@ class AnnealedRouting(Routing):
 
 @dataclass(frozen=True)
 class EMRouting(AnnealedRouting):
-    """The routing by expectation maximisation (EM).
+    """The routing by expectation maximization (EM).
 
     Attributes:
         iterations, anneal: as for every annealed routing.
         e_step: "paper", R ~ a N, or "exact", R ~ exp(a ln N + (1 - a) beta_u). The exact step
-            minimises the free energy, which therefore never rises (at `anneal=0`). At an inverse
+            minimizes the free energy, which therefore never rises (at `anneal=0`). At an inverse
             temperature near 1 the exact step may turn all parents off.
 
     Raises:
@@ -256,7 +256,7 @@ class DynamicRouting(Routing):
                 agreement = agreement + votes.agreement(squash(total))
 
 
-class RoutedParents(Guide):
+class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a layer, not a Model
     """The guide to `SwitchableGaussians` by a routing, with points for means.
 
     Switches have a mean field. Their site holds their mean a with the log density -H(a), so that
@@ -268,7 +268,6 @@ class RoutedParents(Guide):
         routing: any routing.
     """
 
-    model_class = SwitchableGaussians
     observes = "votes"
     covers = ("parent_presence", "parent_mean", "parent_variance", "child_presence")
 

@@ -10,7 +10,7 @@ routing:
 
 The M step weights the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame. It is a
 ridge regression with a closed form. For a prior with several rotations it uses the identity only.
-Parts come from the same encoder as in `AmortizedPartWhole`.
+Parts come from the same reader as in `AmortizedPartWhole`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; votes as in Smith, Schut, Gal &
@@ -19,90 +19,129 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.guides.part_whole import PartEncoder, Proposal
+from capsule_zoo.guides.part_reader import PartReader, Proposal
+from capsule_zoo.guides.part_whole import PartWholeGuide
 from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.parent_selection import Capsules, ChildLaw
+from capsule_zoo.models.blocks.parent_selection import Capsules, ChildLaw, Level
 from capsule_zoo.models.blocks.plates import bayesian_parameters
 from capsule_zoo.models.blocks.selection import as_presence, log_presence, parent_log_weights
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 
-class RoutingPartWhole(PartEncoder):
-    """The guide with q(parts | image) from the encoder and q(objects | parts) from EM steps.
+@dataclass(frozen=True)
+class EMObjects:
+    """Objects from parts by EM on the model's transformations, described at the top of this file.
+
+    It has no parameters of its own.
 
     Args:
-        model, pose: as for every `PartEncoder`.
         iterations: number of EM steps for each level.
-        encoder: other arguments of `PartEncoder`.
 
     Raises:
         ValueError: `iterations` below 1.
     """
 
-    parent_features = 7  # a presence logit and a pose
+    iterations: int = 3
 
-    def __init__(
-        self, model: PartWholeCapsules, pose: str = "delta", *, iterations: int = 3, **encoder: Any
-    ) -> None:
-        check_at_least(1, iterations=iterations)
-        super().__init__(model, pose, **encoder)
-        self.options |= dict(iterations=iterations)
+    def __post_init__(self) -> None:
+        check_at_least(1, iterations=self.iterations)
 
-    def parents(self, index: int, children: Capsules) -> Proposal:
-        """Infer parents by EM that starts at the prior presences and identity poses.
+    @property
+    def features(self) -> int:
+        """The number of features from which deviations are computed: a presence and a pose."""
+        return 7
+
+    def build(self, levels: Sequence[Level]) -> EMObjects:
+        """Return the object itself, which serves any levels."""
+        return self
+
+    def __call__(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
+        """Infer level `index` by EM that starts at the prior presences and identity poses.
 
         Raises:
             ValueError: a parameter of the model is a `PyroSample`.
         """
-        model, selection = self.model, self.model.selections[index]
+        selection = model.selections[index]
         if bayesian_parameters(model):
             raise ValueError(
-                "RoutingPartWhole reads the parameters of its model, and one of this model is a "
+                "EMObjects reads the parameters of its model, and one of this model is a "
                 "PyroSample; use AmortizedPartWhole, or make the parameter a tensor"
             )
         batch, number = children.presence.shape[:-1], model.levels[index].size
-        if index == 0:
-            prior, scale = model.presence_logits, [model.sigma_top] * 2 + [model.sigma_place]
-        else:  # no prior from parents above: even odds, and a flat law of poses
-            prior, scale = model.presence_logits.new_zeros(1), [selection.sigma_off] * 3
+        prior: Tensor = model.presence_logits
+        scale = [model.sigma_top] * 2 + [model.sigma_place]
+        if index > 0:  # no prior from parents above: even odds, and a flat law of poses
+            prior = prior.new_zeros(1)
+            scale = [selection.sigma_off] * 3
         logits = prior.expand(*batch, number)
         pose = poses.identity_like(children.pose).expand(*batch, number, 6)
         precision = children.pose.new_tensor(scale) ** -2
         there = as_presence(children.presence, model.relaxed)
-        for _ in range(self.options["iterations"]):
+        for _ in range(self.iterations):
             # the model's own law, with parents as present as they are believed to be
             law = selection(Capsules(logits, pose), relaxed=True)
-            log_density = self._child_log_density(law, children)  # (B, children, 1 + parents)
+            log_density = child_log_density(model, law, children)  # (B, children, 1 + parents)
             responsibility = (log_density + law.log_weights).softmax(-1)[..., 1:]
             weight = responsibility / law.scale(there)[..., 1:].square()
             pose = best_pose(children.pose, selection.transform, weight, precision)
             law = selection(Capsules(logits, pose), relaxed=True)
-            log_density = self._child_log_density(law, children)
+            log_density = child_log_density(model, law, children)
             logits = prior + activation(
                 logits, selection.log_affinity, log_density, selection.epsilon
             )
         features = torch.cat([logits[..., None].tanh(), pose], dim=-1)
         return Proposal(logits, pose, features)
 
-    def _child_log_density(self, law: ChildLaw, children: Capsules) -> Tensor:
-        """Compute log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
-        presence_law = self.model.presence_law(law.presence_logits)
-        presence = presence_law.log_prob(children.presence[..., None])
-        there = as_presence(children.presence, self.model.relaxed)
-        return presence + law.pose_law(there).log_prob(children.pose[..., None, :])
+
+class RoutingPartWhole(PartWholeGuide):
+    """The guide with q(parts | image) from a network and q(objects | parts) from EM steps.
+
+    It is a `PartWholeGuide` with `EMObjects` above the parts.
+
+    Args:
+        model, pose: as for `AmortizedPartWhole`.
+        iterations: number of EM steps for each level.
+        rank: columns of the low-rank factor where `pose="low_rank"`.
+        reader: arguments of `PartReader`.
+
+    Raises:
+        ValueError: `iterations` below 1, or as for `AmortizedPartWhole`.
+    """
+
+    def __init__(
+        self,
+        model: PartWholeCapsules,
+        pose: str = "delta",
+        *,
+        iterations: int = 3,
+        rank: int = 2,
+        **reader: Any,
+    ) -> None:
+        above = EMObjects(iterations)
+        super().__init__(model, pose, reader=PartReader(**reader), above=above, rank=rank)
+
+
+def child_log_density(model: PartWholeCapsules, law: ChildLaw, children: Capsules) -> Tensor:
+    """Compute log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
+    presence_law = model.presence_law(law.presence_logits)
+    presence = presence_law.log_prob(children.presence[..., None])
+    there = as_presence(children.presence, model.relaxed)
+    return presence + law.pose_law(there).log_prob(children.pose[..., None, :])
 
 
 def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
     """Compute every parent's best pose (B, parents, 6) given its weighted children.
 
-    This is the M step: it minimises, over A_j,
+    This is the M step: it minimizes, over A_j,
 
         sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c precision_c |(A_j - I)_c|^2.
 

@@ -1,4 +1,4 @@
-"""Views of an image: with centred ink, and at the turn that the model explains best.
+"""Views of an image: with centered ink, and at the turn that the model explains best.
 
 An encoder that must parse every turn of a digit parses each of them less well. Here the encoder
 sees the image at several turns. The model, whose objects may have any angle, then scores which
@@ -15,7 +15,6 @@ untrained.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +23,10 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.part_whole import PartWholeCapsules
-
-if TYPE_CHECKING:
-    from capsule_zoo.guides.part_whole import PartEncoder
 
 
 def turned(images: Tensor, angle: Tensor) -> Tensor:
@@ -41,7 +38,7 @@ def turned(images: Tensor, angle: Tensor) -> Tensor:
     return _seen_from(images, poses.rotation(angle))
 
 
-def centred(images: Tensor) -> tuple[Tensor, Tensor]:
+def centered(images: Tensor) -> tuple[Tensor, Tensor]:
     """Move images (B, C, H, W) by whole pixels until the mean of their ink is in the middle.
 
     Returns:
@@ -49,10 +46,10 @@ def centred(images: Tensor) -> tuple[Tensor, Tensor]:
     """
     pixel = 2 / images.new_tensor([images.shape[-1], images.shape[-2]])
     back = poses.identity_like(images).repeat(len(images), 1)
-    centres = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
+    centers = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
     ink = images.sum(1).flatten(1)  # (B, pixels)
     share = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
-    back[:, 2::3] = (share @ centres.view(-1, 2) / pixel).round() * pixel
+    back[:, 2::3] = (share @ centers.view(-1, 2) / pixel).round() * pixel
     return _seen_from(images, back), back
 
 
@@ -64,13 +61,14 @@ def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
 
 @torch.no_grad()
 def best_turn(
-    guide: PartEncoder, images: Tensor, turns: int, model: PartWholeCapsules | None = None
+    guide: Guide, images: Tensor, turns: int, model: PartWholeCapsules | None = None
 ) -> Tensor:
     """Find the turn of each image, among `turns` even steps of the circle, explained best.
 
     All turns are scored with the same noise.
 
     Args:
+        guide: a guide to part-whole capsules that takes the `angle` of each image.
         images: (B, C, H, H).
         model: the model that scores; the guide's own by default. A model that was trained with
             upright objects scores turned objects fairly as

@@ -21,7 +21,7 @@ from capsule_zoo.models.blocks.convolutional import Encoder
 from capsule_zoo.models.checks import check_at_least
 
 
-class ConvolutionalEncoder(Guide):
+class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
     """The guide q(code | image) of a `VariationalAutoencoder`.
 
     It is described at the top of this file.
@@ -33,8 +33,6 @@ class ConvolutionalEncoder(Guide):
     Raises:
         ValueError: `model` is not a variational autoencoder, or `hidden` is below 1.
     """
-
-    model_class = VariationalAutoencoder
 
     def __init__(self, model: VariationalAutoencoder, hidden: int = 256) -> None:
         super().__init__(model)

@@ -49,7 +49,7 @@ class IncompatibleGuide(ValueError):
 def guides_made_for(model: Callable) -> list[str]:
     """Return the names of the zoo's guides whose `model_class` is a class of this model.
 
-    Guides to any model, such as `FreeFormNormal`, are not among them.
+    Guides to any model, such as `FreeForm`, are not among them.
     """
     kinds = [kind for kind in vars(guides).values() if isinstance(kind, type)]
     return sorted(

@@ -12,15 +12,33 @@ import itertools
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pyro.distributions import is_validation_enabled
-from pyro.nn import PyroModule
-from torch import Tensor
+from torch import Tensor, nn
 
+from capsule_zoo.models.blocks.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
 from capsule_zoo.models.blocks.spaces import AnyImages, ImageSpace, ObservationSpace
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
+
+if TYPE_CHECKING:
+
+    class PyroModule(nn.Module):
+        """The part of Pyro's class that type checkers see; setup.cfg hides the rest from them.
+
+        Without `__getattr__` they know the attributes of a model, and refuse all others.
+        """
+
+        _pyro_context: Any
+
+        def __init__(self, name: str = "") -> None: ...
+
+        def _pyro_set_supermodule(self, name: str, context: Any) -> None: ...
+
+        __getattr__: None  # type: ignore[misc,assignment]
+
+else:
+    from pyro.nn import PyroModule
 
 _instances = itertools.count()
 
@@ -145,7 +163,7 @@ class Model(Program):
         space: the space of what the model observes, such as `ImageSpace((1, 28, 28))`.
         means_in_range: True where the mean of every pixel lies in `pixel_range`.
         supervised: True where the model explains labels. Without labels it has no loss.
-        normalised: False where the trace is the joint density only up to a constant, as in an
+        normalized: False where the trace is the joint density only up to a constant, as in an
             energy model. The log weights of such a model are not bounds.
     """
 
@@ -153,7 +171,7 @@ class Model(Program):
     plate_dims: dict[str, int] = {"images": -1}
     space: ObservationSpace = AnyImages()
     means_in_range: bool = True
-    normalised: bool = True
+    normalized: bool = True
     supervised: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -99,7 +99,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
         capsules: of every layer, from the top down, one layer or more.
         units: hidden units of a capsule, J.
         visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
-            be grey.
+            be gray.
 
     Raises:
         ValueError: no layer, a size below 1, an unknown family.

@@ -8,7 +8,7 @@ units h_k and switches z_k is
                 + sum_k z_k x'W_k h_k + x'Omega z                           # what couples them
 
 and the joint density is exp(-E) / Z. As a Pyro model it is drawn from the top, with a factor that
-makes the product the unnormalised joint (A is the log-partition of the visible units):
+makes the product the unnormalized joint (A is the log-partition of the visible units):
 
     z_k ~ Bernoulli(c_k)                                                    # (B, K)
     h_k ~ family(b_k)                                                       # (B, K, J)
@@ -71,7 +71,7 @@ class CapsuleRBM(CapsuleMachine):
         capsules: K.
         units: hidden units of a capsule, J.
         visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
-            be grey. Gaussian with Poisson units has no partition function and is refused.
+            be gray. Gaussian with Poisson units has no partition function and is refused.
         sweeps: Gibbs sweeps that the model runs for a draw without images.
 
     Raises:
@@ -79,13 +79,13 @@ class CapsuleRBM(CapsuleMachine):
             function.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    With images its trace is the unnormalised joint. Without images there is no prior to draw
+    With images its trace is the unnormalized joint. Without images there is no prior to draw
     from, so the model runs a Gibbs chain from the visible biases. Its trace is then the last
     sweep of the chain.
     """
 
     plate_dims = {"images": -2, "capsules": -1}
-    normalised = False
+    normalized = False
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class CapsuleRBM(CapsuleMachine):
         if self.switched:
             self.switch_weight = nn.Parameter(torch.zeros(pixels, capsules))  # Omega
             self.switch_bias = nn.Parameter(torch.zeros(capsules))  # c
-        self.keep_normalisable()
+        self.keep_normalizable()
 
     @property
     def num_capsules(self) -> int:
@@ -243,9 +243,9 @@ class CapsuleRBM(CapsuleMachine):
     def coupling_norm(self) -> float:
         """Measure how close the couplings are to having no partition function, which happens at 1.
 
-        Two Gaussian sides are normalisable if and only if the spectral norm of
+        Two Gaussian sides are normalizable if and only if the spectral norm of
         precision_x^-1/2 [W_1 ... W_K] precision_h^-1/2 is below 1 (the worst case is all switches
-        on). With one Bernoulli side the machine is always normalisable, and the result is 0.
+        on). With one Bernoulli side the machine is always normalizable, and the result is 0.
         """
         if (scale := self._standard_scale()) is None:
             return 0.0
@@ -256,7 +256,7 @@ class CapsuleRBM(CapsuleMachine):
         return squares[-1].sqrt().item()
 
     @torch.no_grad()
-    def keep_normalisable(self) -> None:
+    def keep_normalizable(self) -> None:
         """Change W so that the partition function exists, if it does not.
 
         Training calls this before every step. With two Gaussian sides, the singular values of the

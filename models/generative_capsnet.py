@@ -62,14 +62,14 @@ from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
 from capsule_zoo.models.blocks.convolutional import Upsampler
 from capsule_zoo.models.blocks.leading import joined, over_leading
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.on_request import (
+from capsule_zoo.models.blocks.on_request import (
     Latents,
     OnRequest,
-    centred_normal,
+    centered_normal,
     leaky_sigmoid,
     starting_dark,
 )
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 
 def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:
@@ -140,7 +140,7 @@ class CapsuleNetworks(PyroModule):
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:
-    """Return a parameter initialised like that of a linear layer with this many inputs."""
+    """Return a parameter initialized like that of a linear layer with this many inputs."""
     bound = inputs**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
@@ -163,7 +163,8 @@ class Canvas(PyroModule):
         check_one_of("address", address, ("fixed", "learned"))
         self.upsample = starting_dark(Upsampler(maps, image_shape, channels))
         self.grid = rows, columns = self.upsample.quarter
-        self.learned, self.address_length = address == "learned", 2
+        self.learned = address == "learned"
+        self.address_length = 2
         if self.learned:
             self.address_length = 4
             self.cells = nn.Parameter(torch.randn(self.address_length, rows * columns))
@@ -216,9 +217,12 @@ class RoutedByAddress(OnRequest):
         check_at_least(1, parts=parts, maps=maps, channels=channels)
         check_at_least(0, jitter=jitter)
         check_one_of("motion", motion, ("mixed", "linear"))
-        self.parts, self.maps, self.jitter = parts, maps, jitter
+        self.parts = parts
+        self.maps = maps
+        self.jitter = jitter
         self.canvas = Canvas(image_shape, maps, channels, address)
-        self.linear, self.constant = motion == "linear", not any(identity)
+        self.linear = motion == "linear"
+        self.constant = not any(identity)
 
     @property
     def numbers_heard(self) -> int:
@@ -256,7 +260,7 @@ class RoutedByAddress(OnRequest):
         laws = self.code_prior()
         if self.jitter:
             like, length = self.canvas.upsample.paint.weight, self.canvas.address_length
-            laws["part_jitter"] = centred_normal(like, self.parts, length, deviation=self.jitter)
+            laws["part_jitter"] = centered_normal(like, self.parts, length, deviation=self.jitter)
         return laws
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
@@ -298,7 +302,10 @@ class GenerativeCapsNet(RoutedByAddress):
         super().__init__(image_shape, parts=parts, **options)
         check_at_least(1, kinds=kinds, pose=pose, length=length, hidden=hidden)
         check_positive(temperature=temperature)
-        self.kinds, self.pose, self.length, self.temperature = kinds, pose, length, temperature
+        self.kinds = kinds
+        self.pose = pose
+        self.length = length
+        self.temperature = temperature
         numbers = pose + self.numbers_heard
         self.vote = PyroModule[nn.Linear](numbers, kinds * parts * length)  # all W_kc and b_kc
         self.address = CapsuleNetworks(parts, length, hidden, self.address_numbers)
@@ -322,7 +329,7 @@ class GenerativeCapsNet(RoutedByAddress):
         weight = self.vote.weight
         return {
             "object_kind": self.kind_law(weight.new_zeros(self.kinds)),
-            "object_pose": centred_normal(weight, self.pose),
+            "object_pose": centered_normal(weight, self.pose),
         }
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
@@ -365,7 +372,7 @@ class ContinuousCapsNet(RoutedByAddress):
         self.activation = PyroModule[nn.Linear](hidden, parts * self.maps)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
-        return {"image_code": centred_normal(self.mix.weight, self.latent)}
+        return {"image_code": centered_normal(self.mix.weight, self.latent)}
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         mixed = F.relu(self.mix(self.heard(latents["image_code"], request)))

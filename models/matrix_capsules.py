@@ -5,7 +5,7 @@ the features; two layers of convolutional capsules and a layer of class capsules
 inferred from the votes of the one below. The label is the class whose capsule has the highest
 presence.
 
-    image    ~ Uniform(0, 1)                                       # (B, C, H, W): not modelled
+    image    ~ Uniform(0, 1)                                       # (B, C, H, W): not modeled
     features = relu(conv5x5(image))                                # (B, A, ., .)
     primary  = 1x1(features)                                       # grid of B types
     capsules = route(votes(primary)), 3x3 stride 2                 # grid of C types
@@ -48,10 +48,10 @@ from capsule_zoo.models.blocks.capsule_convolution import (
     ClassCapsules,
     PrimaryCapsules,
 )
+from capsule_zoo.models.blocks.classifier import Classifier, standardized
 from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.classifier import Classifier, standardised
 
 PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),
@@ -71,7 +71,8 @@ class SpreadLabels(dist.Categorical):
     """
 
     def __init__(self, presence: Tensor, margin: float) -> None:
-        self.presence, self.margin = presence, margin
+        self.presence = presence
+        self.margin = margin
         super().__init__(logits=-spread_energy(presence, margin))
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -112,6 +113,8 @@ class MatrixCapsules(Classifier):
     `capsules(images)` returns every layer, `predict(images)` the labels.
     """
 
+    updates: Tensor
+
     def __init__(
         self,
         routing: Routing,
@@ -132,8 +135,9 @@ class MatrixCapsules(Classifier):
         check_at_least(0, padding=padding)
         check_positive(margin_steps=margin_steps)
         check_one_of("likelihood", likelihood, ("spread", "categorical"))
-        self.likelihood, self.margin_steps = likelihood, margin_steps
-        self.normalised = likelihood == "categorical"
+        self.likelihood = likelihood
+        self.margin_steps = margin_steps
+        self.normalized = likelihood == "categorical"
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
         channels, height, width = image_shape
         if min(height, width) + 2 * padding < 17:
@@ -163,7 +167,7 @@ class MatrixCapsules(Classifier):
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
         """Compute every layer of capsules, the classes last."""
-        grids = [self.primary(F.relu(self.stem(standardised(images))))]
+        grids = [self.primary(F.relu(self.stem(standardized(images))))]
         for layer in (*self.layers, self.classes):
             grids.append(layer(grids[-1]))
         return grids

@@ -23,7 +23,7 @@ References:
     Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
     Perspective" (arXiv 2004.03553). Templates and the set transformer:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818).
-    The paper leaves open how a pose is parametrised (here: the six numbers of the matrix), how a
+    The paper leaves open how a pose is parametrized (here: the six numbers of the matrix), how a
     relaxed presence mixes the two scales (linearly), and all sizes; these are arguments.
 """
 
@@ -34,35 +34,18 @@ from itertools import pairwise
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro.nn import PyroModule
-from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks import templates
-from capsule_zoo.models.blocks.leading import flat_batch, unflat_batch
-from capsule_zoo.models.blocks.parent_selection import (
-    Capsules,
-    ChildLaw,
-    Level,
-    ParentSelection,
-)
-from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
-from capsule_zoo.models.blocks.plates import bayesian_parameters, per_image
-from capsule_zoo.models.blocks.selection import (
-    LogitRelaxedBernoulli,
-    ParentMixture,
-    as_presence,
-    pose_about_rotations,
-)
-from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-
-_BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
+from capsule_zoo.models.base import Site
+from capsule_zoo.models.blocks.painted_parts import PaintedParts
+from capsule_zoo.models.blocks.parent_selection import Capsules, Level, ParentSelection
+from capsule_zoo.models.blocks.plates import per_image
+from capsule_zoo.models.blocks.selection import pose_about_rotations
+from capsule_zoo.models.checks import check_at_least, check_positive
 
 
-class PartWholeCapsules(Model):
+class PartWholeCapsules(PaintedParts):
     """The generative model of part-whole capsules, described at the top of this file.
 
     Args:
@@ -70,7 +53,7 @@ class PartWholeCapsules(Model):
         layers: capsules of every level from the top down, two or more; overrides both.
         template_size: height and width of a part's template, in template pixels.
         image_size: height and width of the images, in pixels; one number for a square.
-        channels: 1 (grey) or 3 (colour).
+        channels: 1 (gray) or 3 (color).
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.
@@ -125,30 +108,32 @@ class PartWholeCapsules(Model):
         likelihood: str = "composite",
     ) -> None:
         super().__init__()
+        self._set_options(
+            image_size=image_size,
+            channels=channels,
+            selection=selection,
+            presence=presence,
+            temperature=temperature,
+            sigma_image=sigma_image,
+            instances=instances,
+            background=background,
+            likelihood=likelihood,
+        )
         layers = (objects, parts) if layers is None else tuple(layers)
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
-        height, width = templates.height_and_width(image_size)
-        check_at_least(1, objects=objects, parts=parts, rotations=rotations, instances=instances)
-        check_at_least(1, layers=layers, template_size=template_size, image_size=image_size)
-        check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
-        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
         sigma_place = sigma_top if sigma_place is None else sigma_place
-        check_positive(epsilon=epsilon, sigma_place=sigma_place)
+        check_at_least(1, objects=objects, parts=parts, rotations=rotations, layers=layers)
+        check_positive(sigma_top=sigma_top, sigma_place=sigma_place, epsilon=epsilon)
+        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
         if not 0 < dummy_presence < 1:
             raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
-        check_one_of("channels", channels, (1, 3))
-        check_one_of("selection", selection, ("marginal", "enumerate"))
-        check_one_of("presence", presence, ("relaxed", "discrete"))
-        check_one_of("background", background, ("black", "learned"))
-        check_one_of("likelihood", likelihood, ("composite", "mixture"))
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
-        self.space = ImageSpace((channels, height, width))
-        self.selection, self.presence, self.temperature = selection, presence, temperature
-        self.sigma_image, self.rotations, self.instances = sigma_image, rotations, instances
-        self.sigma_top, self.sigma_place = sigma_top, sigma_place
+        self.rotations = rotations
+        self.sigma_top = sigma_top
+        self.sigma_place = sigma_place
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
         self.selections = PyroModule[nn.ModuleList](
             ParentSelection(
@@ -163,15 +148,7 @@ class PartWholeCapsules(Model):
             )
             for parents, children in pairwise(layers)
         )
-        shape = (-(-layers[-1] // instances), channels + 1, template_size, template_size)
-        self.template_logits = nn.Parameter(templates.faint(shape))  # colour, then alpha
-        if background == "learned":
-            self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
-        self.background, self.likelihood = background, likelihood
-
-    @property
-    def relaxed(self) -> bool:
-        return self.presence == "relaxed"
+        self._make_templates(template_size)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -183,21 +160,6 @@ class PartWholeCapsules(Model):
             found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
             found.append(Site(f"{level.name}_pose", plates, event_dim=1))
         return tuple(found)
-
-    def with_selection(self, selection: str) -> PartWholeCapsules:
-        """Return the model with the same parameters and another way to sum out the selection."""
-        check_one_of("selection", selection, ("marginal", "enumerate"))
-        return self.sharing_parameters(selection=selection)
-
-    def discretized(self) -> PartWholeCapsules:
-        """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
-        return self.sharing_parameters(presence="discrete", selection="marginal")
-
-    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """Return the law of a presence site from the logit of its probability."""
-        if self.relaxed:
-            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
-        return dist.Bernoulli(logits=logits)
 
     def object_pose_law(self) -> dist.TorchDistribution:
         """Return the law of an object's pose."""
@@ -225,40 +187,6 @@ class PartWholeCapsules(Model):
             observed = None if images is None else images[:, None]
             return pyro.sample("image", self.image_law(capsules), obs=observed).squeeze(-4)
 
-    def _draw_bayesian_parameters(self) -> None:
-        """Draw the parameters that are a `PyroSample`, outside the plates and once in a call."""
-        for module, name in bayesian_parameters(self):
-            getattr(module, name)
-
-    def _enumerated(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
-        """Draw children whose choice of a parent is an enumerated site."""
-        choice = dist.Categorical(logits=law.log_weights)
-        parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
-        logits = Vindex(law.presence_logits)[..., parent]
-        presence = pyro.sample(f"{name}_presence", self.presence_law(logits))
-        there = as_presence(presence, self.relaxed)
-        scale_on = Vindex(law.scale_on)[..., parent]
-        scale_off = Vindex(law.scale_off)[..., parent]
-        scale = there * scale_on + (1 - there) * scale_off
-        vote = Vindex(law.vote)[..., parent, :]
-        pose = pyro.sample(f"{name}_pose", dist.Normal(vote, scale[..., None]).to_event(1))
-        return presence, pose
-
-    def _marginal(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
-        """Draw children with the choice of a parent summed out: from p(t), then from p(A | t)."""
-        presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
-        return presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
-
-    def _presence_mixture(self, law: ChildLaw) -> ParentMixture:
-        logits = law.presence_logits.expand_as(law.log_weights)
-        return ParentMixture(dist.Categorical(logits=law.log_weights), self.presence_law(logits))
-
-    def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
-        """Return p(A | t), with each choice weighted by how well it predicts the presence."""
-        foretold = self.presence_law(law.presence_logits).log_prob(presence[..., None])
-        choice = dist.Categorical(logits=law.log_weights + foretold)
-        return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
-
     def responsibilities(self, parents: Capsules, children: Capsules, level: int = -1) -> Tensor:
         """Compute p(s_i | everything else), (B, children, 1 + parents); column 0 is the dummy.
 
@@ -268,59 +196,6 @@ class PartWholeCapsules(Model):
         """
         law = self.selections[level](parents, self.relaxed)
         return self._pose_mixture(law, children.presence).responsibilities(children.pose)
-
-    def templates(self) -> tuple[Tensor, Tensor]:
-        """Return every part's colour (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
-        return self._paint().split([self.image_shape[0], 1], dim=-3)
-
-    def _paint(self) -> Tensor:
-        paint = per_image(self.template_logits, 4).sigmoid().repeat_interleave(self.instances, -4)
-        return paint[..., : self.levels[-1].size, :, :, :]
-
-    def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
-        """Render every part alone, part-major: colour (parts, C, B, H, W), alpha (parts, 1, ...).
-
-        Batch dims in front of B are flattened into it.
-        """
-        drawn = templates.warp_templates(self._paint(), parts.pose, self.image_shape[1:])
-        there = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
-        # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
-        colour, alpha = drawn.split([self.image_shape[0], 1], dim=1)
-        return colour, alpha * there
-
-    def canvas(self, like: Tensor) -> Tensor:
-        """Return the background, (C, 1, H, W), or (C, B, H, W) where images differ in it.
-
-        Args:
-            like: the alpha of the parts, (parts, 1, B, H, W).
-        """
-        if self.background == "learned":
-            behind = flat_batch(per_image(self.background_logits, 3).sigmoid(), 3)
-            if behind.dim() == 3:
-                return behind[:, None]
-            return behind.repeat_interleave(like.shape[2] // len(behind), 0).transpose(0, 1)
-        return like.new_zeros(self.image_shape)[:, None]
-
-    def image_law(self, parts: Capsules) -> dist.TorchDistribution:
-        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W)."""
-        if self.likelihood == "mixture":
-            return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
-        return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)
-
-    def render(self, parts: Capsules) -> Tensor:
-        """Render the mean image (B, C, H, W) for the parts' presences and poses."""
-        batch = parts.presence.shape[:-1]
-        colour, alpha = self.layers(parts)
-        if self.likelihood == "mixture":
-            return self._pixel_mixture(colour, alpha, batch).mean.squeeze(-4)
-        canvas = templates.over(colour, alpha, self.canvas(alpha))
-        return unflat_batch(canvas.transpose(0, 1), 0, batch)
-
-    def _pixel_mixture(self, colour: Tensor, alpha: Tensor, batch: torch.Size) -> PixelMixture:
-        behind = self.canvas(alpha).expand(colour.shape[1:])
-        weight = F.pad(alpha, (0, 0) * 4 + (1, 0), value=_BACKGROUND_WEIGHT)
-        colours = unflat_batch(torch.cat([behind[None], colour]), 2, batch)
-        return PixelMixture(colours, unflat_batch(weight, 2, batch), self.sigma_image)
 
 
 def _name_levels(layers: tuple[int, ...]) -> tuple[Level, ...]:

@@ -193,16 +193,21 @@ class RecurrentCapsules(Model):
         check_one_of("likelihood", likelihood, LIKELIHOODS)
         self.space = ImageSpace(image_shape)
         self.num_classes = classes
-        self.steps, self.latent, self.units, self.capsules = steps, latent, units, capsules
-        self.likelihood, self.sigma_image, self.label_weight = likelihood, sigma_image, label_weight
+        self.steps = steps
+        self.latent = latent
+        self.units = units
+        self.capsules = capsules
+        self.likelihood = likelihood
+        self.sigma_image = sigma_image
+        self.label_weight = label_weight
         self.window_size = window if attention else None
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
-        colours, height, width = image_shape
+        colors, height, width = image_shape
         inputs = latent
         if capsules != "none":
             check_at_least(LEAST, **{f"image_shape[{i}]": image_shape[i] for i in (1, 2)})
             capsules_of = types, classes, routing
-            seen = colours if capsules == "once" else 2 * colours
+            seen = colors if capsules == "once" else 2 * colors
             self.eye = VectorCapsules(
                 image_network(seen, channels), channels[1], (height - 8, width - 8), *capsules_of
             )
@@ -211,7 +216,7 @@ class RecurrentCapsules(Model):
             )
             inputs = classes * CLASS
         self.cell = CoupledLSTM(inputs, units)
-        self.patch_shape = (colours, window, window) if attention else image_shape
+        self.patch_shape = (colors, window, window) if attention else image_shape
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
         nn.init.normal_(self.paint.weight, std=0.25)  # with less, codes fade before they are used
         if attention:
@@ -323,10 +328,34 @@ class RecurrentCapsules(Model):
             )
 
 
-def image_network(colours: int, channels: tuple[int, int]) -> nn.Module:
+class OverlappingCapsules(RecurrentCapsules):
+    """Recurrent capsules that know the classes of two images, one laid over the other.
+
+    The model draws each image, as `RecurrentCapsules` do. The margin loss asks for the classes of
+    the image and of the one before it in the batch, whose overlay the capsules see.
+    """
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        drawn = super().forward(images, None, batch_size)
+        self.check_labels(labels)
+        if labels is not None:
+            present = with_previous(F.one_hot(labels, self.num_classes))
+            loss = margin_loss(self.classify(with_previous(drawn)), present)
+            pyro.factor("label", -self.label_weight * loss.sum())
+        return drawn
+
+
+def with_previous(values: Tensor) -> Tensor:
+    """Return the maximum of each row and the row before: images overlap, one-hot labels unite."""
+    return torch.maximum(values, values.roll(1, 0))
+
+
+def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:
     """Return two convolutions that each reduce height and width by 4 pixels."""
     layers = []
-    for inputs, outputs in ((colours, channels[0]), channels):
+    for inputs, outputs in ((colors, channels[0]), channels):
         layers.append(PyroModule[nn.Conv2d](inputs, outputs, KERNEL))
         keep_scale(layers[-1], inputs * KERNEL**2)
     return _bent(layers)

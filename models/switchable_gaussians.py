@@ -90,7 +90,8 @@ class SwitchableGaussians(NamedModule):
         super().__init__()
         check_at_least(1, children=children, parents=parents, size=size)
         check_positive(noise=noise)
-        self.shape, self.noise = (children, parents, size), noise
+        self.shape = (children, parents, size)
+        self.noise = noise
         self.beta_a = torch.nn.Parameter(torch.full((parents,), float(beta_a)))
         self.beta_u = torch.nn.Parameter(torch.full((parents,), float(beta_u)))
 

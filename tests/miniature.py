@@ -1,6 +1,5 @@
 """Experiments in miniature: few real digits, one process, and the contents of a short run."""
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from capsule_zoo.data import Dataset, load_dataset
@@ -14,14 +13,11 @@ def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
     return Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
 
 
-def in_turn(task: Callable, jobs: Iterable) -> list:
-    """Replace `side_by_side`, and start no other process."""
-    return [task(job) for job in jobs]
-
-
-def names_in_record(name: str, options: Options, folder: Path) -> tuple[set[str], set[str]]:
-    """Return names of an experiment's metrics and figures; a figure without a name is ""."""
-    reproduce(name, options, folder=folder)
+def names_in_record(
+    name: str, options: Options, folder: Path, **settings: object
+) -> tuple[set[str], set[str]]:
+    """Return names of the metrics and figures that an experiment leaves; one may have none, ""."""
+    reproduce(name, options, folder=folder, **settings)
     stem = name.rpartition("/")[2]
     figures = {path.stem.removeprefix(stem).lstrip("_") for path in figures_of(name, folder)}
     return set(read_record(name, folder)["metrics"]), figures

@@ -25,7 +25,7 @@ def randomized(model, scale=0.6):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(scale * torch.randn_like(parameter))
-    model.keep_normalisable()
+    model.keep_normalizable()
     return model
 
 

@@ -389,7 +389,8 @@ def double_pair(name: str, guide: str | None = None, discrete: bool = False) -> 
     entry.guide.double().eval()
     if discrete:
         guide_of = entry.guide.discretized()
-        entry.model, entry.guide = entry.model.discretized(), guide_of
+        entry.model = entry.model.discretized()
+        entry.guide = guide_of
     return entry
 
 
@@ -447,20 +448,20 @@ def test_under_an_outer_plate_the_prior_draws_every_index_afresh(name, discrete)
     image = sites[observed]["value"]
     assert not torch.equal(image[0], image[1])
     # what a chain has come from does not appear in its trace: only the image's law can be compared
-    assert_one_by_one(program, (), sites, only=None if entry.model.normalised else observed)
+    assert_one_by_one(program, (), sites, only=None if entry.model.normalized else observed)
 
 
-def vectorised_objectives(entry: Entry) -> list[ELBO]:
+def vectorized_objectives(entry: Entry) -> list[ELBO]:
     sizes = dict(num_particles=2, vectorize_particles=True, max_plate_nesting=nesting_of(entry))
     return [Trace_ELBO(**sizes), RenyiELBO(alpha=0, **sizes)]
 
 
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
-def test_vectorised_particles_train(name, guide):
+def test_vectorized_particles_train(name, guide):
     entry = make(name, guide)
     labels = labels_for(entry)
     arguments = (images_for(entry),) if labels is None else (images_for(entry), labels)
-    for objective in vectorised_objectives(entry):
+    for objective in vectorized_objectives(entry):
         loss = objective.loss_and_grads(entry.model, entry.guide, *arguments)
         assert math.isfinite(loss)
         grads = [p.grad for p in parameters_of(entry).values() if p.grad is not None]
@@ -470,7 +471,7 @@ def test_vectorised_particles_train(name, guide):
 
 @pytest.mark.filterwarnings("ignore:Not enough tail samples")  # the weights of untrained guides
 @pytest.mark.parametrize(("name", "guide"), PAIRS)
-def test_vectorised_tools_of_pyro_run(name, guide):
+def test_vectorized_tools_of_pyro_run(name, guide):
     entry = make(name, guide)
     images, nesting = images_for(entry, 2), nesting_of(entry)
     drawn = Predictive(entry.model, guide=entry.guide, num_samples=3, parallel=True)(images)

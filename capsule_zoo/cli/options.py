@@ -54,3 +54,22 @@ def print_json(wanted: bool, found: dict) -> None:
         from capsule_zoo.runs.folder import plain
 
         print(json.dumps(plain(found)), flush=True)
+
+
+def read_settings(words: list[str] | None) -> dict[str, Any]:
+    """Return the settings given as KEY=VALUE; values are JSON, or else taken as text.
+
+    Raises:
+        ValueError: a word is not of this form.
+    """
+    settings = {}
+    for word in words or []:
+        key, equals, value = word.partition("=")
+        if not (key.isidentifier() and equals):
+            raise ValueError(f"--set takes KEY=VALUE, such as objects=16, not {word!r}")
+        try:
+            parsed = json.loads(value)
+        except json.JSONDecodeError:
+            parsed = value
+        settings[key] = tuple(parsed) if isinstance(parsed, list) else parsed
+    return settings

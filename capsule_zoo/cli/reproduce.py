@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,9 @@ from capsule_zoo.cli.options import (
     print_json,
     print_list,
     print_metrics,
+    read_settings,
 )
-from capsule_zoo.records import FOLDER
+from capsule_zoo.records import FOLDER, flatten
 
 
 def reproduce(
@@ -32,8 +34,15 @@ def reproduce(
     device: Device = "cpu",
     out: Annotated[Path, typer.Option(help="Where records are written.")] = FOLDER,
     keep: Annotated[
-        Path | None, typer.Option(help="Keep what was trained in this run folder.")
+        Path | None, typer.Option(help="Keep the trained entry, and all runs, in this folder.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting, as JSON; may be repeated."),
+    ] = None,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List the settings of the experiment.")
+    ] = False,
     run: Annotated[
         str | None, typer.Option(help="Measure this run, or these weights, without training.")
     ] = None,
@@ -42,33 +51,60 @@ def reproduce(
 ) -> None:
     """Run an experiment and write its record and figures.
 
-    Without a name, the command lists the experiments.
+    Without a name, the command lists the experiments. An experiment that was interrupted goes on
+    when the same command is given again: its training runs are saved in the folder .unfinished of
+    the records, until the record is written.
 
     \b
     Examples:
       capsule-zoo reproduce
       capsule-zoo reproduce part-whole/digits
       capsule-zoo reproduce part-whole/digits --minutes 1 --seed 3 --out elsewhere
+      capsule-zoo reproduce part-whole/guides --settings
+      capsule-zoo reproduce part-whole/guides --set images=500 --set particles=50
     """
+    if experiment is None:
+        print_json(as_json, _list())
+        return
+    if settings:
+        print_json(as_json, _list_settings(experiment))
+        return
     from capsule_zoo import experiments
 
-    if experiment is None:
-        names = experiments.list_experiments()
-        found: dict = {name: experiments.find_experiment(name).summary for name in names}
-        print_list(found)
-    else:
-        options = experiments.Options(
-            minutes=minutes,
-            seed=seed,
-            data_root=data_root,
-            device=device,
-            run=run,
-            progress=not quiet,
-        )
-        result, path = experiments.reproduce(experiment, options, folder=out, keep=keep)
-        if result.table is not None:
-            print(result.table.round(3).to_string(na_rep=""))
-        print_metrics({name: metric[:2] for name, metric in result.metrics.items()})
-        print(f"written to {path} and figures beside it")
-        found = experiments.as_metrics(result)
+    options = experiments.Options(
+        minutes=minutes,
+        seed=seed,
+        data_root=data_root,
+        device=device,
+        run=run,
+        progress=not quiet,
+    )
+    chosen = read_settings(set_)
+    result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)
+    if result.table is not None:
+        print(result.table.round(3).to_string(na_rep=""))
+    found, _ = flatten(result.metrics)
+    print_metrics({name: (metric["value"], metric["se"]) for name, metric in found.items()})
+    print(f"written to {path}, with the figures next to it")
     print_json(as_json, found)
+
+
+def _list() -> dict[str, str]:
+    """Print all experiments, and return their summaries by name."""
+    from capsule_zoo.experiments import find_experiment, list_experiments
+
+    found = {name: find_experiment(name).summary for name in list_experiments()}
+    print_list(found)
+    print("\nThe settings of one of them: capsule-zoo reproduce EXPERIMENT --settings")
+    return found
+
+
+def _list_settings(name: str) -> dict[str, object]:
+    """Print the settings of an experiment, and return their defaults by name."""
+    from capsule_zoo.experiments import find_experiment
+
+    experiment = find_experiment(name)
+    print(experiment.summary)
+    for setting in experiment.settings.values():
+        print(f"\n  --set {setting.name}={json.dumps(setting.default)}\n      {setting.what}")
+    return experiment.filled({})

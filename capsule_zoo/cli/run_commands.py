@@ -5,7 +5,6 @@ The work is done in `capsule_zoo.runs`.
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from capsule_zoo.cli.options import (
     Seed,
     print_json,
     print_metrics,
+    read_settings,
 )
 
 AllImages = Annotated[int | None, typer.Option(help="How many test images.  [default: all]", min=1)]
@@ -91,7 +91,7 @@ def train(
     given = _given(
         data=data,
         size=size,
-        sizes=_read_sizes(set_),
+        sizes=read_settings(set_) or None,
         guide=guide,
         seed=seed,
         batch_size=batch_size,
@@ -196,7 +196,7 @@ def log_partition(
 
     The estimate by annealed importance sampling (AIS) is too high in expectation, the estimate by
     reverse annealing (RAISE) too low. For a model of binary
-    pixels the images are binarised once. The time grows with --chains and --temperatures: at 28x28
+    pixels the images are binarized once. The time grows with --chains and --temperatures: at 28x28
     pixels the defaults take a few minutes. The result is added to the run's metrics.json.
 
     \b
@@ -353,23 +353,6 @@ def _given(**settings: Any) -> dict[str, Any]:
 def _names(words: str) -> list[str]:
     """Return the names in a comma-separated list."""
     return [name for name in map(str.strip, words.split(",")) if name]
-
-
-def _read_sizes(words: list[str] | None) -> dict[str, Any] | None:
-    """Return words such as `objects=16` as a dict; values that are not JSON are strings."""
-    if not words:
-        return None
-    sizes = {}
-    for word in words:
-        key, equals, value = word.partition("=")
-        if not (key.isidentifier() and equals):
-            raise ValueError(f"--set takes KEY=VALUE, such as objects=16, not {word!r}")
-        try:
-            parsed = json.loads(value)
-        except json.JSONDecodeError:
-            parsed = value
-        sizes[key] = tuple(parsed) if isinstance(parsed, list) else parsed
-    return sizes
 
 
 def _run_folder(entry: str, data: str, seed: int) -> Path:

@@ -9,7 +9,6 @@ from capsule_zoo.data.constellations import SHAPES
 from capsule_zoo.figures.constellations import scene_parses, scene_samples
 from capsule_zoo.guides.constellations import (
     ExactMatching,
-    MixtureMatching,
     RansacMatching,
     SinkhornMatching,
 )
@@ -47,7 +46,7 @@ def constellations(
         sigma_floor: noise on the scene.
         sigma_pose: deviation of every number of a pose.
         clutter: the largest number of clutter points.
-        starts: runs of EM for each set of objects, in `sinkhorn` and `mixture`.
+        starts: runs of EM for each set of objects, in `sinkhorn`.
         steps: steps of EM.
     """
     check_at_least(1, starts=starts, steps=steps)
@@ -67,7 +66,6 @@ def constellations(
             "exact": lambda entry: ExactMatching(entry.model),
             "ransac": lambda entry: RansacMatching(entry.model),
             "sinkhorn": lambda entry: SinkhornMatching(entry.model, starts, steps),
-            "mixture": lambda entry: MixtureMatching(entry.model, starts, steps),
         },
         objective=Trace_ELBO(),
         training=dict(ExactMatching.fit_settings, batch_size=64, epochs=1),

@@ -1,21 +1,18 @@
-"""Part-whole capsules with their amortised guide (Smith et al. 2020)."""
+"""Part-whole capsules with their amortized guide (Smith et al. 2020)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.figures.part_whole import learned_templates, parses, prior_samples
-from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
+from capsule_zoo.guides import AmortizedPartWhole, EMObjects, PartWholeGuide
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
-
-if TYPE_CHECKING:
-    pass
 
 GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
@@ -27,16 +24,24 @@ SMALL = dict(
 )
 
 
-def _with_poses(entry: Entry, pose: str) -> AmortizedPartWhole:
+def _with_poses(entry: Entry, pose: str) -> PartWholeGuide:
     """Return the entry's guide with another law of the poses and the same trained weights."""
-    return entry.guide.with_poses(pose)
+    return _guide_of(entry).with_poses(pose)
 
 
-def _routing(entry: Entry) -> RoutingPartWhole:
-    """Return a guide with EM routing above the entry's own encoder of parts."""
-    own = ("width", "heads", "blocks", "inducing")  # of networks that routing does not have
-    sizes = {name: size for name, size in entry.guide.options.items() if name not in own}
-    return RoutingPartWhole(entry.model, **sizes).copy_matching(entry.guide)
+def _routing(entry: Entry) -> PartWholeGuide:
+    """Return a guide with EM routing above the entry's own reader of parts."""
+    return _guide_of(entry).with_poses("delta").with_objects(EMObjects())
+
+
+def _guide_of(entry: Entry) -> PartWholeGuide:
+    """Return the entry's guide; raise ValueError if it is not made of a reader and objects."""
+    if not isinstance(entry.guide, PartWholeGuide):
+        raise ValueError(
+            f"the entry's guide must be a PartWholeGuide, not {type(entry.guide).__name__}; "
+            "replace it before its variants are made"
+        )
+    return entry.guide
 
 
 PICTURES = {

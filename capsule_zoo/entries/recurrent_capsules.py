@@ -9,8 +9,9 @@ from pyro.infer import TraceMeanField_ELBO
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.figures.recurrent import strokes
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
+from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models import RecurrentCapsules
-from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
 from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 
@@ -43,6 +44,26 @@ def recurrent_capsules(
     return _entry(RecurrentCapsules(routing, image_shape, **{**PRESETS[preset], **sizes}))
 
 
+@register(
+    "overlapping-capsules",
+    small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2},
+    takes={"sizes": Takes(OverlappingCapsules, defaults=PRESETS["small"])},
+)
+def overlapping_capsules(
+    image_shape: tuple[int, int, int] = (1, 28, 28), iterations: int = 3, **sizes: Any
+) -> Entry:
+    """Recurrent capsules that take overlapping images apart; a batch is overlaid with itself.
+
+    Args:
+        image_shape: (channels, height, width), 17x17 pixels or more.
+        iterations: routing iterations; 0 replaces routing by linear layers.
+        sizes: arguments of `OverlappingCapsules` that replace those of the small preset.
+    """
+    routing = DynamicRouting(iterations, fair=False) if iterations else None
+    model = OverlappingCapsules(routing, image_shape, **{**PRESETS["small"], **sizes})
+    return _entry(model, OverlappingEncoder)
+
+
 @register("draw", small=SMALL, takes={"sizes": Takes(RecurrentCapsules, without=("capsules",))})
 def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry:
     """DRAW: recurrent capsules without the capsules, codes straight into the recurrent cell.
@@ -54,10 +75,10 @@ def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry
     return _entry(RecurrentCapsules(None, image_shape, capsules="none", **sizes))
 
 
-def _entry(model: RecurrentCapsules) -> Entry:
+def _entry(model: RecurrentCapsules, guide: type[RecurrentEncoder] = RecurrentEncoder) -> Entry:
     return Entry(
         model=model,
-        guides={"recurrent": lambda entry: RecurrentEncoder(entry.model)},
+        guides={"recurrent": lambda entry: guide(entry.model)},
         objective=TraceMeanField_ELBO(),
         training=dict(lr=1e-3, schedule="linear", batch_size=64, clip=100.0),
         figures=PICTURES,

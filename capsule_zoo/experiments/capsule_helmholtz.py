@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from capsule_zoo.data import Binarize, Dataset
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import (
     DRAWN,
     binary_mnist,
@@ -12,28 +15,40 @@ from capsule_zoo.experiments.energy import (
     standard_fashion,
 )
 from capsule_zoo.experiments.findings import bounds_of_rows, held_out_bounds, pictures
+from capsule_zoo.experiments.study import divide
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import ReweightedWakeSleep, ScoreFunctionELBO, WakeSleep, compare
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
-PARTICLES = 1000
-WEIGHED = 500  # images
+
+def bounds(
+    entry: Entry, data: Dataset, options: Options, *, images: int, particles: int
+) -> Numbers:
+    """Return ELBO and IWAE of the first test images."""
+    return held_out_bounds(entry, data.test[:images], particles, options.seed)
 
 
-def bounds(entry: Entry, data: Dataset, options: Options) -> Metrics:
-    """ELBO and IWAE of the first test images."""
-    return held_out_bounds(entry, data.test[:WEIGHED], PARTICLES, options.seed)
+@experiment("capsule-helmholtz/mnist", minutes=90, lead="sums")
+def mnist(options: Options, *, images: int = 500, particles: int = 1000) -> Result:
+    """Train two layers of 40 capsules by reweighted wake-sleep and bound log p (90 minutes).
+
+    Args:
+        images: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
+    """
+    numbers = partial(bounds, images=images, particles=particles)
+    return measured("capsule-helmholtz", options, numbers)
 
 
-@experiment("capsule-helmholtz/mnist")
-def mnist(options: Options) -> Result:
-    """Helmholtz machine, two layers of 40 capsules, by reweighted wake-sleep (90 minutes)."""
-    return measured("capsule-helmholtz", options, 90, bounds)
+@experiment("capsule-helmholtz/objectives", data="mnist", minutes=60, role="comparison")
+def objectives(options: Options, *, images: int = 500, particles: int = 200) -> Result:
+    """Compare wake-sleep, reweighted wake-sleep and the ELBO on one machine (an hour).
 
-
-@experiment("capsule-helmholtz/objectives", data="mnist")
-def objectives(options: Options) -> Result:
-    """One machine under wake-sleep, reweighted wake-sleep and the ELBO, in one table (an hour)."""
+    Args:
+        images: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
+    """
     options.refuse_run()
     data = binary_mnist(options)
     rows = {
@@ -41,32 +56,38 @@ def objectives(options: Options) -> Result:
         "reweighted": ReweightedWakeSleep(5),
         "elbo": ScoreFunctionELBO(5),
     }
+    minutes = divide(options.budget, rows)
     pairs: dict[str, tuple] = {}
     for name, objective in rows.items():
         options.say(f"Training under {type(objective).__name__}")
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        minutes = (options.minutes or 60) / len(rows)
-        train(entry, data, options, minutes, objective=objective, transform=Binarize())
+        how: dict[str, Any] = dict(objective=objective, transform=Binarize())
+        train(entry, data, options, minutes[name], name=name, **how)
         pairs[name] = (entry.model, entry.guide)
-    table = compare(pairs, data.test[:WEIGHED], num_particles=200, seed=options.seed)
+    table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
     return Result(bounds_of_rows(table), {"": table.draw()}, table, entry)
 
 
-@experiment("capsule-helmholtz/fashion", data="fashion-mnist")
-def fashion(options: Options) -> Result:
-    """Gaussian pixels and units, two layers of 20 capsules (3 minutes).
+@experiment("capsule-helmholtz/fashion", data="fashion-mnist", minutes=3)
+def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Result:
+    """Train two layers of 20 capsules with Gaussian pixels and units (3 minutes).
 
-    Pixels are standardised; the error is on the scale of the pixels, nats on that of the scores.
-    The training is short because a longer one diverges: recognised units have the precision of
-    their base law, and cannot follow a posterior that narrows as the pixels' precision grows.
+    Pixels are standardized. The error is on the scale of the pixels, and nats are on the scale of
+    the scores. The training is short because a longer one diverges: recognized units have the
+    precision of their base law, and cannot follow a posterior that narrows as the precision of the
+    pixels grows.
+
+    Args:
+        images: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
     """
     options.refuse_run()
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
-    train(entry, data, options, options.minutes or 3, lr=1e-3)
+    train(entry, data, options, options.budget, name="trained", lr=1e-3)
     metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
-        **bounds(entry, data, options),
+        **bounds(entry, data, options, images=images, particles=particles),
     }
     return Result(metrics, pictures(entry, data.test.images[:DRAWN]), None, entry)

@@ -28,17 +28,17 @@ from capsule_zoo.inference.evaluation.segmentation import (
 from capsule_zoo.models.blocks.exact_cover import all_covers
 from capsule_zoo.models.blocks.scene_law import SceneLaw
 from capsule_zoo.registry import create
+from capsule_zoo.runs.scenes import GUIDES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIGMAS = {"0": 0.0, "01": 0.1, "025": 0.25}
-GUIDES = ("exact", "ransac", "sinkhorn", "mixture")
 SCENES = 1024
 TIMED = 512  # scenes
 
 
-@experiment("constellations/parse", data="constellations")
+@experiment("constellations/parse", data="constellations", role="comparison", lead="025")
 def parse(options: Options) -> Result:
     """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (minutes).
 
@@ -60,7 +60,7 @@ def parse(options: Options) -> Result:
         law, parses = model.law(), {}
         for name in GUIDES:
             options.say(f"{name} on scenes with sigma {sigma:g}")
-            guide = entry.make_guide(name)
+            guide = GUIDES[name](model)
             found, seconds = timed(guide, scenes)
             parses[name] = (found.objects, found.corners)
             rows = measures(found, scenes, law)

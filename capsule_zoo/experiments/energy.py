@@ -1,8 +1,8 @@
-"""What the experiments on capsule RBMs and Helmholtz machines share: training and numbers.
+"""Training and measurements shared by the experiments on capsule RBMs and Helmholtz machines.
 
-Every likelihood is of test images binarised once, with seed 0 (`Dataset.binarized`). The machines
-are trained on training images that are binarised anew whenever they are seen, so that they cannot
-learn one binarisation by heart. (The paper trains on grey pixels and gives no likelihood.)
+Every likelihood is of test images binarized once, with seed 0 (`Dataset.binarized`). Training
+images are binarized again whenever they are seen, so that no machine can memorize one
+binarization. (The paper trains on gray pixels and gives no likelihood.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result
+from capsule_zoo.experiments import Options, Result
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
@@ -28,22 +28,21 @@ from capsule_zoo.inference.evaluation.probe import (
     probe_scores,
 )
 from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.records import Metrics, Number, Numbers
 from capsule_zoo.registry import Entry
 
-TEMPERATURES = 14_500
-CHAINS = 100
-PROBED = 10_000  # images, on which a probe is fitted
-DRAWN = 100  # images, of which pictures are made
+PROBED = 10_000  # images that a probe is fitted on
+DRAWN = 100  # images that pictures are made of
 
 
 def binary_mnist(options: Options) -> Dataset:
-    """MNIST, grey for training, its validation and test images binarised once."""
-    grey = load_dataset("mnist", root=options.data_root)
-    return replace(grey.binarized(), train=grey.train)
+    """Return MNIST, gray for training, with validation and test images binarized once."""
+    gray = load_dataset("mnist", root=options.data_root)
+    return replace(gray.binarized(), train=gray.train)
 
 
 def standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
-    """Fashion-MNIST as standard scores, and the transform that made them."""
+    """Return Fashion-MNIST as standard scores, and the transform that made them."""
     pixels = load_dataset("fashion-mnist", root=options.data_root)
     standard = Standardize.of(pixels.train.images)
     return pixels.transformed(standard), standard
@@ -52,12 +51,11 @@ def standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
 def measured(
     name: str,
     options: Options,
-    minutes: float,
-    numbers: Callable[[Entry, Dataset, Options], Metrics],
+    numbers: Callable[[Entry, Dataset, Options], Numbers],
 ) -> Result:
-    """Train an entry on MNIST, unless the options name a run, and measure and draw it."""
+    """Train an entry on MNIST, or load the run that the options name; measure and draw it."""
     data = binary_mnist(options)
-    entry = trained(name, data, options, minutes, transform=Binarize())
+    entry = trained(name, data, options, transform=Binarize())
     options.say("Measuring")
     found = spectra(entry, data.test.images)
     metrics: Metrics = {
@@ -74,7 +72,7 @@ def measured(
 
 @torch.no_grad()
 def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Number:
-    """Mean over images of the mean absolute error of a pixel times a scale, and its s.e."""
+    """Return the mean absolute error of a pixel times a scale, with its error over images."""
     errors = [
         (entry.model.mean_image(entry.guide.expectations(x)) - x).abs().flatten(1).mean(1)
         for x in images.split(500)
@@ -83,16 +81,19 @@ def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Nu
 
 
 @torch.no_grad()
-def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Metrics:
-    """Mean log p(x) of the test images by AIS, which errs high, and by reverse AIS, which is low.
+def log_likelihoods(
+    entry: Entry, data: Dataset, options: Options, temperatures: int, chains: int
+) -> Numbers:
+    """Return the mean log p(x) of the test images by AIS and by reverse AIS.
 
-    Standard errors hold that of log Z and that of the mean over images.
+    AIS errs towards high likelihoods, and reverse AIS towards low ones. Standard errors combine the
+    error of log Z with the error of the mean over images.
     """
     model: Any = entry.model
     free_energy = torch.cat([model.free_energy(x) for x in data.test.images.split(500)]).numpy()
-    shared: dict[str, Any] = dict(chains=CHAINS, temperatures=TEMPERATURES, seed=options.seed)
-    found: Metrics = {}
-    for method, images in (("ais", data.train.images), ("raise", data.test.images[:CHAINS])):
+    shared: dict[str, Any] = dict(chains=chains, temperatures=temperatures, seed=options.seed)
+    found: Numbers = {}
+    for method, images in (("ais", data.train.images), ("raise", data.test.images[:chains])):
         log_z = log_partition(model, method, images=images, **shared)
         error = float(np.hypot(standard_error(free_energy), log_z.standard_error))
         value = -float(free_energy.mean()) - log_z.value
@@ -101,9 +102,9 @@ def log_likelihoods(entry: Entry, data: Dataset, options: Options) -> Metrics:
 
 
 def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
-    """What the guide infers at every switch, (N, K) by site; where there is none, at every site.
+    """Return what the guide infers at every switch, (N, K) by site.
 
-    The site nearest to the image is the last.
+    A model without switches gives all its sites. The site nearest to the image is the last.
     """
     names = [site.name for site in entry.model.latent_sites]
     names = [name for name in names if name.endswith("_switch")] or names
@@ -111,9 +112,9 @@ def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray
 
 
 def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
-    """What the spectra nearest to the image tell of the class, by a linear probe.
+    """Fit a linear probe that reads the class from the spectra nearest to the image.
 
-    It is fitted on spectra of training images, binarised once.
+    It is fitted on the spectra of training images, binarized once.
     """
     known = data.train[:PROBED].binarized()
     features = [list(spectra(entry, x).values())[-1] for x in (known.images, data.test.images)]

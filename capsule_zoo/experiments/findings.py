@@ -1,9 +1,9 @@
-"""What several experiments put into their results: numbers with standard errors, and pictures."""
+"""Numbers with standard errors, and pictures, for the results of several experiments."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import numpy as np
 import torch
@@ -11,34 +11,34 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.experiments import Metrics, Number
 from capsule_zoo.inference import Comparison, evaluate, summarize
+from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
 BOOTSTRAPS = 2000  # resampled sets of images
 
 
 def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
-    """Mean over images or seeds, its standard error (None for one), and how many there are."""
+    """Return the mean over images or seeds, its standard error (None for one), and their number."""
     values, count = torch.as_tensor(values), len(values)
     error = (values.std() / count**0.5).item() if count > 1 else None
     return values.mean().item(), error, count
 
 
 def median_and_error(values: Tensor, seed: int) -> Number:
-    """Median over images (N,), its standard error by the bootstrap, and how many there are."""
+    """Return the median over images (N,), its standard error by the bootstrap, and their number."""
     numbers, random = values.double().cpu().numpy(), np.random.default_rng(seed)
     again = np.median(random.choice(numbers, (BOOTSTRAPS, len(numbers))), axis=1)
     return float(np.median(numbers)), float(again.std()), len(numbers)
 
 
 def squared_error(painted: Tensor, images: Tensor) -> Number:
-    """Mean over images (N, C, H, W) of the squared error, summed over the pixels of an image."""
+    """Return the mean over images (N, C, H, W) of the squared error summed over the pixels."""
     return mean_and_error((painted - images).square().sum((1, 2, 3)))
 
 
-def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Metrics:
-    """`elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
+def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Numbers:
+    """Return `elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
     idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
     found = summarize(idata)
     return {
@@ -47,21 +47,37 @@ def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> M
     }
 
 
-def bounds_of_rows(table: Comparison) -> Metrics:
-    """`elbo_<row>` and `iwae_<particles>_<row>` of every row that is a bound."""
+def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
+    """Return `elbo`, `iwae_<particles>` and `elbo_difference` of every row that is a bound.
+
+    The difference is paired, over the same images: to the first bound, which itself has none.
+    """
     particles, images = table.attrs["num_particles"], table.attrs["num_images"]
-    found: Metrics = {}
-    for name, row in table[table["is_bound"]].iterrows():
-        found[f"elbo_{snake_case(name)}"] = row["elbo"], row["elbo_se"], images
-        found[f"iwae_{particles}_{snake_case(name)}"] = row["iwae"], row["iwae_se"], images
+    columns = {"elbo": "elbo", f"iwae_{particles}": "iwae", "elbo_difference": "elbo_difference"}
+    bounds = table[table["is_bound"]]
+    found: dict[str, Numbers] = {}
+    for quantity, column in columns.items():
+        rows = bounds.iloc[1:] if quantity == "elbo_difference" else bounds
+        for name, row in rows.iterrows():
+            number = float(row[column]), float(row[f"{column}_se"]), images
+            found.setdefault(quantity, {})[snake_case(name)] = number
+    return found
+
+
+def by_quantity(variants: Mapping[str, Mapping[str, Number]]) -> dict[str, Numbers]:
+    """Return the numbers of several variants by quantity, then by variant."""
+    found: dict[str, Numbers] = {}
+    for variant, numbers in variants.items():
+        for quantity, number in numbers.items():
+            found.setdefault(quantity, {})[variant] = number
     return found
 
 
 def snake_case(row: Hashable) -> str:
-    """A row's name as part of a metric's: "free-form normal" as `free_form_normal`."""
+    """Return a row's name as part of a metric's name: "free-form normal" as `free_form_normal`."""
     return re.sub("[^a-z]+", "_", str(row).lower())
 
 
 def pictures(entry: Entry, images: Tensor) -> dict[str, Figure]:
-    """Every picture that the entry offers, by name."""
+    """Return every picture that the entry offers, by name."""
     return {name: draw(entry, images) for name, draw in entry.figures.items()}

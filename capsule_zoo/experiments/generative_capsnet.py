@@ -1,22 +1,21 @@
-"""Digits asked for where no training image was: CapsNets beside plain decoders (Potapov 2018).
+"""Digits requested where no training image was: CapsNets and plain decoders (Potapov 2018).
 
-Every image is shown as it is and asked for under a transformation; two classes, 4 and 9, are asked
-for in a smaller range than the others, or all are. What counts is the error on test images of these
-two, where they were asked for in training (`inside`) and where not (`outside`).
+The encoder sees each image untransformed, and the decoder must draw it under a given
+transformation. Digits 4 and 9 are trained on a narrower range of transformations than the other
+classes; in two experiments all classes are. The numbers are the errors on test images of 4 and 9,
+at requests within the range of training (`inside`) and beyond it (`outside`).
 
-All decoders share the encoder and the length of the code. Capsules move as the article has it, and
-linearly with the request, which is ours. Errors are mean squared errors of pixels
-in [-1, 1], as the article has them; `ratio` is outside over inside, and `to_blank` divides by the
-error of a black image at the same requests, for a curve can be flat because it is bad everywhere.
-Values are means over the seeds, each with its standard error.
+All decoders share the encoder and the length of the code. Capsules move as in the article, and
+linearly with the request, which is ours. Errors are mean squared errors of pixels in [-1, 1], as in
+the article. `ratio` is outside over inside. `to_blank` divides by the error of a black image at the
+same requests, because a curve can be flat when it is bad everywhere. Values are means over the
+seeds, each with its standard error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,39 +25,45 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Requests, Rotations, Shifts, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error, median_and_error
-from capsule_zoo.experiments.training import side_by_side, train
+from capsule_zoo.data import Dataset, Rotations
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, median_and_error
+from capsule_zoo.experiments.generative_requests import (
+    ANGLES,
+    RARE,
+    SHIFTED,
+    TURNED,
+    Protocol,
+    of_class,
+    on_canvas,
+    some_requests,
+)
+from capsule_zoo.experiments.study import Job, Study, choose
+from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Line = tuple[tuple[float, ...], ...]
 
-RARE = (4, 9)  # the classes that are asked for in a range of their own
-SEEDS = 3
-STEPS = 3000  # of every run
-IMAGES = 300  # test images of each rare class
-INFERRED = 60  # images whose transformation is inferred
 DIGIT = 28
-CONCEPTS = ("autoencoder", "digit_capsules")  # whose codes are shown
+CONCEPTS = ("autoencoder", "digit_capsules")  # decoders whose codes are shown
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """What is trained: an entry under one of its guides."""
+    """A trained pair: an entry under one of its guides."""
 
     entry: str
     guide: str = "deterministic"
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
-SMALL_ENCODER = dict(channels=32, hidden=256)
+SMALL_ENCODER: Mapping[str, Any] = dict(channels=32, hidden=256)
 CONVOLUTIONAL = {"hidden": 256}
 LINEAR = {"motion": "linear"}
 DECODERS = {
@@ -73,241 +78,250 @@ DECODERS = {
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """What is asked for.
+class Trainings:
+    """The settings of an experiment on requests.
 
-    Attributes:
-        requests: the family of transformations.
-        usual: smallest and largest parameter in training.
-        rare: the same for the classes `RARE`.
-        lines: requests at which test images are asked for; the first parameter runs along a line.
-        border: blank pixels around the digit.
+    Args:
+        decoders: names of the decoders that are trained.
+        seeds: number of seeds for each decoder.
+        steps: updates of every run, unless minutes are given; these are shared by all runs.
+        images: number of test images of each rare class.
+        inferred: number of images whose transformation is inferred.
+        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
+        capsules: sizes of the capsule networks that replace the entries' own.
+        plain: sizes of the other decoders that replace the entries' own.
     """
 
-    requests: Requests
-    usual: tuple[float, float]
-    rare: tuple[float, float]
-    lines: Mapping[str, Line]
-    border: int = 0
+    decoders: tuple[str, ...] = tuple(DECODERS)
+    seeds: int = 3
+    steps: int = 3000
+    images: int = 300
+    inferred: int = 60
+    encoder: Mapping[str, Any] | None = None
+    capsules: Mapping[str, Any] | None = None
+    plain: Mapping[str, Any] | None = None
 
-    @property
-    def kind(self) -> str:
-        """The family's name among an entry's sizes."""
-        return type(self.requests).__name__.lower()
+    def __post_init__(self) -> None:
+        choose("decoder", self.decoders, DECODERS)
 
-    def inside(self, line: Line) -> np.ndarray:
-        """Which requests (points,) were seen in training with the rare classes."""
-        low, high = self.rare
-        points = np.array(line)
-        return (((points >= low) & (points < high)) | (points == low)).all(1)
-
-
-ANGLES: Line = tuple((float(a),) for a in range(-180, 180, 12))
-SHIFTS: dict[str, Line] = {
-    "diagonal": tuple((float(s), float(s)) for s in range(-20, 20, 2)),
-    "antidiagonal": tuple((float(s), float(-s)) for s in range(-20, 20, 2)),
-}
-TURNED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
-SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
+    def sizes(self, decoder: Decoder) -> dict[str, Any]:
+        """Return the sizes of a decoder."""
+        own = self.capsules if decoder.entry.startswith("generative-capsnet") else self.plain
+        return {**decoder.sizes, **(own or {})}
 
 
-@experiment("generative-capsnet/shift", data="mnist")
-def shift(options: Options) -> Result:
-    """All digits shifted by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes)."""
-    return study(SHIFTED, options)
+@experiment("generative-capsnet/shift", data="mnist", takes=Trainings)
+def shift(options: Options, **settings: Any) -> Result:
+    """Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes)."""
+    return on_request(SHIFTED, Trainings(**settings), options)
 
 
-@experiment("generative-capsnet/shift-beyond", data="mnist")
-def shift_beyond(options: Options) -> Result:
-    """All digits shifted by up to 10 pixels, and asked for at up to 20 (200 core-minutes)."""
-    return study(replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)), options)
+@experiment("generative-capsnet/shift-beyond", data="mnist", takes=Trainings)
+def shift_beyond(options: Options, **settings: Any) -> Result:
+    """Shift all digits by up to 10 pixels, and request them at up to 20 (200 core-minutes)."""
+    protocol = replace(SHIFTED, usual=(-10, 10), rare=(-10, 10))
+    return on_request(protocol, Trainings(**settings), options)
 
 
-@experiment("generative-capsnet/rotate", data="mnist")
-def rotate(options: Options) -> Result:
-    """All digits at every angle, 4 and 9 within 45 degrees; angles inferred (85 core-minutes).
+@experiment("generative-capsnet/rotate", data="mnist", takes=Trainings)
+def rotate(options: Options, **settings: Any) -> Result:
+    """Turn all digits to every angle, 4 and 9 within 45 degrees; infer angles (85 core-minutes).
 
-    The figures `concepts` are the article's: what one unit or kind of a code means at every angle.
+    The figures `concepts` are the article's: a single unit or kind of a code at every angle.
     """
-    return study(TURNED, options, infer=True)
+    return on_request(TURNED, Trainings(**settings), options, infer=True)
 
 
-@experiment("generative-capsnet/one-shot", data="mnist")
-def one_shot(options: Options) -> Result:
-    """All digits at every angle, 4 and 9 at 18 degrees only (85 core-minutes)."""
+@experiment("generative-capsnet/one-shot", data="mnist", takes=Trainings)
+def one_shot(options: Options, **settings: Any) -> Result:
+    """Turn all digits to every angle, 4 and 9 to 18 degrees only (85 core-minutes)."""
     line = tuple(sorted((*ANGLES, (18.0,))))
-    return study(replace(TURNED, rare=(18, 18), lines={"circle": line}), options)
+    protocol = replace(TURNED, rare=(18, 18), lines={"circle": line})
+    return on_request(protocol, Trainings(**settings), options)
 
 
-@experiment("generative-capsnet/rotate-beyond", data="mnist")
-def rotate_beyond(options: Options) -> Result:
-    """All digits within 90 degrees, and asked for on the whole circle (85 core-minutes)."""
-    return study(replace(TURNED, usual=(-90, 90), rare=(-90, 90)), options)
+@experiment(
+    "generative-capsnet/rotate-beyond",
+    data="mnist",
+    role="comparison",
+    lead="painted",
+    takes=Trainings,
+)
+def rotate_beyond(options: Options, **settings: Any) -> Result:
+    """Turn all digits within 90 degrees, and request the whole circle (85 core-minutes)."""
+    protocol = replace(TURNED, usual=(-90, 90), rare=(-90, 90))
+    return on_request(protocol, Trainings(**settings), options)
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a process needs to train one decoder from one seed."""
+class Task:
+    """The training of one decoder: the requests, the settings, and a guide if not its usual one."""
 
     decoder: str
     protocol: Protocol
-    options: Options
-    folder: Path
-    guide: str | None = None  # in place of the decoder's own
+    settings: Trainings
+    guide: str | None = None
 
 
-Errors = dict[str, np.ndarray]  # by line, (rare classes, points)
+Errors = dict[str, np.ndarray]  # by line: (rare classes, points)
 
 
-def study(protocol: Protocol, options: Options, infer: bool = False) -> Result:
+def on_request(
+    protocol: Protocol, settings: Trainings, options: Options, infer: bool = False
+) -> Result:
     """Train every decoder from every seed, and measure all in the same way.
-
-    `minutes` are those of all runs together; without them every run takes `STEPS` steps.
 
     Args:
         infer: also infer how test images of the other classes were turned, and show concepts.
     """
     options.refuse_run()
-    with TemporaryDirectory() as folder:
-        jobs = plan(protocol, options, Path(folder))
-        found = side_by_side(learn, jobs)
-        entries = {
-            job.decoder: load(job.folder) for job in jobs if job.options.seed == options.seed
-        }
+    study = study_of(protocol, settings)
+    options.say(f"Training {len(settings.decoders)} decoders from {settings.seeds} seeds each")
+    found = study.run(learn, options)
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
     data = on_canvas(protocol, options)
-    blank, errors = errors_of_rare(None, data, protocol), {}
-    metrics: Metrics = {}
+    blank = errors_of_rare(None, data, protocol, settings.images)
+    errors: dict[str, Errors] = {}
+    runs: dict[str, Numbers] = {}
     for name, entry in entries.items():
-        own = [run for job, run in zip(jobs, found, strict=True) if job.decoder == name]
-        errors[name] = {line: np.stack([run[1][line] for run in own]) for line in protocol.lines}
-        metrics[f"{name}_steps"] = mean_and_error([float(run[0]) for run in own])
-        metrics[f"{name}_parameters"] = (float(entry.model.num_parameters), None, 1)
+        own = [outcome for (decoder, _), outcome in found.items() if decoder == name]
+        errors[name] = {line: np.stack([run["errors"][line] for run in own]) for line in blank}
+        runs[name] = {
+            "steps": mean_and_error([float(run["steps"]) for run in own]),
+            "parameters": (float(entry.model.num_parameters), None, 1),
+        }
         if infer:
             options.say(f"Inferring by {name} how images were turned")
-            metrics[f"{name}_inferred_degrees"] = inferred_angles(entry, data, options)
-    metrics |= measured(errors, blank, protocol)
+            runs[name]["inferred_degrees"] = inferred_angles(
+                entry, data, options, settings.inferred
+            )
+    tables = measured(errors, blank, protocol)
+    training = Table(by_quantity(runs), names="{variant}_{quantity}")
     drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
     drawn["painted"] = painted(entries, data, protocol)
-    if infer:
-        for name in CONCEPTS:
+    for name in CONCEPTS if infer else ():
+        if name in entries:
             drawn[f"concepts_{name}"] = concepts(entries[name], data, protocol)
-    return Result(metrics, drawn, as_table(metrics), entries["digit_capsules"])
+    metrics = {**tables, "training": training}
+    return Result(metrics, drawn, as_table(tables), entries.get("digit_capsules"))
 
 
-def plan(protocol: Protocol, options: Options, folder: Path) -> list[Job]:
-    """A job for every decoder and seed."""
-    runs = [(name, options.seed + i) for name in DECODERS for i in range(SEEDS)]
-    options.say(f"Training {len(DECODERS)} decoders from {SEEDS} seeds each")
-    return jobs_of(runs, protocol, options, folder)
+def study_of(protocol: Protocol, settings: Trainings, guide: str | None = None) -> Study[Task]:
+    """Return the training runs of every decoder from every seed."""
+    tasks = {name: Task(name, protocol, settings, guide) for name in settings.decoders}
+    return Study(tasks, settings.seeds)
 
 
-def jobs_of(
-    runs: Sequence[tuple[str, int]],
-    protocol: Protocol,
-    options: Options,
-    folder: Path,
-    guide: str | None = None,
-) -> list[Job]:
-    """A job for every decoder and seed of `runs`, which share the minutes equally."""
-    minutes = options.minutes and options.minutes / len(runs)
-    own = replace(options, minutes=minutes, progress=False)
-    return [
-        Job(name, protocol, replace(own, seed=seed), folder / f"{name}_{seed}", guide)
-        for name, seed in runs
-    ]
-
-
-def on_canvas(protocol: Protocol, options: Options) -> Dataset:
-    """MNIST with the border of the protocol."""
-    data = load_dataset("mnist", root=options.data_root)
-    return data.transformed(lambda images: F.pad(images, (protocol.border,) * 4))
-
-
-def learn(job: Job) -> tuple[int, Errors]:
-    """Train one decoder and save it; the number of steps, and its errors on the rare classes."""
-    decoder, protocol = DECODERS[job.decoder], job.protocol
-    data = on_canvas(protocol, job.options)
-    pyro.set_rng_seed(job.options.seed)
+def learn(job: Job[Task]) -> dict[str, Any]:
+    """Train one decoder and save it; return its steps, and its errors on the rare classes."""
+    task, options = job.variant, job.options
+    decoder, protocol, settings = DECODERS[task.decoder], task.protocol, task.settings
+    data = on_canvas(protocol, options)
+    pyro.set_rng_seed(options.seed)
     entry = create(
         decoder.entry,
         image_shape=data.image_shape,
         requests=protocol.kind,
         window=(DIGIT, DIGIT),
-        guide_sizes=SMALL_ENCODER,
-        **decoder.sizes,
-    ).use_guide(job.guide or decoder.guide)
+        guide_sizes={**SMALL_ENCODER, **(settings.encoder or {})},
+        **settings.sizes(decoder),
+    ).use_guide(task.guide or decoder.guide)
     classes = range(data.num_classes)
     ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
-    asked = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
-    minutes = job.options.minutes
-    limit: dict[str, Any] = {"minutes": minutes} if minutes else {"steps": STEPS}
-    steps = train(asked, data, job.options, labels=True, **limit).steps
-    save(entry, job.folder, data=data.name, seed=job.options.seed)
-    return steps, errors_of_rare(entry, data, protocol)
+    requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
+    limit: dict[str, Any] = options.limit(settings.steps)
+    steps = train(requested, data, options, name="run", labels=True, **limit).steps
+    if job.folder:
+        save(entry, job.folder, data=data.name, seed=options.seed)
+    errors = errors_of_rare(entry, data, protocol, settings.images)
+    return {"steps": steps, "errors": {line: found.tolist() for line, found in errors.items()}}
 
 
 @torch.no_grad()
-def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol) -> Errors:
-    """Errors along every line, of the rare classes' test images; those of black images for None."""
+def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol, images: int) -> Errors:
+    """Return errors along every line, of test images of the rare classes.
+
+    Args:
+        entry: the entry that draws the images; None for black images.
+        images: number of images of each class.
+    """
     found: dict[str, list] = {line: [] for line in protocol.lines}
     for digit in RARE:
-        images = of_class(data, digit)
-        latents = entry and entry.guide.expectations(images)
+        shown = of_class(data, digit)[:images]
+        latents = entry and entry.guide.expectations(shown)
         for line, points in protocol.lines.items():
             errors = []
             for point in points:
-                asked = images.new_tensor([point])
-                error = protocol.requests.move(images, asked)
+                request = shown.new_tensor([point])
+                error = protocol.requests.move(shown, request)
                 if entry is not None:
-                    numbers = protocol.requests.numbers(asked)
+                    numbers = protocol.requests.numbers(request)
                     error = error - entry.model.mean_image(latents, numbers)
                 errors.append(4 * error.square().mean().item())
             found[line].append(errors)
     return {line: np.array(errors) for line, errors in found.items()}
 
 
-def of_class(data: Dataset, digit: int) -> Tensor:
-    """Test images of one class."""
-    return data.test.images[data.test.labels == digit][:IMAGES]
-
-
-def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> Metrics:
-    """Headline numbers: errors inside and outside along the first line, those of others by name.
+def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> dict[str, Table]:
+    """Return tables of errors for every rare class and line: absolute ones, and "to blank".
 
     Args:
         errors: by decoder and line, (seeds, rare classes, points).
         blank: by line, (rare classes, points).
     """
-    metrics: Metrics = {}
+    tables: dict[str, Table] = {}
     for line, points in protocol.lines.items():
         inside = protocol.inside(points)
-        suffix = "" if line == next(iter(protocol.lines)) else f"_{line}"
+        is_first = line == next(iter(protocol.lines))
+        suffix, words = ("", "") if is_first else (f"_{line}", f", {line}")
         for i, digit in enumerate(RARE):
-            for where, chosen in (("inside", inside), ("outside", ~inside)):
-                black = blank[line][i, chosen].mean()
-                metrics[f"blank_digit{digit}_{where}{suffix}"] = (float(black), None, 1)
-                for name in errors:
-                    error = errors[name][line][:, i, chosen].mean(1)
-                    key = f"{name}_digit{digit}_{where}{suffix}"
-                    metrics[key] = mean_and_error(error)
-                    metrics[f"{key}_to_blank"] = mean_and_error(error / black)
-            for name in errors:
-                error = errors[name][line][:, i]
-                ratio = error[:, ~inside].mean(1) / error[:, inside].mean(1)
-                metrics[f"{name}_digit{digit}_ratio{suffix}"] = mean_and_error(ratio)
-    return metrics
+            own = {name: found[line][:, i] for name, found in errors.items()}
+            absolute, relative = inside_and_outside(own, blank[line][i], inside)
+            names = f"{{variant}}_digit{digit}_{{quantity}}{suffix}"
+            tables[f"digit {digit}{words}"] = Table(absolute, names)
+            tables[f"digit {digit}{words}, to blank"] = Table(relative, f"{names}_to_blank")
+    return tables
 
 
-def inferred_angles(entry: Entry, data: Dataset, options: Options) -> Number:
-    """Median error, in degrees, of the angles inferred from turned test images of usual classes."""
+def inside_and_outside(
+    errors: Mapping[str, np.ndarray], blank: np.ndarray, inside: np.ndarray
+) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+    """Return errors inside and outside and their ratio, and errors relative to a black image's.
+
+    Args:
+        errors: by decoder, (seeds, points).
+        blank: of a black image, (points,).
+        inside: True for requests that were seen in training, (points,).
+    """
+    absolute: dict[str, Numbers] = {}
+    relative: dict[str, Numbers] = {}
+    for where, chosen in (("inside", inside), ("outside", ~inside)):
+        black = blank[chosen].mean()
+        means = {name: error[:, chosen].mean(1) for name, error in errors.items()}
+        absolute[where] = {"blank": (float(black), None, 1)}
+        absolute[where] |= {name: mean_and_error(error) for name, error in means.items()}
+        relative[where] = {name: mean_and_error(error / black) for name, error in means.items()}
+    absolute["ratio"] = {
+        name: mean_and_error(error[:, ~inside].mean(1) / error[:, inside].mean(1))
+        for name, error in errors.items()
+    }
+    return absolute, relative
+
+
+def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:
+    """Return the median error, in degrees, of the angles inferred from turned test images.
+
+    Args:
+        number: number of images, which are of the usual classes.
+    """
     usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
-    _, angles, found = turned(entry, data.test.images[usual][:INFERRED], options.seed)
+    _, angles, found = turned(entry, data.test.images[usual][:number], options.seed)
     error = ((found - angles + 180) % 360 - 180).abs()
     return median_and_error(error.squeeze(1), seed=options.seed)
 
 
 def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Images at random angles, these angles (B, 1), and those inferred by an entry, in degrees."""
+    """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
     generator = torch.Generator().manual_seed(seed)
     angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
     requests = Rotations()
@@ -317,15 +331,18 @@ def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Ten
     return moved, angles, found.best
 
 
-def as_table(metrics: Metrics) -> pd.DataFrame:
-    """Errors inside and outside, and their ratio, a row for each decoder."""
-    columns = [f"digit{d}_{what}" for d in RARE for what in ("inside", "outside", "ratio")]
-    rows = {name: [metrics[f"{name}_{column}"][0] for column in columns] for name in DECODERS}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+def as_table(tables: Mapping[str, Table]) -> pd.DataFrame:
+    """Return errors inside and outside, and their ratio, with a row for each decoder."""
+    columns = {
+        f"digit{digit}_{quantity}": {name: number[0] for name, number in numbers.items()}
+        for digit in RARE
+        for quantity, numbers in tables[f"digit {digit}"].numbers.items()
+    }
+    return pd.DataFrame(columns).drop(index="blank")
 
 
 def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:
-    """Errors along one line, a panel for each rare class."""
+    """Draw the errors along one line, with a panel for each rare class."""
     units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
     titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}
     return error_curves(
@@ -337,19 +354,13 @@ def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line
     )
 
 
-def some_requests(data: Dataset, protocol: Protocol) -> Tensor:
-    """About ten requests along the first line, (points, parameters)."""
-    line = next(iter(protocol.lines.values()))
-    return data.test.images.new_tensor(line[:: max(1, len(line) // 10)])
-
-
 @torch.no_grad()
 def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
-    """One digit 4 as requested along the first line, and as every decoder paints it."""
-    asked = some_requests(data, protocol)
-    images = of_class(data, RARE[0])[:1].expand(len(asked), -1, -1, -1)
-    numbers = protocol.requests.numbers(asked)
-    rows = {"requested": protocol.requests.move(images, asked)}
+    """Draw a digit 4 as requested along the first line, and as every decoder renders it."""
+    requests = some_requests(data, protocol)
+    images = of_class(data, RARE[0])[:1].expand(len(requests), -1, -1, -1)
+    numbers = protocol.requests.numbers(requests)
+    rows = {"requested": protocol.requests.move(images, requests)}
     for name, entry in entries.items():
         rows[name] = entry.model.mean_image(entry.guide.expectations(images), numbers)
     return image_rows(rows, "A test digit of a rare class, as requested")
@@ -357,9 +368,9 @@ def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> 
 
 @torch.no_grad()
 def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
-    """The first ten codes with a single unit, or a single kind, painted along the first line.
+    """Draw the first ten codes with a single unit, or a single kind, along the first line.
 
-    A unit is as large as it gets on test images; a kind is sure, and its pose is zero.
+    A unit has its largest value on test images; a kind is certain, and its pose is zero.
     """
     numbers = protocol.requests.numbers(some_requests(data, protocol))
     codes = entry.guide.expectations(data.test.images[:1000])

@@ -1,37 +1,35 @@
-"""Digits on request from codes that have laws: nats, draws at any angle, angles inferred.
+"""Digits on request from codes that have laws: bounds, draws at any angle, inferred angles.
 
-The article's networks are autoencoders, and so are those of the other experiments. Here all classes
-are asked for at every angle under the variational guide, so that there is a bound on log p(image),
-a prior to draw from, and a posterior that says how an image was turned. The decoder of a VAE, with
-the same encoder, stands beside the capsules.
+The networks of the article are autoencoders, and so are the networks of the other experiments. Here
+all classes are requested at every angle under the variational guide, so that there is a bound on
+log p(image), a prior to draw from, and a posterior over the angle of an image. The decoder of a
+VAE, with the same encoder, is compared with the capsules.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyro
 import torch
 from torch import Tensor
 
 from capsule_zoo.data import Rotations
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import bounds_of_rows, pictures
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import bounds_of_rows, by_quantity, pictures
 from capsule_zoo.experiments.generative_capsnet import (
-    TURNED,
+    Trainings,
     inferred_angles,
-    jobs_of,
     learn,
-    on_canvas,
-    some_requests,
+    study_of,
     turned,
 )
-from capsule_zoo.experiments.training import side_by_side
+from capsule_zoo.experiments.generative_requests import TURNED, on_canvas, some_requests
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import compare
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load
 
 if TYPE_CHECKING:
@@ -39,56 +37,84 @@ if TYPE_CHECKING:
 
 CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
 EVERY_ANGLE = replace(TURNED, rare=TURNED.usual)
-WEIGHED = 1000  # images
-PARTICLES = 100
 DREAMS = 6
 
 
-@experiment("generative-capsnet/mnist")
-def mnist(options: Options) -> Result:
-    """Nats, with all digits at every angle under the variational guide (35 core-minutes).
+@dataclass(frozen=True)
+class Bounds(Trainings):
+    """The settings of the experiment on bounds: `Trainings`, and what is measured.
 
-    Bounds are of plain test images. The capsule network with the higher one is kept.
+    Args:
+        decoders: names of the decoders that are trained, a capsule network among them.
+        seeds: number of seeds; only the first is measured.
+        steps: updates of every run, unless minutes are given; these are shared by all runs.
+        images: number of test images of each of the classes 4 and 9, for the error at all angles.
+        inferred: number of images whose angle is inferred.
+        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
+        capsules: sizes of the capsule networks that replace the entries' own.
+        plain: sizes of the other decoders that replace the entries' own.
+        bounded: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
+    """
+
+    decoders: tuple[str, ...] = ("vae", *CAPSNETS)
+    seeds: int = 1
+    bounded: int = 1000
+    particles: int = 100
+
+
+@experiment("generative-capsnet/mnist", takes=Bounds)
+def mnist(options: Options, **settings: Any) -> Result:
+    """Bound log p of digits at every angle under the variational guide (35 core-minutes).
+
+    Bounds are of plain test images. The capsule network with the highest bound is kept.
     """
     options.refuse_run()
+    chosen = Bounds(**settings)
     data = on_canvas(EVERY_ANGLE, options)
-    names = ("vae", *CAPSNETS)
-    runs = [(name, options.seed) for name in names]
-    metrics: Metrics = {}
-    with TemporaryDirectory() as folder:
-        jobs = jobs_of(runs, EVERY_ANGLE, options, Path(folder), "variational")
-        options.say(f"Training {', '.join(names)}")
-        for name, (steps, errors) in zip(names, side_by_side(learn, jobs), strict=True):
-            metrics[f"updates_{name}"] = (float(steps), None, 1)
-            metrics[f"error_all_angles_{name}"] = (float(errors["circle"].mean()), None, 1)
-        entries = {job.decoder: load(job.folder) for job in jobs}
+    study = study_of(EVERY_ANGLE, chosen, "variational")
+    options.say(f"Training {', '.join(chosen.decoders)}")
+    runs = study.run(learn, options)
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
-    table = compare(pairs, data.test[:WEIGHED], num_particles=PARTICLES, seed=options.seed)
-    metrics |= bounds_of_rows(table)
+    table = compare(
+        pairs,
+        data.test[: chosen.bounded],
+        num_particles=chosen.particles,
+        seed=options.seed,
+    )
+    bounds = bounds_of_rows(table)
+    measured: dict[str, Numbers] = {}
     for name, entry in entries.items():
+        run = runs[name, options.seed]
         options.say(f"Inferring by {name} how images were turned")
-        metrics[f"inferred_degrees_{name}"] = inferred_angles(entry, data, options)
-    kept = entries[max(CAPSNETS, key=lambda name: metrics[f"elbo_{name}"][0])]
+        measured[name] = {
+            "updates": (float(run["steps"]), None, 1),
+            "error_all_angles": (float(np.mean(run["errors"]["circle"])), None, 1),
+            "inferred_degrees": inferred_angles(entry, data, options, chosen.inferred),
+        }
+    capsnets = [name for name in CAPSNETS if name in entries]
+    kept = entries[max(capsnets, key=lambda name: bounds["elbo"][name][0])]
     drawn = pictures(kept, data.test.images)
     drawn["dreams"] = dreams(kept, some_requests(data, EVERY_ANGLE), options.seed)
     drawn["turned_back"] = turned_back(kept, data.test.images[:12], options.seed)
-    return Result(metrics, drawn, table, kept)
+    return Result({**bounds, **by_quantity(measured)}, drawn, table, kept)
 
 
 @torch.no_grad()
-def dreams(entry: Entry, asked: Tensor, seed: int) -> Figure:
-    """Draws from the prior, each as it looks under every request (points, parameters)."""
+def dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
+    """Draw samples of the prior, each under every request (points, parameters)."""
     pyro.set_rng_seed(seed)
     codes = {name: law.sample((DREAMS,)) for name, law in entry.model.prior().items()}
-    numbers, rows = Rotations().numbers(asked), {}
+    numbers, rows = Rotations().numbers(requests), {}
     for i in range(DREAMS):
-        one = {name: code[[i] * len(asked)] for name, code in codes.items()}
+        one = {name: code[[i] * len(requests)] for name, code in codes.items()}
         rows[f"draw {i + 1}"] = entry.model.mean_image(one, numbers)
-    return image_rows(rows, "Draws from the prior, each asked for at every 36 degrees")
+    return image_rows(rows, "Draws from the prior, each requested at every 36 degrees")
 
 
 def turned_back(entry: Entry, images: Tensor, seed: int) -> Figure:
-    """Images, turned, and turned back by the angles that were inferred."""
+    """Draw images, the turned images, and these turned back by the inferred angles."""
     given, _, found = turned(entry, images, seed)
     rows = {"test image": images, "as given": given}
     rows["turned back"] = Rotations().move(given, -found)

@@ -1,4 +1,4 @@
-"""The experiments of the part-whole paper (Smith et al. 2020), and the zoo's first light."""
+"""The experiments of the part-whole paper (Smith et al. 2020), and the demo."""
 
 from __future__ import annotations
 
@@ -13,62 +13,65 @@ from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sampl
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
+    by_quantity,
     held_out_bounds,
     mean_and_error,
     pictures,
     snake_case,
     squared_error,
 )
-from capsule_zoo.experiments.training import shortened, train, trained
+from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.figures.curves import climbs
 from capsule_zoo.figures.part_whole import parses
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import compare, fit, reconstruct, widen
+from capsule_zoo.inference import Comparison, compare, fit, reconstruct, widen
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
-PROBED = 10_000  # training images that a probe is fitted on, where not on all
+PROBED = 10_000  # training images that a probe is fitted on
 
 
-def probes(entry: Entry, data: Dataset) -> dict[str, Accuracy]:
-    """Linear probes on the objects' presences, alone and with poses, fitted on training latents.
+def probes(entry: Entry, data: Dataset, probed: int = PROBED) -> dict[str, Accuracy]:
+    """Fit linear probes on the objects' presences, alone and with poses.
 
-    On the latents of 10,000 training images, as is usual, and, where there are more, on those of
-    all (`..._all`).
+    They are fitted on the latents of `probed` training images and, if there are more, also on the
+    latents of all training images (`..._all`).
     """
     found, labels = {}, data.train.labels
-    sizes = {"": PROBED, "_all": len(labels)} if len(labels) > PROBED else {"": len(labels)}
+    sizes = {"": probed, "_all": len(labels)} if len(labels) > probed else {"": len(labels)}
     for name, sites in (("probe_presence", PRESENCES), ("probe_presence_pose", WITH_POSES)):
-        features, asked = (
+        features, tested = (
             latents(entry.guide, split.images, sites) for split in (data.train, data.test)
         )
         for ending, n in sizes.items():
-            found[name + ending] = linear_probe(features[:n], labels[:n], asked, data.test.labels)
+            found[name + ending] = linear_probe(features[:n], labels[:n], tested, data.test.labels)
     return found
 
 
 def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal", **limits) -> Entry:
-    """The same model with the trained guide's points turned into densities, the model frozen.
+    """Return the entry with a guide whose poses have densities, trained with the model frozen.
 
-    The entry's warm-up is as needed here as at first: fresh deviations are small, and one of Adam's
-    full first updates moves every pose by many of them.
+    The guide starts at the points of the entry's guide. It needs the entry's warm-up: new
+    deviations are small, and one of Adam's full first updates moves every pose by many of them.
     """
     guide = entry.guide.with_poses(pose)
-    train(entry, data, options, guide=guide, **{"lr": 1e-3, "freeze": "model", **limits})
+    how: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
+    train(entry, data, options, guide=guide, **how)
     return replace(entry, guide=guide, default_guide=pose)
 
 
 def free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:
-    """Normal poses of its own for every one of these images, started at the entry's guide."""
+    """Return a guide with normal poses of its own for each image, started at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, "normal")
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
-    train(entry, images, options, guide=guide, steps=steps, lr=0.01, **whole)
+    train(entry, images, options, name="free-form", guide=guide, steps=steps, lr=0.01, **whole)
     return guide
 
 
@@ -77,119 +80,172 @@ DIGITS_STEPS, TIGHTENING_STEPS = 900, 150
 
 
 def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
-    """The demo's pair, trained on jittered digits."""
+    """Return the demo's pair, trained on jittered digits."""
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
-    train(entry, data, options, transform=JITTER, **limit)
+    train(entry, data, options, name="digits", transform=JITTER, **limit)
     return entry
 
 
-@experiment("part-whole/digits", data="digits")
-def digits(options: Options) -> Result:
-    """First light: learn scikit-learn's digits, swap the guide, read held-out nats (5 minutes)."""
+@experiment("part-whole/digits", data="digits", minutes=3)
+def digits(
+    options: Options,
+    *,
+    steps: int = DIGITS_STEPS,
+    tightening: int = TIGHTENING_STEPS,
+    widening: int = 60,
+    free_form_steps: int = 150,
+    images: int = 48,
+    particles: int = 50,
+) -> Result:
+    """Learn scikit-learn's digits, swap the guide, and compare held-out bounds (5 minutes).
+
+    Args:
+        steps: updates of the pair, unless minutes are given; then all other steps shrink too.
+        tightening: updates of the guide with normal poses.
+        widening: updates of the widened guide of points.
+        free_form_steps: updates of the guide with parameters for every image.
+        images: number of held-out digits on which guides are compared.
+        particles: number of draws of the IWAE bound.
+    """
     options.refuse_run()
     data = load_dataset("digits")
-    length = (options.minutes or 3) / 3  # everything after training shrinks with it
-    limit = {"minutes": options.minutes} if options.minutes else {"steps": DIGITS_STEPS}
-    entry = learn_digits(data, options, **limit)
+    entry = learn_digits(data, options, **options.limit(steps))
 
     options.say("Tightening: the guide's points become normals, the model stays as it is")
-    steps = shortened(TIGHTENING_STEPS, length)
-    normal = tighten(entry, data, options, steps=steps, transform=JITTER)
-    few = data.test[:48]
+    limit = options.shortened(tightening)
+    normal = tighten(entry, data, options, steps=limit, transform=JITTER)
+    few = data.test[:images]
     options.say(f"Comparing guides on {len(few)} held-out digits")
-    wide = widen(entry.model, entry.guide, data.train, steps=shortened(60, length))
-    free = free_form(normal, few, options, shortened(150, length))
+    wide = widen(entry.model, entry.guide, data.train, steps=options.shortened(widening))
+    free = free_form(normal, few, options, options.shortened(free_form_steps))
     pairs = {
         "normal": (entry.model, normal.guide),
         "delta": (entry.model, entry.guide),
         "delta, widened": (entry.model, wide),
         "free-form normal": (entry.model, free),
     }
-    table = compare(pairs, few, num_particles=50, seed=options.seed)
-    metrics = {**held_out_bounds(normal, data.test, 50, options.seed), **probes(entry, data)}
+    table = compare(pairs, few, num_particles=particles, seed=options.seed)
+    bounds = held_out_bounds(normal, data.test, particles, options.seed)
     shown = {**pictures(entry, data.test.images), "guides": table.draw()}
-    return Result(metrics, shown, table, normal)
+    return Result({**bounds, **probes(entry, data)}, shown, table, normal)
 
 
-@experiment("part-whole/classify", data="mnist")
-def classify(options: Options) -> Result:
-    """MNIST without labels: how well a linear probe reads the class off objects (30 minutes)."""
+@experiment("part-whole/classify", data="mnist", minutes=30, lead="parses")
+def classify(options: Options, *, probed: int = PROBED) -> Result:
+    """Learn MNIST without labels and read the class off the objects (30 minutes).
+
+    Args:
+        probed: number of training images that a linear probe is fitted on.
+    """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options, minutes=30)
-    return Result(probes(entry, data), pictures(entry, data.test.images), None, entry)
+    entry = trained("part-whole", data, options)
+    return Result(probes(entry, data, probed), pictures(entry, data.test.images), None, entry)
 
 
-@experiment("part-whole/parts", data="mnist")
-def parts(options: Options) -> Result:
-    """What the parts are: templates, parses of upright and of turned digits, prior samples."""
+@experiment("part-whole/parts", data="mnist", minutes=30)
+def parts(options: Options, *, images: int = 1000) -> Result:
+    """Show templates, parses of upright and of turned digits, and prior samples (30 minutes).
+
+    Args:
+        images: number of test images.
+    """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options, minutes=30)
-    images = data.test.images[:1000]
-    turned = images.rot90(1, (2, 3))
-    shown = pictures(entry, images)
+    entry = trained("part-whole", data, options)
+    few = data.test.images[:images]
+    turned = few.rot90(1, (2, 3))
+    shown = pictures(entry, few)
     shown["turned"] = parses(entry.model, entry.guide, turned)
-    metrics: Metrics = {}
-    for name, seen in (("upright", images), ("turned", turned)):
+    errors: Numbers = {}
+    for name, seen in (("upright", few), ("turned", turned)):
         painted = reconstruct(entry.model, entry.guide, seen)
-        metrics[f"squared_error_{name}"] = squared_error(painted, seen)
-    metrics["model_parameters"] = (float(entry.model.num_parameters), None, 1)
+        errors[name] = squared_error(painted, seen)
+    parameters = float(entry.model.num_parameters), None, 1
+    metrics: Metrics = {"squared_error": errors, "model_parameters": parameters}
     return Result(metrics, shown, None, entry)
 
 
-PARTICLES = 100  # for each image, in the comparison of guides
-
-
-@experiment("part-whole/guides", data="mnist")
-def guides(options: Options) -> Result:
-    """Every guide on one trained model, on 1,000 held-out digits: ELBO, IWAE-100, ESS, seconds.
+@experiment("part-whole/guides", data="mnist", minutes=30, role="comparison")
+def guides(
+    options: Options,
+    *,
+    images: int = 1000,
+    particles: int = 100,
+    tightening: int = 600,
+    widening: int = 200,
+    free_form_steps: int = 100,
+    refining: int = 40,
+    automatic_steps: int = 400,
+) -> Result:
+    """Compare every guide on one trained model and held-out digits (30 minutes).
 
     The rows "relaxed" are bounds on the model with relaxed presences, and comparable with each
-    other only: Pyro's AutoNormal knows no discrete site. It starts at a draw from the prior and is
-    fitted to these very images, with nothing of ours beside it.
+    other only, because Pyro's AutoNormal supports no discrete site. AutoNormal starts at a draw
+    from the prior and is fitted to these very images, without any network of the zoo.
+
+    Args:
+        images: number of held-out digits.
+        particles: number of draws of the IWAE bound.
+        tightening: updates of each guide with a density; these and the next shrink with minutes.
+        widening: updates of the widened guide of points.
+        free_form_steps: updates of the guide with parameters for every image.
+        refining: steps of the semi-amortized guide.
+        automatic_steps: updates of Pyro's automatic guides.
     """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options, minutes=30)
-    model, held_out = entry.model, data.test[:1000]
-    limit = partial(shortened, length=(options.minutes or 30) / 30)
-    normal = tighten(entry, data, options, steps=limit(600))
+    entry = trained("part-whole", data, options)
+    model, held_out = entry.model, data.test[:images]
+    limit = options.shortened
+    normal = tighten(entry, data, options, steps=limit(tightening))
     routing = replace(entry, guide=entry.make_guide("routing"))
-    free = free_form(normal, held_out, options, limit(100))
+    free = free_form(normal, held_out, options, limit(free_form_steps))
+    low_rank = tighten(entry, data, options, "low_rank", steps=limit(tightening))
+    wide = widen(model, entry.guide, data.train[:2000], steps=limit(widening))
+    routed = tighten(routing, data, options, name="tightened-routing", steps=limit(tightening))
     discrete: dict[str, nn.Module] = {
         "normal": normal.guide,
-        "low rank": tighten(entry, data, options, "low_rank", steps=limit(600)).guide,
+        "low rank": low_rank.guide,
         "delta": entry.guide,
-        "delta, widened": widen(model, entry.guide, data.train[:2000], steps=limit(200)),
-        "routing": tighten(routing, data, options, steps=limit(600)).guide,
-        "semi-amortised": SemiAmortized(normal.guide, limit(40), pose="normal"),
+        "delta, widened": wide,
+        "routing": routed.guide,
+        "semi-amortised": SemiAmortized(normal.guide, limit(refining), law="normal"),
         "free-form normal": free,
     }
     relaxed: dict[str, nn.Module] = {
-        "free-form normal, relaxed": free,
-        "AutoNormal, relaxed": automatic(AutoNormal, model, held_out, options, limit(400)),
-        "AutoDelta, relaxed": automatic(AutoDelta, model, held_out, options, limit(400)),
+        "free-form normal": free,
+        "AutoNormal": automatic(AutoNormal, model, held_out, options, limit(automatic_steps)),
+        "AutoDelta": automatic(AutoDelta, model, held_out, options, limit(automatic_steps)),
     }
-    shared: dict[str, Any] = dict(num_particles=PARTICLES, seed=options.seed)
+    shared: dict[str, Any] = dict(num_particles=particles, seed=options.seed)
     tables = [
         compare({n: (model, guide) for n, guide in rows.items()}, held_out, discrete=law, **shared)
         for rows, law in ((discrete, True), (relaxed, False))
     ]
-    table = pd.concat(tables).astype({"is_bound": bool})
-    metrics = {**bounds_of_rows(tables[0]), **bounds_of_rows(tables[1])}
-    for name, row in table.iterrows():
-        for column in ("map_objective", "ess", "pareto_k", "seconds_per_image"):
-            if np.isfinite(row[column]):
-                title = column.removesuffix("_objective")
-                metrics[f"{title}_{snake_case(name)}"] = row[column], None, len(held_out)
+    of_relaxed = tables[1].rename(index=lambda name: f"{name}, relaxed")
+    table = pd.concat([tables[0], of_relaxed]).astype({"is_bound": bool})
+    bounds = Table(measures(tables[1]), names="{quantity}_{variant}_relaxed")
+    metrics: Metrics = {**measures(tables[0]), "relaxed": bounds}
     drawn = {"": tables[0].draw(), "relaxed": tables[1].draw()}
     return Result(metrics, drawn, table, entry)
+
+
+def measures(table: Comparison) -> dict[str, Numbers]:
+    """Return bounds and MAP objectives of a comparison, with effective draws and times."""
+    found = bounds_of_rows(table)
+    columns = {"map": "map_objective", **{c: c for c in ("ess", "pareto_k", "seconds_per_image")}}
+    for quantity, column in columns.items():
+        for name, value in table[column].items():
+            if np.isfinite(value):
+                number = float(value), None, table.attrs["num_images"]
+                found.setdefault(quantity, {})[snake_case(name)] = number
+    return found
 
 
 def automatic(
     kind: type[AutoNormal | AutoDelta], model: Model, images: Split, options: Options, steps: int
 ) -> AutoGuide:
-    """One of Pyro's automatic guides, fitted to these images."""
+    """Return one of Pyro's automatic guides, fitted to these images."""
     guide = kind(model, init_loc_fn=init_to_sample)
     fit(
         model,
@@ -202,46 +258,60 @@ def automatic(
         freeze="model",
         seed=options.seed,
         progress=options.progress,
+        **checkpoints(options, kind.__name__),
     )
     return guide
 
 
-PLAIN_RATES, PLAIN_STEPS, BUDGETS = (1e-3, 3e-3, 1e-2), 1000, (80, 90, 100, 110, 120, 150, 200)
+@experiment("part-whole/refine", data="mnist", minutes=30)
+def refinement(
+    options: Options,
+    *,
+    images: int = 256,
+    plain_steps: int = 1000,
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2),
+    budgets: tuple[int, ...] = (80, 90, 100, 110, 120, 150, 200),
+) -> Result:
+    """Race scheduled test-time inference against plain Adam, on upright and turned digits.
 
-
-@experiment("part-whole/refine", data="mnist")
-def refinement(options: Options) -> Result:
-    """Test-time inference on 256 upright and 256 turned digits: scheduled against plain Adam."""
+    Args:
+        images: number of test images, upright and then turned by a quarter.
+        plain_steps: steps of plain Adam.
+        rates: learning rates of plain Adam, of which the best is chosen.
+        budgets: numbers of scheduled steps; the first that reaches plain Adam's objective counts.
+    """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options, minutes=30)
-    images = data.test.images[-256:]  # the schedule was chosen on others
-    metrics: Metrics = {}
+    entry = trained("part-whole", data, options)
+    few = data.test.images[-images:]  # the schedule was chosen on others
+    races: dict[str, Numbers] = {}
     paths: dict[str, Tensor] = {}
-    for name, shown in (("upright", images), ("rotated", images.rot90(1, (2, 3)))):
+    for name, shown in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
         race = partial(timed_refinement, entry, shown, options)
         plain = max(
-            (race(method="adam", steps=PLAIN_STEPS, lr=rate) for rate in PLAIN_RATES),
+            (race(method="adam", steps=plain_steps, lr=rate) for rate in rates),
             key=lambda found: found.objective,
         )
-        ours = next(
-            found
-            for budget in BUDGETS
-            for found in [race(steps=budget)]
-            if found.objective >= plain.objective or budget == BUDGETS[-1]
-        )
+        for budget in budgets:
+            ours = race(steps=budget)
+            if ours.objective >= plain.objective:
+                break
         reached = ours.objective >= plain.objective
-        metrics[f"speedup_{name}"] = (plain.seconds / ours.seconds if reached else 0.0, None, 1)
-        metrics[f"{name}_start"] = mean_and_error(plain.refinement.start)
-        metrics[f"{name}_plain"] = mean_and_error(plain.refinement.end)
-        metrics[f"{name}_scheduled"] = mean_and_error(ours.refinement.end)
-        metrics[f"{name}_scheduled_steps"] = (float(ours.steps), None, 1)
+        races[name] = {
+            "speedup": (plain.seconds / ours.seconds if reached else 0.0, None, 1),
+            "start": mean_and_error(plain.refinement.start),
+            "plain": mean_and_error(plain.refinement.end),
+            "scheduled": mean_and_error(ours.refinement.end),
+            "scheduled_steps": (float(ours.steps), None, 1),
+        }
         paths[f"{name}, plain Adam"] = plain.refinement.path
         paths[f"{name}, scheduled"] = ours.refinement.path
-    return Result(metrics, {"": climbs(paths)}, None, entry)
+    table = by_quantity(races)
+    names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
+    return Result({"digits": Table(table, names)}, {"": climbs(paths)}, None, entry)
 
 
 class Finish(NamedTuple):
-    """One refinement: what it reached under fresh noise (nats per image), and at what cost."""
+    """One refinement, with its objective under fresh noise (nats per image) and its cost."""
 
     refinement: Refinement
     objective: float
@@ -252,7 +322,7 @@ class Finish(NamedTuple):
 def timed_refinement(
     entry: Entry, images: Tensor, options: Options, steps: int, **settings: Any
 ) -> Finish:
-    """Refine, then score the answer with noise that it was not fitted to."""
+    """Refine the poses of images, and score them with noise that they were not fitted to."""
     model, seed = entry.model, options.seed
     began = time.perf_counter()
     found = refine(model, entry.guide, images, steps=steps, seed=seed, **settings)

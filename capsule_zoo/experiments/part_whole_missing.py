@@ -11,86 +11,91 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, hide, load_dataset, occluded
 from capsule_zoo.data.missing import SIDES
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error
-from capsule_zoo.experiments.training import shortened, train, trained
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error
+from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.figures import grids as figures
 from capsule_zoo.inference import FilledIn, fill_in
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MINUTES = 40  # of the capsules, where no trained ones are given
-IMAGES = 200
-PARTICLES = 100
-STEPS = 100  # of test-time inference
-RIVAL_STEPS = 1500  # optimizer steps of the autoencoder
+MINUTES = 40  # of the capsules, in a full run
 SHOWN = 0.4  # brightness of hidden pixels in the figure
 
 
-@experiment("part-whole/missing", data="mnist")
-def missing(options: Options) -> Result:
-    """Hidden halves of digits, filled in; nats and squared error of the hidden pixels (10 minutes).
+@experiment("part-whole/missing", data="mnist", minutes=MINUTES)
+def missing(
+    options: Options,
+    *,
+    images: int = 200,
+    particles: int = 100,
+    steps: int = 100,
+    vae_steps: int = 1500,
+) -> Result:
+    """Fill in hidden halves of digits; measure nats and errors of hidden pixels (10 minutes).
 
-    Of every held-out digit one half is hidden: left, right, top and bottom in turn. `fill_in`
+    One half of every held-out digit is hidden: left, right, top and bottom in turn. `fill_in`
     infers the latents from the other half, once by the guide alone ("amortised"; it sees black at
-    hidden pixels) and once followed by test-time inference on the observed pixels; draws count
-    alike. All rows foretell a pixel by normal laws of the capsules' own deviation, so that their
+    hidden pixels) and once followed by test-time inference on the observed pixels. Draws count
+    alike. All rows predict a pixel by normal laws with the capsules' own deviation, so that their
     nats compare: the capsules, a VAE with as many latents as the objects have, a mixture around
     every training image that is weighted by the observed half, and the mean training image.
+
+    Args:
+        images: number of held-out digits.
+        particles: number of draws for each digit.
+        steps: steps of test-time inference; these and the next shrink with minutes.
+        vae_steps: updates of the VAE.
     """
     data = load_dataset("mnist", root=options.data_root)
-    ours = trained("part-whole", data, options, MINUTES)
-    vae = autoencoder(ours, data, options)
-    images, sigma = data.test.images[:IMAGES], ours.model.sigma_image
-    observed = hidden_in_turn(images)
+    ours = trained("part-whole", data, options)
+    vae = autoencoder(ours, data, options, vae_steps)
+    few, sigma = data.test.images[:images], ours.model.sigma_image
+    observed = hidden_in_turn(few)
 
     found: dict[str, FilledIn] = {}
     for name, entry in {"part_whole": ours, "vae": vae}.items():
-        for kind, steps in {"_amortised": 0, "": shortened(STEPS, length(options))}.items():
+        for kind, refining in {"_amortised": 0, "": options.shortened(steps)}.items():
             options.say(f"Filling in hidden halves: {name}{kind}")
             found[f"{name}{kind}"] = fill_in(
                 entry.model,
                 entry.guide,
-                images,
+                few,
                 observed,
-                num_particles=PARTICLES,
-                steps=steps,
+                num_particles=particles,
+                steps=refining,
                 seed=options.seed,
             )
-    found["training_images"] = from_training_images(data.train.images, images, observed, sigma)
-    found["mean_image"] = from_mean(data.train.images, images, observed, sigma)
-    metrics: Metrics = {}
-    for name, filled in found.items():
-        metrics |= {f"{key}_{name}": n for key, n in scores(filled, images, observed).items()}
-    return Result(metrics, {"": draw(images, observed, found)}, entry=vae)
+    found["training_images"] = from_training_images(data.train.images, few, observed, sigma)
+    found["mean_image"] = from_mean(data.train.images, few, observed, sigma)
+    rows = {name: scores(filled, few, observed) for name, filled in found.items()}
+    return Result(by_quantity(rows), {"": draw(few, observed, found)}, entry=vae)
 
 
-def length(options: Options) -> float:
-    """Of this run, as a share of a full one."""
-    return (options.minutes or MINUTES) / MINUTES
-
-
-def autoencoder(ours: Entry, data: Dataset, options: Options) -> Entry:
-    """A VAE with as many latent numbers as the objects have, and the same law of pixels."""
+def autoencoder(ours: Entry, data: Dataset, options: Options, steps: int) -> Entry:
+    """Train a VAE with as many latent numbers as the objects have, and the same law of pixels."""
     latent = 7 * ours.model.levels[0].size
     sizes = dict(latent=latent, sigma_image=ours.model.sigma_image)
     vae = create("vae", image_shape=data.image_shape, **sizes)
-    steps = shortened(RIVAL_STEPS, length(options))
-    options.say(f"Training a VAE with {latent} latents for {steps} steps")
-    train(vae, data, options, steps=steps)
+    limit = options.shortened(steps)
+    options.say(f"Training a VAE with {latent} latents for {limit} steps")
+    train(vae, data, options, name="vae", steps=limit)
     return vae
 
 
 def hidden_in_turn(images: Tensor) -> Tensor:
-    """Masks (N, 1, H, W), True where observed: left, right, top and bottom halves are hidden."""
+    """Return masks (N, 1, H, W), False in the left, right, top or bottom half, in turn."""
     masks = [occluded((images.shape[2], images.shape[3]), side) for side in SIDES]
     return torch.stack([masks[i % len(masks)] for i in range(len(images))])[:, None]
 
 
 def from_training_images(known: Tensor, images: Tensor, observed: Tensor, sigma: float) -> FilledIn:
-    """The mixture of normal laws around every known image, weighted by the observed pixels.
+    """Fill in images by the mixture of normal laws around every known image.
+
+    The mixture is weighted by the observed pixels.
 
     Args:
         known: (M, C, H, W).
@@ -104,7 +109,7 @@ def from_training_images(known: Tensor, images: Tensor, observed: Tensor, sigma:
 
 
 def _from_known(known: Tensor, image: Tensor, observed: Tensor, sigma: float) -> tuple:
-    """One image's mean, likeliest known image, nats of the hidden pixels and effective number."""
+    """Return an image's mean, likeliest known image, nats of hidden pixels, effective number."""
     squares = (known - image).square()
     log_share = (-squares * observed).sum((1, 2, 3)) / (2 * sigma**2)
     log_share = log_share.log_softmax(0)
@@ -123,15 +128,15 @@ def _from_known(known: Tensor, image: Tensor, observed: Tensor, sigma: float) ->
 
 
 def from_mean(known: Tensor, images: Tensor, observed: Tensor, sigma: float) -> FilledIn:
-    """The mean of the known images, whatever the observed pixels are."""
+    """Fill in images by the mean of the known images."""
     mean = known.mean(0)
     nats = (Normal(mean, sigma).log_prob(images) * ~observed).sum((1, 2, 3))
     filled = torch.where(observed, images, mean)
     return FilledIn(filled, filled, nats, torch.ones(len(images)))
 
 
-def scores(filled: FilledIn, images: Tensor, observed: Tensor) -> Metrics:
-    """Nats of the hidden pixels, squared errors summed over them, and effective draws."""
+def scores(filled: FilledIn, images: Tensor, observed: Tensor) -> Numbers:
+    """Return nats of the hidden pixels, squared errors summed over them, and effective draws."""
     hidden = ~observed
 
     def error(answer: Tensor) -> Tensor:
@@ -156,7 +161,7 @@ LABELS = {
 
 
 def draw(images: Tensor, observed: Tensor, found: dict[str, FilledIn]) -> Figure:
-    """Twelve digits: whole, half hidden, and filled in by each."""
+    """Draw twelve digits: whole, half hidden, and filled in by each."""
     seen = hide(images, observed).nan_to_num(nan=SHOWN)
     rows = {"image": images[:12], "observed": seen[:12]}
     rows |= {label: found[name].images[:12] for name, label in LABELS.items()}

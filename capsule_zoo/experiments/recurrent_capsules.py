@@ -1,18 +1,19 @@
-"""The experiments on recurrent capsules (Sastry), with DRAW (Gregor et al. 2015) beside them.
+"""The experiments on recurrent capsules (Sastry), compared with DRAW (Gregor et al. 2015).
 
-Nats are of test images binarised once, with seed 0; training images are binarised anew whenever
+Nats are of test images binarized once, with seed 0. Training images are binarized again whenever
 they are seen (`energy.binary_mnist`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split, load_dataset
-from capsule_zoo.experiments import Metrics, Number, Options, Result, experiment, training
+from capsule_zoo.experiments import Options, Result, experiment, training
 from capsule_zoo.experiments.energy import binary_mnist
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
@@ -21,19 +22,18 @@ from capsule_zoo.experiments.findings import (
     pictures,
 )
 from capsule_zoo.experiments.part_whole_variants import photographs
+from capsule_zoo.experiments.study import choose, divide
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.figures.recurrent import drawings_of
 from capsule_zoo.inference import Run, compare
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
+from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
-MINUTES = 90
-ONE_STEP = 0.1  # of the time, for the model that draws in one step
-WEIGHED = 1000  # images
-PARTICLES = 100
-ABLATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+ONE_STEP = 0.1  # the extra time of the model that draws in one step, as a share of the budget
+ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "capsules": ("recurrent-capsules", {}),
     "convolutions": ("recurrent-capsules", {"iterations": 0}),
     "no_margin": ("recurrent-capsules", {"label_weight": 0.0}),
@@ -43,138 +43,180 @@ ABLATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def knows_labels(entry: Entry) -> bool:
-    """Whether an entry is taught the class: it has capsules, and the margin loss a weight."""
+    """Return True if an entry learns the class: it has capsules, and its margin loss a weight."""
     return entry.model.capsules != "none" and entry.model.label_weight > 0
 
 
-def learn(entry: Entry, data: Dataset, options: Options, minutes: float) -> Run:
-    """Train on images binarised anew, with labels where they teach anything."""
-    return train(entry, data, options, minutes, transform=Binarize(), labels=knows_labels(entry))
+def learn(entry: Entry, data: Dataset, options: Options, minutes: float, name: str) -> Run:
+    """Train on images that are binarized again at every visit, with labels if they matter."""
+    how: dict[str, Any] = dict(name=name, transform=Binarize(), labels=knows_labels(entry))
+    return train(entry, data, options, minutes, **how)
 
 
 def trained(options: Options, data: Dataset) -> Entry:
-    """The entry that the options name, or one trained on MNIST."""
+    """Return the entry that the options name, or one trained on MNIST."""
     how: dict[str, Any] = dict(transform=Binarize(), labels=True)
-    return training.trained("recurrent-capsules", data, options, MINUTES, **how)
+    return training.trained("recurrent-capsules", data, options, **how)
 
 
 @torch.no_grad()
 def class_error(entry: Entry, split: Split) -> Number:
-    """How often the longest capsule is not that of the class, and its binomial standard error."""
+    """Return how often another capsule than the class's is longest, with its binomial error."""
     found = torch.cat([entry.model.classify(x).argmax(1) for x in split.images.split(500)])
     return Share.of(found != split.labels)
 
 
-def negative(bounds: Metrics) -> Metrics:
-    """Bounds with their signs turned: `neg_elbo` for `elbo`, the smaller the better."""
-    return {f"neg_{name}": (-value, error, n) for name, (value, error, n) in bounds.items()}
+def negative(bounds: Numbers) -> Numbers:
+    """Return bounds with their signs turned: `neg_elbo` for `elbo`; smaller is better."""
+    return {f"neg_{name}": number for name, number in negated(bounds).items()}
 
 
-def held_out(entry: Entry, images: Split, particles: int, options: Options) -> Metrics:
-    """Negative ELBO and IWAE, nats per image."""
+def negated(numbers: Numbers) -> Numbers:
+    """Return numbers with their signs turned."""
+    return {name: (-value, error, n) for name, (value, error, n) in numbers.items()}
+
+
+def held_out(entry: Entry, images: Split, particles: int, options: Options) -> Numbers:
+    """Return the negative ELBO and IWAE, in nats per image."""
     return negative(held_out_bounds(entry, images, particles, options.seed))
 
 
-@experiment("recurrent-capsules/mnist")
-def mnist(options: Options) -> Result:
-    """Nats, with reconstruction and each step's KL apart, and class error (90 + 9 minutes).
+@experiment("recurrent-capsules/mnist", minutes=90)
+def mnist(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
+    """Measure nats, reconstruction, the KL of each step, and the class error (90 + 9 minutes).
 
-    The class is read off the test images as they are bounded, binarised, and off grey ones, which
+    The class error is measured on the binarized test images of the bounds, and on gray ones, which
     other papers classify.
+
+    Args:
+        images: number of test images of the IWAE bound and of the parts of the ELBO.
+        particles: number of draws of the IWAE bound.
     """
     data = binary_mnist(options)
     entry = trained(options, data)
-    few = data.test[:WEIGHED]
-    weighed = held_out(entry, few, PARTICLES, options)
+    few = data.test[:images]
+    weighed = held_out(entry, few, particles, options)
     codes = infer(entry.guide, few.images, seed=options.seed)
     divergences = torch.cat([entry.guide.divergences(x) for x in few.images.split(500)], 1)
-    metrics: Metrics = {
+    metrics: dict[str, Number | Table] = {
         "neg_elbo": held_out(entry, data.test, 1, options)["neg_elbo"],
-        f"neg_iwae_{PARTICLES}": weighed[f"neg_iwae_{PARTICLES}"],
+        f"neg_iwae_{particles}": weighed[f"neg_iwae_{particles}"],
         "reconstruction": mean_and_error(-image_log_likelihood(entry.model, few.images, codes)),
-        **{f"kl_{t}": mean_and_error(kl) for t, kl in enumerate(divergences, start=1)},
         "class_error": class_error(entry, data.test),
         "class_error_grey": class_error(entry, load_dataset("mnist", root=options.data_root).test),
     }
     options.say("Training one that draws in a single step")
     single = create(entry.name, **{**entry.sizes, "steps": 1})
-    learn(single, data, options, ONE_STEP * (options.minutes or MINUTES))
+    learn(single, data, options, ONE_STEP * options.budget, "one-step")
     metrics["neg_elbo_one_step"] = held_out(single, data.test, 1, options)["neg_elbo"]
+    kl = {str(t): mean_and_error(nats) for t, nats in enumerate(divergences, start=1)}
+    metrics["step"] = Table({"kl": kl})
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-@experiment("recurrent-capsules/steps", data="mnist")
-def steps(options: Options) -> Result:
-    """The canvas after each step with its window, and what is missing then in nats (90 minutes)."""
-    data = binary_mnist(options)
-    entry = trained(options, data)
-    images = data.test.images[:WEIGHED]
-    metrics: Metrics = {}
-    for t, drawing in enumerate(drawings_of(entry, images, options.seed)):
-        missing = entry.model.image_law(drawing).log_prob(images)
-        metrics[f"reconstruction_{t}"] = mean_and_error(-missing)
-    strokes = entry.figures["strokes"](entry, data.test.images)
-    return Result(metrics, {"": strokes}, None, entry)
+@experiment("recurrent-capsules/steps", data="mnist", minutes=90, lead="")
+def steps(options: Options, *, images: int = 1000) -> Result:
+    """Show the canvas after each step, and the reconstruction error left in nats (90 minutes).
 
-
-@experiment("recurrent-capsules/samples", data="mnist")
-def samples(options: Options) -> Result:
-    """Draws from the prior, and the training images next to them (90 minutes).
-
-    Distances are root mean square over pixels, to the nearest training image, of mean images: of
-    draws, and of test images as the model redraws them. Draws from a model that knows its training
-    images by heart are nearer.
+    Args:
+        images: number of test images.
     """
     data = binary_mnist(options)
     entry = trained(options, data)
-    grey = data.train.images
-    drawn = mean_images(entry.model, WEIGHED, seed=options.seed)
-    redrawn = drawings_of(entry, data.test.images[:WEIGHED], options.seed)[-1].mean
-    distance, nearest = nearest_to(drawn, grey)
-    metrics: Metrics = {
-        "distance_draws": mean_and_error(distance),
-        "distance_test": mean_and_error(nearest_to(redrawn, grey)[0]),
+    few = data.test.images[:images]
+    left: Numbers = {}
+    for t, drawing in enumerate(drawings_of(entry, few, options.seed)):
+        missing = entry.model.image_law(drawing).log_prob(few)
+        left[str(t)] = mean_and_error(-missing)
+    strokes = entry.figures["strokes"](entry, data.test.images)
+    metrics = {"after step": Table({"reconstruction": left})}
+    return Result(metrics, {"": strokes}, None, entry)
+
+
+@experiment("recurrent-capsules/samples", data="mnist", minutes=90)
+def samples(options: Options, *, images: int = 1000) -> Result:
+    """Compare draws from the prior with the nearest training images (90 minutes).
+
+    Distances are root mean squares over pixels, to the nearest training image, of mean images: of
+    draws, and of test images as the model redraws them. Draws from a model that memorized its
+    training images are nearer.
+
+    Args:
+        images: number of draws and of test images; at least 24.
+    """
+    data = binary_mnist(options)
+    entry = trained(options, data)
+    gray = data.train.images
+    drawn = mean_images(entry.model, images, seed=options.seed)
+    redrawn = drawings_of(entry, data.test.images[:images], options.seed)[-1].mean
+    distance, nearest = nearest_to(drawn, gray)
+    distances: Numbers = {
+        "draws": mean_and_error(distance),
+        "test": mean_and_error(nearest_to(redrawn, gray)[0]),
     }
     rows = {}
     for first in (0, 12):
         rows[f"draws {first + 1}-{first + 12}"] = drawn[first : first + 12]
-        rows[f"nearest to {first + 1}-{first + 12}"] = grey[nearest[first : first + 12]]
+        rows[f"nearest to {first + 1}-{first + 12}"] = gray[nearest[first : first + 12]]
     figure = image_rows(rows, "Draws from the prior, and the training images nearest to them")
-    return Result(metrics, {"": figure}, None, entry)
+    return Result({"distance": distances}, {"": figure}, None, entry)
 
 
 def nearest_to(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Root mean square distance to the nearest known image, and which it is, (N,) each."""
+    """Return the root mean square distance to the nearest known image, and its index, (N,) each."""
     found = [torch.cdist(x.flatten(1), known.flatten(1)).min(1) for x in images.split(100)]
     distance = torch.cat([f.values for f in found]) / images[0].numel() ** 0.5
     return distance, torch.cat([f.indices for f in found])
 
 
-@experiment("recurrent-capsules/ablations", data="mnist")
-def ablations(options: Options) -> Result:
-    """Capsules against linear layers, no margin loss, no attention, and DRAW (5 x 30 minutes)."""
+@experiment("recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison")
+def ablations(
+    options: Options,
+    *,
+    images: int = 1000,
+    particles: int = 100,
+    variants: tuple[str, ...] = tuple(ABLATIONS),
+    sizes: Mapping[str, Any] | None = None,
+) -> Result:
+    """Compare capsules with linear layers, no margin loss, no attention, and DRAW (5 x 30 minutes).
+
+    Args:
+        images: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
+        variants: names of the variants.
+        sizes: sizes of every entry that replace the variant's.
+    """
     options.refuse_run()
     data = binary_mnist(options)
-    metrics: Metrics = {}
+    updates: Numbers = {}
+    errors: Numbers = {}
     pairs: dict[str, tuple] = {}
-    for name, (kind, sizes) in ABLATIONS.items():
-        entry = create(kind, image_shape=data.image_shape, classes=data.num_classes, **sizes)
+    chosen = choose("variant", variants, ABLATIONS)
+    for name, minutes in divide(options.budget, chosen).items():
+        kind, own = chosen[name]
+        shape = dict(image_shape=data.image_shape, classes=data.num_classes)
+        entry = create(kind, **{**shape, **own, **(sizes or {})})
         options.say(f"Training {name}")
-        run = learn(entry, data, options, (options.minutes or 150) / len(ABLATIONS))
-        metrics[f"updates_{name}"] = (float(run.steps), None, 1)
+        run = learn(entry, data, options, minutes, name)
+        updates[name] = (float(run.steps), None, 1)
         if knows_labels(entry):
-            metrics[f"class_error_{name}"] = class_error(entry, data.test)
+            errors[name] = class_error(entry, data.test)
         pairs[name] = entry.model, entry.guide
-    table = compare(pairs, data.test[:WEIGHED], num_particles=PARTICLES, seed=options.seed)
-    metrics |= negative(bounds_of_rows(table))
+    table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
+    bounds = {f"neg_{name}": negated(numbers) for name, numbers in bounds_of_rows(table).items()}
+    metrics: Metrics = {**bounds, "class_error": errors, "updates": updates}
     return Result(metrics, {"": table.draw()}, table)
 
 
-@experiment("recurrent-capsules/cifar10", data="cifar10")
-def cifar10(options: Options) -> Result:
-    """Photographs, with normal pixels: class error and nats, as they are (an hour).
+@experiment("recurrent-capsules/cifar10", data="cifar10", minutes=60)
+def cifar10(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
+    """Train on photographs with normal pixels; measure class error and nats (an hour).
 
-    A folder of images of the data set, a subset perhaps, is used where there is one.
+    If the data root has a folder of images of the data set, which may be a subset, it is used.
+
+    Args:
+        images: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
     """
     options.refuse_run()
     data = photographs("cifar10", options)
@@ -184,9 +226,9 @@ def cifar10(options: Options) -> Result:
         classes=data.num_classes,
         likelihood="normal",
     )
-    train(entry, data, options, options.minutes or 60, labels=True)
+    train(entry, data, options, options.budget, name="trained", labels=True)
     metrics: Metrics = {
-        **held_out(entry, data.test[:WEIGHED], PARTICLES, options),
+        **held_out(entry, data.test[:images], particles, options),
         "class_error": class_error(entry, data.test),
         "training_images": (float(len(data.train)), None, 1),
     }

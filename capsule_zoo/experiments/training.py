@@ -1,22 +1,15 @@
-"""Training of entries in experiments, by the entry's own settings and the options."""
+"""Training of entries in experiments, with the entry's own settings and the options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import nn
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Run, fit
 from capsule_zoo.registry import Entry, create, load
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 
 def train(
@@ -25,14 +18,26 @@ def train(
     options: Options,
     minutes: float | None = None,
     *,
+    name: str,
+    after: str | None = None,
     guide: nn.Module | None = None,
     **settings: Any,
 ) -> Run:
-    """Fit an entry, energy models from visible biases at the data's mean; leaves it on the CPU.
+    """Fit an entry and leave it on the CPU; energy models start at the data's mean.
+
+    The run is saved in `options.runs` at every check and when it ends. If it was interrupted, it
+    goes on from there; if it had ended, the entry gets the saved weights, and torch's generator
+    the state that it had at the end of the run.
 
     Args:
-        guide: the one to train; the entry's own by default.
-        settings: of `fit`, over those of the entry.
+        minutes: limit of the run, if `settings` give no other.
+        name: name of the run, of which an experiment has one.
+        after: name of a run that this one continues, with a later limit.
+        guide: the guide to train; the entry's own by default.
+        settings: arguments of `fit` that replace the entry's.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the run, which is saved.
     """
     guide = entry.guide if guide is None else guide
     if hasattr(entry.model, "set_base_rates"):
@@ -46,34 +51,35 @@ def train(
         "device": options.device,
         **entry.training,
         **settings,
+        **checkpoints(options, name, after),
     }
     run = fit(entry.model, guide, data, **chosen)
     entry.model.cpu()
     guide.cpu()
+    if run.stopped == "interrupted":
+        raise KeyboardInterrupt
     return run
 
 
-def trained(name: str, data: Dataset, options: Options, minutes: float, **settings: Any) -> Entry:
-    """What the options name, or the entry of that name trained on `data` for so long."""
+def checkpoints(options: Options, name: str, after: str | None = None) -> dict[str, Any]:
+    """Return where `fit` saves a run, and from where it resumes, if anything is saved."""
+    if options.runs is None:
+        if after is not None:
+            raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
+        return {}
+    own, *earlier = (options.runs / f"{each}.safetensors" for each in (name, after) if each)
+    begun = [path for path in (own, *earlier) if path.is_file()]
+    return {"checkpoint": own, **({"resume": begun[0]} if begun else {})}
+
+
+def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entry:
+    """Load `options.run` if given; otherwise create entry `name` and train it on `data`.
+
+    Args:
+        settings: arguments of `fit` that replace the entry's; the limit is the options' budget.
+    """
     if options.run:
         return load(options.run)
     entry = create(name, image_shape=data.image_shape)
-    train(entry, data, options, options.minutes or minutes, **settings)
+    train(entry, data, options, options.budget, name="trained", **settings)
     return entry
-
-
-def shortened(steps: int, length: float) -> int:
-    """Optimizer steps where a run is `length` times as long as a full one, which takes `steps`."""
-    return max(2, round(steps * min(length, 1)))
-
-
-def side_by_side(task: Callable[[T], S], jobs: Iterable[T]) -> list[S]:
-    """The task of every job, each on one thread of its own process, as many as torch has threads.
-
-    Two models of the zoo's sizes train faster side by side than one after the other on two threads.
-    """
-    context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
-    with ProcessPoolExecutor(
-        torch.get_num_threads(), context, torch.set_num_threads, (1,)
-    ) as processes:
-        return list(processes.map(task, jobs))

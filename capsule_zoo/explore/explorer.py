@@ -53,23 +53,26 @@ class Explorer(widgets.VBox):
     Attributes:
         view: the state, which Python code may also read or set; call `show` afterwards.
         handle: index of the handle that the sliders move.
-        image, painted, coloured: the three pictures.
+        image, painted, colored: the three pictures.
         sliders: the sliders of the handle's numbers, by name.
     """
 
     def __init__(self, view: View, images: Tensor, title: str = "") -> None:
-        self.view, self.images, self.handle = view, images, 0
+        self.view = view
+        self.images = images
+        self.handle = 0
         self.sliders: dict[str, widgets.FloatSlider] = {}
-        self._quiet, self._dragging = False, (0, (0.0, 0.0))
+        self._quiet = False
+        self._dragging = (0, (0.0, 0.0))
         self._file: tuple[str, bytes] | None = None
         self._make_widgets()
         self._read(images[:1])
         self._connect()
-        pictures = [self.image, self.painted, self.coloured]
+        pictures = [self.image, self.painted, self.colored]
         shown = [
             widgets.VBox([widgets.Label(label), picture])
             for label, picture in zip(view.names, pictures, strict=True)
-            if picture is not self.coloured or view.coloured() is not None
+            if picture is not self.colored or view.colored() is not None
         ]
         held = [self.chosen, self.mode] if view.modes else [self.chosen]
         super().__init__(
@@ -102,7 +105,7 @@ class Explorer(widgets.VBox):
         return cls(view, images, title)
 
     def _make_widgets(self) -> None:
-        self.image, self.painted, self.coloured = (
+        self.image, self.painted, self.colored = (
             Picture(label=label) for label in ("image", "model", "parts")
         )
         self.number = widgets.IntSlider(0, 0, len(self.images) - 1, description="test image")
@@ -114,7 +117,8 @@ class Explorer(widgets.VBox):
             description="reset", tooltip="go back to what was read off the image"
         )
         self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
-        self.status, self.panel = widgets.HTML(), widgets.HBox()
+        self.status = widgets.HTML()
+        self.panel = widgets.HBox()
         self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
 
     def _connect(self) -> None:
@@ -124,7 +128,7 @@ class Explorer(widgets.VBox):
         self._on(self.chosen, "value", self._hold)
         self._on(self.mode, "value", self.view.set_mode)
         self._on(self.painted, "drag", partial(self._drag, part=False))
-        self._on(self.coloured, "drag", partial(self._drag, part=True))
+        self._on(self.colored, "drag", partial(self._drag, part=True))
         self.image.on_msg(self._take_drop)
         self.reset.on_click(lambda _: self._do(self.view.reset))
         self.refine.on_click(lambda _: self._refine())
@@ -160,9 +164,9 @@ class Explorer(widgets.VBox):
             self._show_controls(self.view.controls(self.handle))
         self.image.png = as_png(self.view.image[0].movedim(0, -1))
         self.painted.png = as_png(self.view.painted()[0].movedim(0, -1))
-        coloured = self.view.coloured()
-        if coloured is not None:
-            self.coloured.png = as_png(coloured, self.view.outline(self.handle))
+        colored = self.view.colored()
+        if colored is not None:
+            self.colored.png = as_png(colored, self.view.outline(self.handle))
         likelihood = f"log p(image | what is painted) = {self.view.log_likelihood():.1f} nats"
         self.status.value = escape(f"{said}; {likelihood}" if said else likelihood)
 
@@ -179,7 +183,8 @@ class Explorer(widgets.VBox):
             slider = self.sliders[name]
             low, high, value = control.in_steps()
             with slider.hold_trait_notifications():
-                slider.min, slider.max = low, high
+                slider.min = low
+                slider.max = high
                 if _differ(slider.value, value, control):
                     slider.value = value
 
@@ -239,7 +244,8 @@ class Explorer(widgets.VBox):
         self.handle = self.view.first_handle()
 
     def _refine(self) -> None:
-        self.refine.disabled, self.status.value = True, "refining ..."
+        self.refine.disabled = True
+        self.status.value = "refining ..."
         try:
             self._do(self.view.refine)
         finally:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from capsule_zoo.data import Requests, Rotations, Shifts
 from capsule_zoo.explore.view import Control, Place, View
-from capsule_zoo.figures.grids import part_colours
+from capsule_zoo.figures.grids import part_colors
 from capsule_zoo.guides.conditional import KIND, ConditionalEncoder
 from capsule_zoo.inference.posterior.transformations import infer_transformation
+from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.generative_capsnet import Parts, RoutedByAddress
-from capsule_zoo.models.on_request import OnRequest
 
 REQUEST, CODE = 0, 1  # handles; the parts come after them
 _JITTER = "part_jitter"
@@ -64,8 +64,10 @@ class RequestView(View):
     def __init__(
         self, model: OnRequest, guide: ConditionalEncoder, requests: Requests | None = None
     ) -> None:
-        self.model, self.guide = model.discretized(), guide.discretized()
-        self.image_shape, self.parts = model.image_shape, getattr(model, "parts", 0)
+        self.model = model.discretized()
+        self.guide = guide.discretized()
+        self.image_shape = model.image_shape
+        self.parts = getattr(model, "parts", 0)
         self.requests = requests or requests_of(model, guide)
         self.turns = isinstance(self.requests, Rotations)
         self.parameter_names = ("angle",) if self.turns else ("x", "y")
@@ -87,7 +89,7 @@ class RequestView(View):
     def _words(self) -> tuple[str, tuple[str, str, str]]:
         """Return help and picture names in the terms of this model."""
         moved = "turn" if self.turns else "shift"
-        parts = "Drag a part capsule on the coloured picture to another address. "
+        parts = "Drag a part capsule on the colored picture to another address. "
         words = (
             f"Drag on the model's picture to {moved} what is requested. "
             f"{parts if self._on_grid else ''}The sliders set the request, the code, or the part "
@@ -197,14 +199,14 @@ class RequestView(View):
         return self.model.mean_image(self.state.latents, self._request())
 
     @torch.no_grad()
-    def coloured(self) -> Tensor | None:
+    def colored(self) -> Tensor | None:
         """Return colours of the parts on the grid of cells, weighted by activation."""
         if not self.parts:
             return None
-        parts = self.model.capsules(self.state.latents, self._request())
+        parts = self._routed.capsules(self.state.latents, self._request())
         strength = parts.activation.mean(-1, keepdim=True)  # (1, parts, 1)
-        maps = self.model.canvas.route(
-            Parts(self._address(), strength * part_colours(self.parts).to(strength))
+        maps = self._routed.canvas.route(
+            Parts(self._address(), strength * part_colors(self.parts).to(strength))
         )
         maps = maps[0].movedim(0, -1)
         return maps / maps.max().clamp(min=1)
@@ -212,13 +214,19 @@ class RequestView(View):
     def outline(self, handle: int) -> Tensor | None:
         if handle <= CODE or not self._on_grid:
             return None
-        cell = 1 / torch.tensor(self.model.canvas.grid[::-1])
+        cell = 1 / torch.tensor(self._routed.canvas.grid[::-1])
         corners = torch.tensor([[-1.0, 0.0], [0.0, -1.0], [1.0, 0.0], [0.0, 1.0]])
         return self._places()[handle - 2] + cell * corners
 
     def log_likelihood(self) -> float:
         law = dist.Normal(self.painted(), self.model.sigma_image)
         return law.log_prob(self.image).sum().item()
+
+    @property
+    def _routed(self) -> RoutedByAddress:
+        """Return the model, where it has parts."""
+        assert isinstance(self.model, RoutedByAddress)
+        return self.model
 
     @property
     def _reach(self) -> float:
@@ -231,7 +239,7 @@ class RequestView(View):
 
     @property
     def _address_names(self) -> list[str]:
-        numbers = self.model.canvas.address_length
+        numbers = self._routed.canvas.address_length
         return ["row", "column"] if self._on_grid else [f"address[{i}]" for i in range(numbers)]
 
     def _request(self) -> Tensor:
@@ -240,7 +248,7 @@ class RequestView(View):
     @torch.no_grad()
     def _address(self) -> Tensor:
         """Return the addresses of the parts, (1, parts, numbers)."""
-        address = self.model.capsules(self.state.latents, self._request()).address
+        address = self._routed.capsules(self.state.latents, self._request()).address
         return address + self.state.latents.get(_JITTER, 0.0)
 
     def _put(self, handle: int, address: Tensor) -> None:
@@ -252,7 +260,7 @@ class RequestView(View):
 
     def _spread(self) -> Tensor:
         """Return the offset (row, column) of the last cell's middle from the image's middle."""
-        return torch.tensor([max(n - 1, 1) / n for n in self.model.canvas.grid])
+        return torch.tensor([max(n - 1, 1) / n for n in self._routed.canvas.grid])
 
     def _places(self) -> Tensor:
         """Return the addresses as x and y in the image's frame, (parts, 2)."""

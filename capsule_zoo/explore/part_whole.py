@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.explore.view import Control, Place, View
-from capsule_zoo.figures.part_whole import coloured_parts, seen_of_parts
+from capsule_zoo.figures.part_whole import colored_parts, seen_of_parts
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
 from capsule_zoo.inference.posterior.refine import refine
@@ -142,7 +142,7 @@ class PartWholeView(View):
     """
 
     help = (
-        "Drag on the model's picture to move an object with all its parts, on the coloured one to "
+        "Drag on the model's picture to move an object with all its parts, on the colored one to "
         "move a single part; the sliders move what was held last. Drop a picture file on the image."
     )
     improves = "improve the objects and parts by steps of inference on this image"
@@ -152,8 +152,10 @@ class PartWholeView(View):
     parse: Tree
 
     def __init__(self, model: PartWholeCapsules, guide: Guide) -> None:
-        self.model, self.guide = model.discretized(), guide
-        self.relaxed, self.image_shape = model, model.image_shape
+        self.model = model.discretized()
+        self.guide = guide
+        self.relaxed = model
+        self.image_shape = model.image_shape
 
     @torch.no_grad()
     def read(self, image: Tensor) -> None:
@@ -241,8 +243,8 @@ class PartWholeView(View):
         return self.model.render(self._parts())
 
     @torch.no_grad()
-    def coloured(self) -> Tensor:
-        return coloured_parts(self.model, self._parts())[0]
+    def colored(self) -> Tensor:
+        return colored_parts(self.model, self._parts())[0]
 
     def outline(self, handle: int) -> Tensor:
         corners = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])

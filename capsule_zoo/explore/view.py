@@ -45,7 +45,7 @@ class View(ABC):
         read_state: the state read from the image, to which `reset` returns.
         parse: the state that was read or refined, from which moving by hand begins.
         help, improves: texts on the possible actions, and on the effect of `refine`.
-        names: names of the pictures: the image, the model's rendering, its parts in colour.
+        names: names of the pictures: the image, the model's rendering, its parts in color.
     """
 
     help: str = ""
@@ -100,8 +100,8 @@ class View(ABC):
         """Return the model's mean image of the state, (1, C, H, W)."""
 
     @abstractmethod
-    def coloured(self) -> Tensor | None:
-        """Return every part in its own colour, (H, W, 3) in [0, 1]; None without parts.
+    def colored(self) -> Tensor | None:
+        """Return every part in its own color, (H, W, 3) in [0, 1]; None without parts.
 
         The grid may be coarser than the image's.
         """

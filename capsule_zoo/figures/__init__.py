@@ -3,9 +3,9 @@
 from capsule_zoo.figures.curves import accuracy_curves, climbs, error_curves, learning_curves
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
 from capsule_zoo.figures.generic import on_scale_of, reconstructions, samples
-from capsule_zoo.figures.grids import image_rows, in_rows, part_colours, signed_colours
+from capsule_zoo.figures.grids import image_rows, in_rows, part_colors, signed_colors
 from capsule_zoo.figures.part_whole import (
-    coloured_parts,
+    colored_parts,
     infer_parts,
     learned_templates,
     parses,
@@ -20,7 +20,7 @@ __all__ = [
     "animation",
     "by_iterations",
     "climbs",
-    "coloured_parts",
+    "colored_parts",
     "drawings_of",
     "error_curves",
     "fields",
@@ -35,12 +35,12 @@ __all__ = [
     "nudges",
     "on_scale_of",
     "parses",
-    "part_colours",
+    "part_colors",
     "prior_samples",
     "reconstructions",
     "samples",
     "seen_of_parts",
-    "signed_colours",
+    "signed_colors",
     "spectra",
     "strokes",
     "sums",

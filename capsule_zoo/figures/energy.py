@@ -14,7 +14,7 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.figures.generic import on_scale_of
-from capsule_zoo.figures.grids import image_rows, in_rows, signed_colours
+from capsule_zoo.figures.grids import image_rows, in_rows, signed_colors
 from capsule_zoo.models.modes import seeded
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
     with seeded(seed):
         painted = torch.stack([model.projective_field(k) for k in range(model.num_capsules)])
     added = (painted - model.visible.mean()).mean(1)  # (K, H, W)
-    tiles = torch.stack([signed_colours(field / field.abs().max()) for field in added])
+    tiles = torch.stack([signed_colors(field / field.abs().max()) for field in added])
     return image_rows(in_rows("capsules", tiles, 10), "What single capsules add to the mean image")
 
 
@@ -53,7 +53,7 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figur
     rows: dict[str, Tensor] = {}
     for i, image in enumerate(scale(images)):
         limit = added[i].abs().max()
-        parts = [signed_colours(part.mean(0) / limit) for part in added[i, :terms]]
+        parts = [signed_colors(part.mean(0) / limit) for part in added[i, :terms]]
         rows[f"image {i + 1}, and what is added"] = torch.stack([_rgb(image), *parts])
         whole = so_far[i, -1]
         rows[f"whole sum {i + 1}, and sum so far"] = torch.stack(
@@ -111,5 +111,5 @@ def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100)
 
 
 def _rgb(image: Tensor) -> Tensor:
-    """Return an image (C, H, W), grey or in colours, as (H, W, 3)."""
+    """Return an image (C, H, W), gray or in colours, as (H, W, 3)."""
     return image.expand(3, -1, -1).movedim(0, -1)

@@ -1,4 +1,4 @@
-"""Pictures of trained entries: rows of images, parses into coloured parts, templates, samples.
+"""Pictures of trained entries: rows of images, parses into colored parts, templates, samples.
 
 `reconstruct` is `capsule_zoo.inference.reconstruct`.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
-    """Draw a labelled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+    """Draw a labeled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
     from matplotlib import pyplot as plt
 
     pictures = {name: _as_pictures(images) for name, images in rows.items()}
@@ -48,8 +48,8 @@ def in_rows(kind: str, images: Tensor, length: int = 12) -> dict[str, Tensor]:
     return rows
 
 
-def part_colours(parts: int) -> Tensor:
-    """Return a colour for each part, (parts, 3); neighbours have very different colours."""
+def part_colors(parts: int) -> Tensor:
+    """Return a color for each part, (parts, 3); neighbors have very different colours."""
     from matplotlib import pyplot as plt
 
     turns = torch.arange(parts) * 0.618034 % 1.0
@@ -63,7 +63,7 @@ def _as_pictures(images: Tensor | np.ndarray) -> np.ndarray:
     return array.squeeze(-1) if array.shape[-1] == 1 else array
 
 
-def signed_colours(values: Tensor) -> Tensor:
+def signed_colors(values: Tensor) -> Tensor:
     """Return values (H, W) in [-1, 1] as colours (H, W, 3): blue below zero, red above."""
     from matplotlib import pyplot as plt
 

@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.figures.grids import image_rows, in_rows, part_colours
+from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def coloured_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
-    """Return the mean image with every part in its own colour, (B, H, W, 3)."""
+def colored_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+    """Return the mean image with every part in its own color, (B, H, W, 3)."""
     seen = seen_of_parts(model, parts)
-    hues = part_colours(len(seen)).to(seen)
+    hues = part_colors(len(seen)).to(seen)
     return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
 
 
 def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
     """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
-    colour, alpha = model.layers(parts)
+    color, alpha = model.layers(parts)
     if model.likelihood == "mixture":
         share = model.image_law(parts).mixing[1:]
     else:
         share = templates.visibility(alpha)
-    return (share * colour).mean(1)
+    return (share * color).mean(1)
 
 
 @torch.no_grad()
@@ -46,18 +46,18 @@ def infer_parts(guide: Guide, images: Tensor) -> Capsules:
 
 @torch.no_grad()
 def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
-    """Draw up to 12 images, their reconstructions, and each part in its own colour."""
+    """Draw up to 12 images, their reconstructions, and each part in its own color."""
     model, images = model.discretized(), images[:12]
     parts = infer_parts(guide, images)
     rows = {"image": images, "reconstruction": model.render(parts)}
-    return image_rows({**rows, "parts": coloured_parts(model, parts)}, "Images and their parts")
+    return image_rows({**rows, "parts": colored_parts(model, parts)}, "Images and their parts")
 
 
 @torch.no_grad()
 def learned_templates(model: PartWholeCapsules) -> Figure:
-    """Draw every part's template on black: colour times alpha."""
-    colour, alpha = model.templates()
-    return image_rows(in_rows("parts", colour * alpha), "Learned templates (colour x alpha)")
+    """Draw every part's template on black: color times alpha."""
+    color, alpha = model.templates()
+    return image_rows(in_rows("parts", color * alpha), "Learned templates (color x alpha)")
 
 
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:

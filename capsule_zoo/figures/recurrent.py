@@ -52,7 +52,7 @@ def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
     window = model.window(drawing)
     side = window.stride * (model.window_size - 1)
     height, width = model.image_shape[1:]
-    corner = window.centre + side.new_tensor([width - 1, height - 1]) / 2 - side[:, None] / 2
+    corner = window.center + side.new_tensor([width - 1, height - 1]) / 2 - side[:, None] / 2
     return [
         Rectangle((x, y), length, length, fill=False, edgecolor="tab:red", linewidth=1)
         for (x, y), length in zip(corner.tolist(), side.tolist(), strict=True)

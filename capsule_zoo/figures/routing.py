@@ -72,7 +72,7 @@ def nudges(rows: Mapping[str, Tensor]) -> Figure:
 def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
     """Draw a panel for each table, whose columns are routings and rows numbers of iterations.
 
-    A routing has the same colour in all panels, for any order of columns.
+    A routing has the same color in all panels, for any order of columns.
     """
     from matplotlib import pyplot as plt
 

@@ -1,54 +1,31 @@
 """The contents of the report: every model with its story, records, pictures and benchmarks.
 
-A family is a module that holds a model, with the entries made from it. Experiments and trained
-weights are assigned to families by name. Only the choices of the first things to show are listed by
-hand: `LEADS`, `COMPARISONS` and `BENCHMARKED`.
+A family is a module that holds a model, with the entries made from it. Experiments, benchmarks and
+trained weights say which entry they are about. The registration of an experiment also says whether
+it opens the section of its model.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from capsule_zoo.experiments import find_experiment, list_experiments
+from capsule_zoo.experiments import Experiment, find_experiment, list_experiments
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.registry import WEIGHTS, create, list_models, read_recipe, small_sizes, summary
 from capsule_zoo.report.pictures import Picture, picture
 from capsule_zoo.report.published import PUBLISHED, Published
 from capsule_zoo.report.stories import Story, first_line, read_story, remainder
-from capsule_zoo.report.tables import Grid, as_grids, in_words
+from capsule_zoo.report.tables import Grid, grids_of, in_words
 
-BENCHMARKS = "benchmarks"  # folder of speeds, among records and among scripts
-
-# Pictures that open a model's section, the best first.
-LEADS = {
-    "part-whole": ("classify_parses", "digits_parses"),
-    "capsule-rbm": ("mnist_sums", "mnist_samples", "learning-curve"),
-    "capsule-helmholtz": ("mnist_sums", "mnist_samples"),
-    "generative-capsnet": ("rotate-beyond_painted", "shift_painted", "rotate_painted"),
-    "matrix-capsules": ("viewpoints", "votes", "mnist"),
-    "recurrent-capsules": ("steps", "mnist_strokes"),
-    "constellations": ("parse_025", "parse_01"),
-}
-# The experiment that compares a model's guides, routings or decoders.
-COMPARISONS = {
-    "part-whole": "guides",
-    "capsule-rbm": "mean-field",
-    "capsule-helmholtz": "objectives",
-    "generative-capsnet": "rotate-beyond",
-    "matrix-capsules": "routing",
-    "recurrent-capsules": "ablations",
-    "constellations": "parse",
-}
-# The model of a benchmark whose name does not begin with the name of the model.
-BENCHMARKED = {"render": "part-whole", "rbm": "capsule-rbm", "routing": "matrix-capsules"}
+BENCHMARKS = "benchmarks"  # the folder of speeds, among records
+VERDICTS = ("reached", "near", "missed", "not_run")
 
 
 @dataclass(frozen=True)
@@ -57,23 +34,29 @@ class Finding:
 
     Attributes:
         name: `<model>/<name>`.
-        summary, about: description in a line and in paragraphs.
+        summary, text: description in a line and in paragraphs.
         command: the command that runs it, or ran it.
         record: its record; None until it has been run.
+        about: name of the entry whose family it belongs to.
         figures: the figures of the record.
+        lead: the figure that opens the model's section, if it is one of this experiment's.
+        is_comparison: True if it compares the model's guides, routings or decoders.
     """
 
     name: str
     summary: str
-    about: list[str]
+    text: list[str]
     command: str
     record: dict | None
+    about: str
     figures: list[Picture] = field(default_factory=list)
+    lead: Picture | None = None
+    is_comparison: bool = False
 
     @property
     def grids(self) -> tuple[list[Grid], list[str]]:
         """Return the metrics as tables, and the names of metrics in no table."""
-        return as_grids(list(self.record["metrics"])) if self.record else ([], [])
+        return grids_of(self.record) if self.record else ([], [])
 
 
 @dataclass(frozen=True)
@@ -86,9 +69,9 @@ class Goal:
 
     @property
     def verdict(self) -> str:
-        """ "reached", "near" (within two standard errors), "missed" or "" (not measured)."""
+        """One of `VERDICTS`; "near" is within two standard errors of ours."""
         if self.metric is None:
-            return ""
+            return "not_run"
         gain = self.metric["value"] - self.published.value
         gain = gain if self.published.higher else -gain
         if gain >= 0:
@@ -99,18 +82,28 @@ class Goal:
 class Race(Finding):
     """A benchmark that compares our time and memory with those of peers."""
 
+    def metric(self, quantity: str, contestant: str) -> dict | None:
+        """Return a measurement of a contestant, or None if it was not taken."""
+        name = self._named(quantity).get(contestant)
+        return self.record["metrics"][name] if self.record and name else None
+
+    def key(self, quantity: str, contestant: str) -> str:
+        """Return the record and the name of a measurement."""
+        return f"{self.name}:{self._named(quantity).get(contestant, '')}"
+
     @property
     def peers(self) -> list[str]:
         """The names of the peers that it is compared with."""
-        metrics = self.record["metrics"] if self.record else {}
-        return [name.removeprefix("ratio_") for name in metrics if name.startswith("ratio_")]
+        return list(self._named("ratio"))
 
     @property
     def ours(self) -> str:
         """The name of our contestant; memory is measured only for it and its peers."""
-        metrics = self.record["metrics"] if self.record else {}
-        weighed = [n.removeprefix("mebibytes_") for n in metrics if n.startswith("mebibytes_")]
-        return next((name for name in weighed if name not in self.peers), "")
+        return next((name for name in self._named("mebibytes") if name not in self.peers), "")
+
+    def _named(self, quantity: str) -> dict[str, str]:
+        """Return the names of a quantity's metrics by contestant."""
+        return self.record["tables"].get("", {}).get(quantity, {}) if self.record else {}
 
 
 @dataclass(frozen=True)
@@ -147,10 +140,12 @@ class Family:
 
     @property
     def anchor(self) -> str:
+        """The name of the first entry, to which links lead."""
         return self.entries[0].name
 
     @property
     def all_findings(self) -> list[Finding]:
+        """The experiments of the family, the comparison first."""
         return [*([self.comparison] if self.comparison else []), *self.findings]
 
     @property
@@ -161,16 +156,16 @@ class Family:
     @property
     def faster(self) -> tuple[int, int]:
         """The number of peers slower than our code, and the number of all peers."""
-        ratios = [
-            race.record["metrics"][f"ratio_{peer}"]["value"]
-            for race in self.races
-            if race.record
-            for peer in race.peers
-        ]
-        return sum(ratio > 1 for ratio in ratios), len(ratios)
+        ratios = [race.metric("ratio", peer) for race in self.races for peer in race.peers]
+        return sum(ratio["value"] > 1 for ratio in ratios if ratio), len(ratios)
+
+    def verdicts(self, verdict: str) -> int:
+        """Return the number of published numbers with this verdict."""
+        return sum(goal.verdict == verdict for goal in self.goals)
 
     @property
     def is_baseline(self) -> bool:
+        """True if the family has no experiments of its own."""
         return not self.all_findings
 
 
@@ -197,8 +192,8 @@ def gather(folder: Path) -> Gallery:
         ValueError: the folder has no records, or a file that is not a record.
     """
     records = read_records(folder)
-    findings, races = findings_of(records, folder), races_of(records, folder.parent / BENCHMARKS)
-    families = [fill(family, findings, races, records, folder) for family in find_families()]
+    findings, races = findings_of(records, folder), races_of(records)
+    families = [fill(family, findings, races, records) for family in find_families()]
     own = {id(f) for family in families for f in family.all_findings}
     raced = {id(r) for family in families for r in family.races}
     return Gallery(
@@ -247,33 +242,47 @@ def fill(
     findings: Mapping[str, Finding],
     races: list[Race],
     records: Mapping[str, dict],
-    folder: Path,
 ) -> Family:
     """Return a family with all its contents filled in."""
     names = {entry.name for entry in family.entries}
-    own = {n: finding for n, finding in findings.items() if n.partition("/")[0] in names}
-    family.comparison = own.pop(f"{family.anchor}/{COMPARISONS.get(family.anchor)}", None)
-    family.findings = sorted(own.values(), key=lambda finding: finding.record is None)
-    family.races = [race for race in races if race_of(race) in names]
+    own = [finding for finding in findings.values() if finding.about in names]
+    family.comparison = next((finding for finding in own if finding.is_comparison), None)
+    rest = (finding for finding in own if finding is not family.comparison)
+    family.findings = sorted(rest, key=lambda finding: finding.record is None)
+    family.races = [race for race in races if race.about in names]
     family.weights = [trained for trained in trained_weights() if trained.card["entry"] in names]
-    for published in PUBLISHED:
-        if published.experiment in {finding.name for finding in family.all_findings}:
-            record = records.get(published.experiment)
-            metric = record["metrics"].get(published.metric) if record else None
-            command = findings[published.experiment].command
-            family.goals.append(Goal(published, command, metric))
-    family.lead = lead_of(family, folder)
+    mine = {finding.name: finding.command for finding in own}
+    family.goals = [
+        Goal(goal, mine[goal.experiment], measured(goal, records))
+        for goal in PUBLISHED
+        if goal.experiment in mine
+    ]
+    pictures = (figure for finding in family.all_findings for figure in finding.figures)
+    leads = (finding.lead for finding in own if finding.lead)
+    family.lead = next(leads, None) or next(pictures, None)
     drop_repeated(family)
     return family
 
 
-def lead_of(family: Family, folder: Path) -> Picture | None:
-    """Return the first picture of the section: one of `LEADS`, or any available one."""
-    for name in LEADS.get(family.anchor, ()):
-        path, (stem, *_) = folder / family.anchor / f"{name}.png", name.split("_")
-        if path.is_file():
-            return picture(path, caption(path, f"{family.anchor}/{stem}"))
-    return next((p for finding in family.all_findings for p in finding.figures), None)
+def measured(published: Published, records: Mapping[str, dict]) -> dict | None:
+    """Return our metric for a published number, or None if the experiment has no such record."""
+    record = records.get(published.experiment)
+    return record["metrics"].get(published.metric) if record else None
+
+
+def count_goals(folder: Path) -> dict[str, int]:
+    """Count the published numbers, and how many of them the records of a folder reach.
+
+    Returns:
+        The number of all of them under "published", and of each of `VERDICTS`.
+
+    Raises:
+        ValueError: the folder has no records, or a file that is not a record.
+    """
+    records = read_records(folder)
+    goals = [Goal(published, "", measured(published, records)) for published in PUBLISHED]
+    found = Counter(goal.verdict for goal in goals)
+    return {"published": len(goals), **{verdict: found[verdict] for verdict in VERDICTS}}
 
 
 def drop_repeated(family: Family) -> None:
@@ -294,60 +303,61 @@ def digest(shown: Picture) -> str:
 def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]:
     """Return every experiment that is registered or has a record."""
     registered = list_experiments()
-    found = {}
-    for name in sorted({*registered, *records}):
-        if is_speed(name):
-            continue
-        summary, about = "", []
-        if name in registered:
-            experiment = find_experiment(name)
-            summary, about = experiment.summary, remainder(experiment.function.__doc__)
-        record = records.get(name)
-        command = record["command"] if record else f"capsule-zoo reproduce {name}"
-        paths = figures_of(name, folder) if record else []
-        figures = [picture(path, caption(path, name)) for path in paths]
-        found[name] = Finding(name, summary, about, command, record, figures)
-    return found
+    names = sorted({*registered, *(name for name in records if not is_speed(name))})
+    return {
+        name: finding_of(
+            name,
+            find_experiment(name) if name in registered else None,
+            records.get(name),
+            folder,
+        )
+        for name in names
+    }
 
 
-def caption(path: Path, name: str) -> str:
-    """Return the caption of a figure of an experiment."""
-    which = path.stem.removeprefix(name.partition("/")[2]).strip("_")
-    return f"{name}: {in_words(which)}" if which else name
+def finding_of(
+    name: str, experiment: Experiment | None, record: dict | None, folder: Path
+) -> Finding:
+    """Return an experiment with its results; None stands for one that is not registered."""
+    command = record["command"] if record else f"capsule-zoo reproduce {name}"
+    model, _, own = name.partition("/")
+    paths = figures_of(name, folder) if record else []
+    shown = {path.stem.removeprefix(own).strip("_"): path for path in paths}
+    figures = {which: picture(path, caption(name, which)) for which, path in shown.items()}
+    if experiment is None:
+        return Finding(name, "", [], command, record, model, list(figures.values()))
+    return Finding(
+        name,
+        experiment.summary,
+        remainder(experiment.function.__doc__),
+        command,
+        record,
+        experiment.about,
+        list(figures.values()),
+        None if experiment.lead is None else figures.get(experiment.lead),
+        experiment.role == "comparison",
+    )
 
 
-def races_of(records: Mapping[str, dict], scripts: Path) -> list[Race]:
-    """Return every benchmark that has a record or, in a checkout, a script."""
-    known = dict(benchmark_scripts(scripts))
-    found = []
-    for name in sorted({*known, *(name for name in records if is_speed(name))}):
-        record, (script, summary) = records.get(name), known.get(name, ("", ""))
-        command = record["command"] if record else f"python {BENCHMARKS}/{script}"
-        found.append(Race(name, summary, [], command, record))
-    return found
+def caption(name: str, figure: str) -> str:
+    """Return the caption of a figure of an experiment; the figure may have no name."""
+    return f"{name}: {in_words(figure)}" if figure else name
+
+
+def races_of(records: Mapping[str, dict]) -> list[Race]:
+    """Return every benchmark that has a record."""
+    return [
+        Race(
+            name, record.get("summary", ""), [], record["command"], record, record.get("about", "")
+        )
+        for name, record in sorted(records.items())
+        if is_speed(name)
+    ]
 
 
 def is_speed(name: str) -> bool:
     """Return True if a record belongs to a benchmark."""
     return name.startswith(f"{BENCHMARKS}/")
-
-
-def benchmark_scripts(folder: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the record name, file name and first line of every benchmark in a folder."""
-    for path in sorted(folder.glob("*.py")):
-        text = path.read_text()
-        for name in re.findall(r'\bBenchmark\(\s*"(\w+)"', text):
-            yield (
-                f"{BENCHMARKS}/{name}",
-                (path.name, first_line(ast.get_docstring(ast.parse(text)))),
-            )
-
-
-def race_of(race: Race) -> str:
-    """Return the name of the entry that a benchmark is about."""
-    name = race.name.partition("/")[2]
-    named = [entry for entry in list_models() if name.startswith(entry.replace("-", "_"))]
-    return BENCHMARKED.get(name) or max(named, key=len, default="")
 
 
 def trained_weights() -> list[Trained]:

@@ -3,26 +3,27 @@
 The pages are the README, the page of the benchmarks, and the results page of each model.
 
 A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end -->` is replaced by
-the table of that record's metrics, so that no number is typed by hand. Shell patterns after the
-name choose among them: `<!-- record: part-whole/guides elbo_* iwae_* -->`. A block that begins with
-`<!-- ratios: benchmarks -->` becomes one table of all records of that folder that hold ratios.
+the tables of that record's metrics, so that no number is typed by hand. Shell patterns after the
+name choose among the metrics: `<!-- record: part-whole/guides elbo_* iwae_* -->`. A block that
+begins with `<!-- ratios: benchmarks -->` becomes one table of all records of that folder that hold
+ratios.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from capsule_zoo.data.files import write_whole
-from capsule_zoo.records import FOLDER, read_record
+from capsule_zoo.records import FOLDER, Metric, read_record
+from capsule_zoo.report.tables import Grid, grids_of, in_words, rounded
 
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
     flags=re.DOTALL,
 )
-_RATIO = "ratio_"
 _PAGES = ("README.md", "benchmarks/README.md", "results/*/README.md")
 
 
@@ -46,20 +47,53 @@ def _filled(block: re.Match[str], folder: str | Path) -> str:
 
 
 def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
-    """Return the metrics that match a pattern as a Markdown table, with their command below."""
-    rows = ["| metric | value | standard error | n |", "|---|---|---|---|"]
-    for name, metric in record["metrics"].items():
-        if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
-            continue
-        error = "" if metric["se"] is None else _number(metric["se"])
-        rows.append(f"| {name} | {_number(metric['value'])} | {error} | {metric['n']} |")
+    """Return the metrics that match a pattern as Markdown tables, with their command below."""
+    metrics = record["metrics"]
+    chosen = [n for n in metrics if any(fnmatch.fnmatch(n, pattern) for pattern in patterns)]
+    grids, singles = grids_of(record, chosen)
+    parts = [_grid(grid, metrics) for grid in grids]
+    if singles:
+        parts.append(_singles({name: metrics[name] for name in singles}))
     minutes = record["seconds"] / 60
     made = f"`{record['command']}` on {record['data']}, {minutes:.1f} minutes, {record['machine']}."
-    return "\n".join([*rows, "", made, ""])
+    return "\n".join([*parts, made, ""])
+
+
+def _grid(grid: Grid, metrics: Mapping[str, Metric]) -> str:
+    """Return a grid as a Markdown table, whose last row tells how many images or runs there are."""
+    lines = [
+        [in_words(row), *(_cell(metrics, grid.names.get((row, column))) for column in grid.columns)]
+        for row in grid.rows
+    ]
+    counts = []
+    for column in grid.columns:
+        own = {metrics[name]["n"] for (_, other), name in grid.names.items() if other == column}
+        counts.append(" to ".join(f"{n:,}" for n in sorted({min(own), max(own)})))
+    head = [grid.title, *map(in_words, grid.columns)]
+    return _markdown(head, [*lines, ["*n*", *counts]])
+
+
+def _singles(metrics: Mapping[str, Metric]) -> str:
+    rows = [[in_words(n), _cell(metrics, n), f"{m['n']:,}"] for n, m in metrics.items()]
+    return _markdown(["quantity", "value", "n"], rows)
+
+
+def _cell(metrics: Mapping[str, Metric], name: str | None) -> str:
+    if name is None:
+        return ""
+    return " \N{PLUS-MINUS SIGN} ".join(
+        filter(None, rounded(metrics[name]["value"], metrics[name]["se"]))
+    )
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table, its first column to the left and all others to the right."""
+    marks = ["---", *["--:"] * (len(head) - 1)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, marks, *rows))
 
 
 def ratios(model: str, folder: str | Path = FOLDER) -> str:
-    """Return every `ratio_<peer>` of one folder's records as a table, with commands below."""
+    """Return the ratios to every peer in one folder's records as a table, with commands below."""
     rows = [
         "| benchmark | peer | its time over ours | standard error | its memory over ours | n |",
         "|---|---|---|---|---|---|",
@@ -67,22 +101,17 @@ def ratios(model: str, folder: str | Path = FOLDER) -> str:
     made = []
     for path in sorted((Path(folder) / model).glob("*.json")):
         record = read_record(f"{model}/{path.stem}", folder)
-        metrics = record["metrics"]
-        found = [name for name in metrics if name.startswith(_RATIO)]
-        for name in found:
-            time, memory = metrics[name], metrics.get(f"memory_{name}")
-            size = "" if memory is None else f"{memory['value']:.2f}"
+        metrics, speeds = record["metrics"], record["tables"].get("", {})
+        found, weighed = speeds.get("ratio", {}), speeds.get("memory_ratio", {})
+        for peer, name in found.items():
+            time = metrics[name]
+            size = f"{metrics[weighed[peer]]['value']:.2f}" if peer in weighed else ""
             error = "" if time["se"] is None else f"{time['se']:.2f}"
-            peer = name.removeprefix(_RATIO)
             cells = path.stem, peer, f"{time['value']:.2f}", error, size, str(time["n"])
             rows.append(f"| {' | '.join(cells)} |")
         if found:
             made.append(f"- `{record['command']}`: {record['data']}. {record['machine']}.")
     return "\n".join([*rows, "", *made, ""])
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 def pages(root: str | Path = ".") -> list[Path]:

@@ -51,15 +51,16 @@ class Published:
 
     @property
     def value(self) -> float:
+        """The printed number."""
         return float(self.printed)
 
 
 OURS_TRANSFORMED = "our affine test images are drawn as affNIST's are, not its own files"
-BINARISED = "each binarised once, in its own way"
-GREY = "the paper's pixels are grey, ours binarised"
+BINARIZED = "each binarized once, in its own way"
+GRAY = "the paper's pixels are gray, ours binarized"
 SMALL = "the paper's full network; ours is the small preset"
 SCENES = "the paper's own scenes; ours are drawn as it describes, and exclude empty scenes"
-LONG = "64 steps there; statically binarised"
+LONG = "64 steps there; statically binarized"
 
 PART_WHOLE = (
     Published(
@@ -123,22 +124,22 @@ ENERGY = (
     Published(
         "capsule-rbm/mnist",
         "log_likelihood_ais",
-        "Log-likelihood by AIS, binarised MNIST (nats)",
+        "Log-likelihood by AIS, binarized MNIST (nats)",
         "-86.34",
         "RBM, 500 units, CD-25",
         MURRAY,
         higher=True,
-        note=BINARISED,
+        note=BINARIZED,
     ),
     Published(
         "capsule-rbm/mnist",
         "log_likelihood_ais",
-        "Log-likelihood by AIS, binarised MNIST (nats)",
+        "Log-likelihood by AIS, binarized MNIST (nats)",
         "-84.62",
         "deep Boltzmann machine",
         BOLTZMANN,
         higher=True,
-        note=BINARISED,
+        note=BINARIZED,
     ),
     Published(
         "capsule-helmholtz/mnist",
@@ -147,7 +148,7 @@ ENERGY = (
         "0.0581",
         "capsule Helmholtz machine",
         LI,
-        note=GREY,
+        note=GRAY,
     ),
     Published(
         "capsule-helmholtz/fashion",
@@ -160,32 +161,32 @@ ENERGY = (
     Published(
         "capsule-helmholtz/mnist",
         "iwae_1000",
-        "Log-likelihood, binarised MNIST (nats)",
+        "Log-likelihood, binarized MNIST (nats)",
         "-90.1",
         "sigmoid belief net, three layers of 200",
         BORNSCHEIN,
         higher=True,
-        note=BINARISED,
+        note=BINARIZED,
     ),
     Published(
         "capsule-helmholtz/mnist",
         "iwae_1000",
-        "Log-likelihood, binarised MNIST (nats)",
+        "Log-likelihood, binarized MNIST (nats)",
         "-85.5",
         "best net by reweighted wake-sleep",
         BORNSCHEIN,
         higher=True,
-        note=BINARISED,
+        note=BINARIZED,
     ),
     Published(
         "capsule-helmholtz/mnist",
         "iwae_1000",
-        "Log-likelihood, binarised MNIST (nats)",
+        "Log-likelihood, binarized MNIST (nats)",
         "-84.8",
         "autoencoder by IWAE-50",
         BURDA,
         higher=True,
-        note=BINARISED,
+        note=BINARIZED,
     ),
 )
 
@@ -275,7 +276,7 @@ RECURRENT = (
     Published(
         "recurrent-capsules/mnist",
         "neg_elbo",
-        "Negative ELBO, binarised MNIST (nats)",
+        "Negative ELBO, binarized MNIST (nats)",
         "80.97",
         "DRAW with attention",
         GREGOR,
@@ -285,7 +286,7 @@ RECURRENT = (
     Published(
         "recurrent-capsules/ablations",
         "neg_elbo_no_attention",
-        "Negative ELBO without attention, binarised MNIST (nats)",
+        "Negative ELBO without attention, binarized MNIST (nats)",
         "87.40",
         "DRAW without attention",
         GREGOR,
@@ -295,7 +296,7 @@ RECURRENT = (
     Published(
         "recurrent-capsules/mnist",
         "neg_elbo",
-        "Negative ELBO in ten steps, binarised MNIST (nats)",
+        "Negative ELBO in ten steps, binarized MNIST (nats)",
         "93.8",
         "DRAW, the best one",
         OTHERS,
@@ -303,7 +304,7 @@ RECURRENT = (
     Published(
         "recurrent-capsules/mnist",
         "neg_elbo_one_step",
-        "Negative ELBO in one step, binarised MNIST (nats)",
+        "Negative ELBO in one step, binarized MNIST (nats)",
         "134.5",
         "DRAW",
         OTHERS,

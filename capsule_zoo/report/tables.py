@@ -1,20 +1,12 @@
-"""Formatting of numbers for readers, and of the metrics of a record as tables.
-
-Metrics have flat names such as `elbo_normal` and `elbo_delta`. Where these are a quantity and a
-variant, so many of the one under so many of the other, they are shown as a table; `as_grids` finds
-out by itself.
-"""
+"""Formatting of numbers for readers, and of the metrics of a record as grids."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-FULL_ENOUGH = 0.5  # share of a grid's cells that must be there
-RELAXED = "_relaxed"  # variants of another model, whose bounds compare with each other only
 _WORDS = {
     "elbo": "ELBO", "iwae": "IWAE", "ess": "ESS", "map": "MAP objective", "cnn": "CNN",
     "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
@@ -56,91 +48,37 @@ class Grid:
     """A table of metrics, by quantity and variant.
 
     Attributes:
+        title: the title of the table, or "".
         columns, rows: the quantities and the variants.
         names: name of the metric in each cell that is present, by (row, column).
     """
 
+    title: str
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     names: dict[tuple[str, str], str]
 
-    @property
-    def fill(self) -> float:
-        """Return the share of the cells that are present."""
-        return len(self.names) / (len(self.columns) * len(self.rows))
 
+def grids_of(record: dict, chosen: Collection[str] | None = None) -> tuple[list[Grid], list[str]]:
+    """Return the grids of a record, and the names of its metrics in no grid.
 
-def as_grids(names: Sequence[str]) -> tuple[list[Grid], list[str]]:
-    """Return metrics as grids of at least two rows and columns, and the metrics in no grid.
-
-    Every name is cut in two where the part that it shares with most others ends: its beginning or
-    its end, whichever makes the fuller grids. Rows whose numbers do not compare with the others'
-    are in a grid of their own.
+    Args:
+        chosen: names of the metrics to show; by default all of them. A row or column without any
+            of them is left out.
     """
-    options = [_grids(_cut(names, by)) for by in (_beginnings, _ends)]
-    grids = max(options, key=lambda found: sum(len(grid.names) * grid.fill for grid in found))
+    wanted = list(record["metrics"]) if chosen is None else chosen
+    grids = []
+    for title, columns in record["tables"].items():
+        names = {
+            (variant, quantity): name
+            for quantity, variants in columns.items()
+            for variant, name in variants.items()
+            if name in wanted
+        }
+        if names:
+            rows = tuple(dict.fromkeys(row for row, _ in names))
+            quantities = tuple(dict.fromkeys(quantity for _, quantity in names))
+            grids.append(Grid(title, quantities, rows, names))
     gathered = {name for grid in grids for name in grid.names.values()}
-    return list(_apart(grids)), [name for name in names if name not in gathered]
-
-
-def _apart(grids: list[Grid]) -> Iterator[Grid]:
-    """Yield grids without relaxed variants, each followed by the grid of its relaxed variants."""
-    for grid in grids:
-        for relaxed in (False, True):
-            names = {k: v for k, v in grid.names.items() if k[0].endswith(RELAXED) is relaxed}
-            if names:
-                columns = tuple(c for c in grid.columns if any(k[1] == c for k in names))
-                yield Grid(columns, tuple(dict.fromkeys(row for row, _ in names)), names)
-
-
-Cut = tuple[str, str]  # quantity, variant
-
-
-def _beginnings(name: str) -> list[tuple[str, Cut]]:
-    return [(quantity, (quantity, variant)) for quantity, variant in _cuts(name)]
-
-
-def _ends(name: str) -> list[tuple[str, Cut]]:
-    return [(variant, (quantity, variant)) for quantity, variant in _cuts(name)]
-
-
-def _cuts(name: str) -> list[Cut]:
-    words = name.split("_")
-    return [("_".join(words[:i]), "_".join(words[i:])) for i in range(1, len(words))]
-
-
-def _cut(names: Sequence[str], parts: Callable[[str], list[tuple[str, Cut]]]) -> dict[str, Cut]:
-    """Cut every name that can be cut, at the end of the longest part that most names share."""
-    shared = Counter(part for name in names for part, _ in parts(name))
-    return {
-        name: max(parts(name), key=lambda p: (shared[p[0]], p[0].count("_")))[1]
-        for name in names
-        if "_" in name
-    }
-
-
-def _grids(cuts: dict[str, Cut]) -> list[Grid]:
-    """Return grids of the quantities that have a variant in common."""
-    groups: list[dict[str, Cut]] = []
-    for name, cut in cuts.items():
-        near = [g for g in groups if any(set(cut) & set(c) for c in _sides(g, cut))]
-        merged = {k: v for group in near for k, v in group.items()} | {name: cut}
-        groups = [group for group in groups if group not in near] + [merged]
-    grids = [
-        Grid(
-            tuple(dict.fromkeys(quantity for quantity, _ in group.values())),
-            tuple(dict.fromkeys(variant for _, variant in group.values())),
-            {(variant, quantity): name for name, (quantity, variant) in group.items()},
-        )
-        for group in groups
-    ]
-    return [
-        grid
-        for grid in grids
-        if min(len(grid.rows), len(grid.columns)) >= 2 and grid.fill >= FULL_ENOUGH
-    ]
-
-
-def _sides(group: dict[str, Cut], cut: Cut) -> list[Cut]:
-    """Return the cuts of a group that share a quantity or a variant with this cut."""
-    return [other for other in group.values() if other[0] == cut[0] or other[1] == cut[1]]
+    rest = [name for name in record["metrics"] if name in wanted and name not in gathered]
+    return grids, rest

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
+from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.records import save_figure, write_json
 from capsule_zoo.registry import (
@@ -178,11 +180,9 @@ def train(
     settings = replace(settings, batch_size=arguments["batch_size"])
     files = _RunFiles(folder, entry, settings.config(), begun=resume)
     try:
-        run = fit(
-            entry.model,
-            entry.guide,
+        run = _fit(
+            entry,
             data,
-            objective=entry.objective,
             transform=transform,
             seed=settings.seed,
             checkpoint=files.save_checkpoint,
@@ -201,6 +201,17 @@ def train(
     return entry, run
 
 
+def _fit(entry: Entry, data: Dataset, **arguments: Any) -> Run:
+    """Train an entry as a whole or, where it has stages, one stage after the other."""
+    if entry.stages is not None:
+        return fit_stages(entry.stages(entry), data, say=_say, **arguments)
+    return fit(entry.model, entry.guide, data, objective=entry.objective, **arguments)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 class _RunFiles:
     """The files of a run, none of which is written before the first checkpoint.
 
@@ -212,7 +223,10 @@ class _RunFiles:
     """
 
     def __init__(self, folder: Path, entry: Entry, config: dict[str, Any], begun: bool) -> None:
-        self.folder, self.entry, self.config, self.begun = folder, entry, config, begun
+        self.folder = folder
+        self.entry = entry
+        self.config = config
+        self.begun = begun
         self.checkpoint = folder / "checkpoint.safetensors"
 
     def save_checkpoint(self, tree: dict) -> None:

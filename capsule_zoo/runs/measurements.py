@@ -25,11 +25,11 @@ from capsule_zoo.inference import (
     summarize,
     widen,
 )
-from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
 from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.registry import Entry, takes_images, unknown
 from capsule_zoo.runs.folder import RunSettings
 
@@ -67,17 +67,18 @@ def evaluate_run(
 
 
 def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) -> dict:
-    """Compute the error rate of a classifier on test images, with its binomial standard error.
+    """Compute the error rate of an entry on test images, with its binomial standard error.
 
     Raises:
-        ValueError: the entry is not a classifier.
+        ValueError: neither the model nor the guide predicts labels.
     """
-    if not isinstance(entry.model, Classifier):
+    program = predictor_of(entry.model, entry.guide)
+    if program is None:
         raise ValueError(
             f"{entry.name} does not predict labels, so it has no error rate; see: "
             f"capsule-zoo {measuring_command(entry)} RUN"
         )
-    rate = error_rate(entry.model, _first(data.test, images))
+    rate = error_rate(program, _first(data.test, images))
     found = {"error_rate": rate.value, "error_rate_se": rate.se}
     return {"data": data.test.name, **found, "num_images": rate.n}
 
@@ -96,7 +97,7 @@ def log_partition_run(
 
     AIS underestimates log Z in expectation, so its log-likelihood is too high. The value of reverse
     AIS (RAISE) is too low; see `inference.log_partition`. For a model of binary pixels the images
-    are binarised once, with seed 0.
+    are binarized once, with seed 0.
 
     Returns:
         By method ("ais", "raise"): log_likelihood_<method> with its standard error, and
@@ -191,7 +192,7 @@ def measuring_command(entry: Entry) -> str:
     """Return the name of the command that measures such an entry on test images."""
     if isinstance(entry.model, Classifier):
         return "error-rate"
-    return "evaluate" if entry.model.normalised else "log-partition"
+    return "evaluate" if entry.model.normalized else "log-partition"
 
 
 def refuse_without_bound(entry: Entry) -> None:

@@ -18,6 +18,7 @@ The chance that any exact check fails although the code is correct is at most `A
 
 from __future__ import annotations
 
+import pkgutil
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -35,7 +36,6 @@ from capsule_zoo.records import FOLDER, Metric, write_record
 
 ALPHA = 0.01
 NUMBER = {"sbc": (10_000, 2000), "geweke": (10_000, 2000), "gradient": (400, 40)}  # full and quick
-MODULES = ("posteriors", "routings", "samplers", "gradients", "energy_gradients")
 
 _checks: dict[str, Check] = {}
 
@@ -114,8 +114,9 @@ def check(
 
 def list_checks() -> list[Check]:
     """Return all checks, the exact ones first."""
-    for module in MODULES:
-        import_module(f"capsule_zoo.selfcheck.{module}")
+    package = import_module("capsule_zoo.selfcheck")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
     return sorted(_checks.values(), key=lambda c: (c.approximate, c.name))
 
 

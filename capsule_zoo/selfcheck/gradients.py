@@ -31,7 +31,7 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
 from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.selfcheck.checks import check
-from capsule_zoo.selfcheck.machines import binary, listed, randomised
+from capsule_zoo.selfcheck.machines import binary, listed, randomized
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 
@@ -71,8 +71,8 @@ def helmholtz(
     capsules: tuple[int, ...] = (1, 2), scale: float = 0.5
 ) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine, Tensor]:
     """Return a machine with few states, its guide, and all eight images of three pixels."""
-    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), capsules, 1), scale)
-    return model, randomised(RecognitionMachine(model), scale), binary(1, 1, 3)
+    model = randomized(CapsuleHelmholtzMachine((1, 1, 3), capsules, 1), scale)
+    return model, randomized(RecognitionMachine(model), scale), binary(1, 1, 3)
 
 
 @check(
@@ -130,9 +130,9 @@ def reweighted(number: int) -> Outcome:
     # E[share of a state in the pair's weight | it is in the pair], for either member
     share = torch.einsum("tb,stb->sb", chance, weight[:, None] / (weight[:, None] + weight))
     expected = 2 * chance * share
-    wake, recognise = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
+    wake, recognize = (-(expected * terms).sum(0).mean() for terms in (log_p, log_q))
     asleep = _asleep(model, guide, every)
-    exact = _apart(model, guide, wake, (1 - sleep) * recognise + sleep * asleep)
+    exact = _apart(model, guide, wake, (1 - sleep) * recognize + sleep * asleep)
     found = estimates(ReweightedWakeSleep(2, sleep), model, guide, images)
     return slopes_agree(found, exact, (model, guide), number)
 
@@ -155,20 +155,20 @@ def _asleep(
     model: CapsuleHelmholtzMachine,
     guide: RecognitionMachine,
     every: Tensor,
-    recognised: Tensor | None = None,
+    recognized: Tensor | None = None,
 ) -> Tensor:
     """Return -E log q(z | x) over model samples, from the prior or from recognized top states.
 
     Args:
         every: all images, (X, C, H, W).
-        recognised: q(z | x), (states, B); if given, samples start at its states of the top layer.
+        recognized: q(z | x), (states, B); if given, samples start at its states of the top layer.
     """
     values, log_p, log_q = listed(model, guide, every)
     dream = log_p.exp().detach()  # p(z, x), (states, X)
-    if recognised is not None:
+    if recognized is not None:
         top = torch.cat([values[name].flatten(1) for name in model.top_sites], 1)
         same = (top[:, None] == top).all(-1).double()
-        dream = dream * ((same @ recognised.mean(1)) / (same @ dream.sum(1)))[:, None]
+        dream = dream * ((same @ recognized.mean(1)) / (same @ dream.sum(1)))[:, None]
     return -(dream * log_q).sum()
 
 

@@ -35,7 +35,7 @@ GAUSSIANS: dict[str, Any] = dict(visible_family="gaussian", hidden_family="gauss
 DRAWS = 31  # from the posterior for each draw from the prior
 
 
-def randomised(module: AnyModule, scale: float = 0.8) -> AnyModule:
+def randomized(module: AnyModule, scale: float = 0.8) -> AnyModule:
     """Return the module in float64, with new random values for every parameter."""
     module = module.double()
     with torch.no_grad():
@@ -55,8 +55,8 @@ def energy_machine(
 ) -> CapsuleRBM:
     """Return a capsule RBM (2x2 pixels, two capsules of two units), or an RBM of three units."""
     sizes = (2, 2) if kind.switched else (3,)
-    model = randomised(kind((1, 2, 2), *sizes, **options), scale)
-    model.keep_normalisable()
+    model = randomized(kind((1, 2, 2), *sizes, **options), scale)
+    model.keep_normalizable()
     return model
 
 
@@ -206,7 +206,7 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
 
         e = L(1, 1) - L(1, 0) - b,    c = L(1, 0) - log[exp L(0, 0) + exp L(0, 1)] + B(b).
     """
-    model = randomised(CapsuleHelmholtzMachine((1, 1, 3), (1, 1), 1), 1.2)
+    model = randomized(CapsuleHelmholtzMachine((1, 1, 3), (1, 1), 1), 1.2)
     guide = RecognitionMachine(model).double()
     top, lower = model.layers
     for layer, push in ((top, -1.0), (lower, -2.0)):
@@ -225,7 +225,7 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
         odds = lower.switch_bias.squeeze() + push
         spent = F.softplus(odds + on - off) + off  # lower layer, given (z, h) of the top
         own = log_law(top.switch_bias.squeeze(), top.hidden.bias.squeeze(), z, h)
-        _recognise(
+        _recognize(
             guide.layers[1], own - spent, top.hidden.bias, told, lower.coupling.switch_weight
         )
         below = torch.stack(
@@ -236,13 +236,13 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
         )
         weight, gate = model.weight[:, 0, 0], model.switch_weight[:, 0]
         field = model.visible.bias.flatten() + z[:, None] * (gate + h[:, None] * weight)
-        _recognise(
+        _recognize(
             guide.layers[0], below - F.softplus(field).sum(1), lower.hidden.bias, weight, gate
         )
     return model, guide
 
 
-def _recognise(
+def _recognize(
     layer: RecognitionLayer, law: Tensor, bias: Tensor, weight: Tensor, gate: Tensor
 ) -> None:
     """Write e, c and the mirrored couplings into a recognition layer; `law` is L, (4,)."""

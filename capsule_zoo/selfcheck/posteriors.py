@@ -39,7 +39,7 @@ from capsule_zoo.selfcheck.machines import (
     energy_machine,
     exact_draws,
     prior_draws,
-    randomised,
+    randomized,
 )
 
 
@@ -98,7 +98,7 @@ def part_parents(number: int, enumerated: bool) -> Outcome:
     sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_off=0.3, sigma_dummy=0.3)
     sizes |= dict(sigma_min=0.05)
     options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
-    model = randomised(PartWholeCapsules(2, 3, **sizes, **options), 0.3)
+    model = randomized(PartWholeCapsules(2, 3, **sizes, **options), 0.3)
     # noise exceeds black and white
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     model.selections[0].raw_scale.data -= 1.5  # otherwise votes say little about the parent
@@ -151,7 +151,7 @@ def recognition_after_training(number: int) -> Outcome:
 
 def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
     """Return a machine of 2 x 3 capsules on 2x2 pixels and its guide, trained for `steps` steps."""
-    model = randomised(CapsuleHelmholtzMachine((1, 2, 2), (2, 3), 1), 1.5)
+    model = randomized(CapsuleHelmholtzMachine((1, 2, 2), (2, 3), 1), 1.5)
     guide = RecognitionMachine(model).double()
     _train(model, guide, prior_draws(model, 2000)[1], steps, ReweightedWakeSleep(2), lr=0.02)
     return model, guide
@@ -160,7 +160,7 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
 @check("sbc_part_whole_trained", of=[AmortizedPartWhole], approximate=True, share=0.04)
 def part_whole_after_training(number: int) -> Outcome:
     """Check presences and poses of a small part-whole model after a short guide training."""
-    model = randomised(PartWholeCapsules(2, 2, template_size=3, image_size=8, sigma_min=0.05), 0.5)
+    model = randomized(PartWholeCapsules(2, 2, template_size=3, image_size=8, sigma_min=0.05), 0.5)
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = AmortizedPartWhole(model, "normal", **sizes).double()

@@ -124,6 +124,6 @@ def one_parent(number: int) -> Outcome:
         return torch.cat([mean, precision, likelihood], -1)
 
     drawn = dist.Gamma(q.shape[:, 0, 0].expand(-1, 2), q.rate[:, 0, 0]).sample((DRAWS,))
-    centre = q.mean[:, 0, 0] + torch.randn_like(drawn) * (q.kappa[:, 0, 0] * drawn).rsqrt()
-    ranks = sbc_ranks(quantities(mean, precision), quantities(centre, drawn))
+    center = q.mean[:, 0, 0] + torch.randn_like(drawn) * (q.kappa[:, 0, 0] * drawn).rsqrt()
+    ranks = sbc_ranks(quantities(mean, precision), quantities(center, drawn))
     return rank_uniformity(ranks, DRAWS)

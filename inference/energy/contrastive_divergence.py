@@ -19,11 +19,11 @@ References:
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.energy import ExactSwitches
 from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
 from capsule_zoo.inference.energy.tempering import TemperedChains
@@ -33,12 +33,18 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
 
 
+class _WithFreeEnergy(Protocol):
+    """A guide whose free energy is known in closed form."""
+
+    def free_energy(self, images: Tensor) -> Tensor: ...
+
+
 class ContrastiveDivergence(Objective):
     """The contrastive divergence CD-k for `CapsuleRBM` and `RBM`; see the top of this file.
 
     The data term is the guide's variational free energy: F(x) itself under `ExactSwitches`, the
     paper's mean field under `MeanFieldSwitches`. Before each loss the objective ensures that the
-    model has a partition function (`CapsuleRBM.keep_normalisable`).
+    model has a partition function (`CapsuleRBM.keep_normalizable`).
 
     Args:
         k: Gibbs sweeps for each update.
@@ -79,18 +85,25 @@ class ContrastiveDivergence(Objective):
                 )
             if not persistent:
                 raise ValueError("tempering needs persistent=True, for its chains are never reset")
-        self.k, self.persistent, self.chains = k, persistent, chains
-        self.tempering, self.sparsity = tempering, sparsity
+        self.k = k
+        self.persistent = persistent
+        self.chains = chains
+        self.tempering = tempering
+        self.sparsity = sparsity
         self.means = RunningMeans() if centered else None
         self._state: CapsuleState | None = None
         self._tempered: TemperedChains | None = None
 
     def differentiable_loss(
-        self, model: CapsuleRBM, guide: Guide, images: Tensor, labels: Tensor | None = None
+        self,
+        model: CapsuleRBM,
+        guide: _WithFreeEnergy,
+        images: Tensor,
+        labels: Tensor | None = None,
     ) -> Tensor:
         """Return mean F_q(data) - mean F(negatives), in nats per image."""
         _check_pair(model, guide)
-        model.keep_normalisable()
+        model.keep_normalizable()
         negatives = self._negatives(model, images)
         both = torch.cat([images, negatives])  # one product with W instead of two
         law = model.posterior(both)

@@ -87,7 +87,7 @@ def log_partition(
     if model.coupling_norm() >= 1:
         raise ValueError(
             "the model has no partition function, for its Gaussian couplings are too strong; "
-            "call model.keep_normalisable()"
+            "call model.keep_normalizable()"
         )
     if images is not None:
         images = images.to(model.weight)

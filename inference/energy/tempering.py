@@ -57,7 +57,7 @@ class TemperedRBM:
 
 
 class TemperedChains:
-    """The chains of parallel tempering: neighbouring temperatures exchange their images.
+    """The chains of parallel tempering: neighboring temperatures exchange their images.
 
     There is one Gibbs chain at each temperature. Hot chains (small beta) move freely, and the
     images that they find pass on to beta = 1.
@@ -83,14 +83,15 @@ class TemperedChains:
     def sweep(self, model: CapsuleRBM) -> None:
         """Run one Gibbs sweep at every temperature, then one exchange."""
         machine = TemperedRBM(model)
-        self.images, self.betas = self.images.to(model.weight), self.betas.to(model.weight)
+        self.images = self.images.to(model.weight)
+        self.betas = self.betas.to(model.weight)
         betas = self.betas.repeat_interleave(self.images.shape[1])
         law = machine.posterior(model.fields(self.images.flatten(0, 1)), betas)
         self.images = machine.draw_images(law, betas).view_as(self.images)
         self._exchange(machine)
 
     def _exchange(self, machine: TemperedRBM) -> None:
-        """Swap the images of neighbours i, i + 1 with Metropolis' probability."""
+        """Swap the images of neighbors i, i + 1 with Metropolis' probability."""
         levels, chains = self.images.shape[:2]
         images = self.images.flatten(0, 1)
         fields = machine.model.fields(images)

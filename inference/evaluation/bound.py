@@ -38,8 +38,8 @@ def not_a_bound(model: Callable, model_trace: Trace, points: set[str]) -> list[s
     reasons = []
     if points:
         reasons.append(f"the guide places points at {', '.join(sorted(points))}")
-    if not getattr(model, "normalised", True):
-        reasons.append("the model is not normalised")
+    if not getattr(model, "normalized", True):
+        reasons.append("the model is not normalized")
     label = model_trace.nodes.get("label")
     if label is not None and label["type"] == "sample" and isinstance(label["fn"], Unit):
         reasons.append("labels enter as a factor, not as a distribution")

@@ -66,7 +66,7 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
     """Test by chi-square that ranks (N, D) are uniform from 0 to `draws`.
 
     Args:
-        bins: number of bins of neighbouring ranks, at most the number of possible ranks.
+        bins: number of bins of neighboring ranks, at most the number of possible ranks.
 
     Raises:
         ValueError: fewer than five simulations are expected in a bin.

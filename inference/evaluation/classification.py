@@ -7,15 +7,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
+from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.classifier import Classifier
 from capsule_zoo.models.modes import in_eval_mode
 
 
@@ -33,16 +33,29 @@ class Share(NamedTuple):
         return cls(value, (value * (1 - value) / count) ** 0.5, count)
 
 
+class Predicts(Protocol):
+    """A module that predicts labels: a classifier, or a guide that infers class capsules."""
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the likeliest labels (B,) of images (B, C, H, W)."""
+
+
+def predictor_of(model: nn.Module, guide: nn.Module) -> Predicts | None:
+    """Return the one of a pair that predicts labels, or None if neither does."""
+    found = (program for program in (model, guide) if hasattr(program, "predict"))
+    return next(found, None)  # type: ignore[return-value]  # it has the method
+
+
 @torch.no_grad()
-def predictions(model: Classifier, images: Tensor, batch_size: int = 100) -> Tensor:
+def predictions(program: Predicts, images: Tensor, batch_size: int = 100) -> Tensor:
     """Return the likeliest labels (N,) of images (N, C, H, W)."""
-    with in_eval_mode(model):
-        return torch.cat([model.predict(batch) for batch in images.split(batch_size)])
+    with in_eval_mode(cast(nn.Module, program)):
+        return torch.cat([program.predict(batch) for batch in images.split(batch_size)])
 
 
-def error_rate(model: Classifier, split: Split) -> Share:
+def error_rate(program: Predicts, split: Split) -> Share:
     """Return the share of images whose likeliest label is not the correct one."""
-    return Share.of(predictions(model, split.images) != split.labels)
+    return Share.of(predictions(program, split.images) != split.labels)
 
 
 def fgsm(model: Classifier, split: Split, epsilon: float, batch_size: int = 100) -> Split:

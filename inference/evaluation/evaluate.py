@@ -99,7 +99,7 @@ def evaluate(
           "log p(label | image)" for a supervised model, exact where no site is latent.
         - is_bound: 1, or 0 where `not_a_bound` holds a reason: the guide has a Delta over a
           continuous site (named in point_sites), for which the log weight is a MAP objective; the
-          model is not `normalised` (see `log_partition`); or labels enter as a factor
+          model is not `normalized` (see `log_partition`); or labels enter as a factor
           only.
 
     Raises:

@@ -59,7 +59,7 @@ def latents(
 def linear_probe(
     train: np.ndarray, labels: Tensor, test: np.ndarray, test_labels: Tensor, penalty: float = 1.0
 ) -> Accuracy:
-    """Compute the test accuracy of a logistic regression on standardised training latents.
+    """Compute the test accuracy of a logistic regression on standardized training latents.
 
     Args:
         train, test: features (N, features) from `latents`.

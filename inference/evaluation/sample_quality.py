@@ -57,10 +57,10 @@ class FeatureClassifier(nn.Module):
         self, image_shape: tuple[int, int, int], num_classes: int, features: int = 64
     ) -> None:
         super().__init__()
-        colours, height, width = image_shape
+        colors, height, width = image_shape
         quarter = -(-height // 4), -(-width // 4)
         self.maps = nn.Sequential(
-            nn.Conv2d(colours, 24, 3, padding=1),
+            nn.Conv2d(colors, 24, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2, ceil_mode=True),
             nn.Conv2d(24, 48, 3, padding=1),
@@ -89,7 +89,7 @@ class FeatureClassifier(nn.Module):
 def train_classifier(
     split: Split, num_classes: int = 10, epochs: int = 3, batch_size: int = 128, seed: int = 0
 ) -> FeatureClassifier:
-    """Train a classifier on labelled images by Adam, with a rate that falls to zero."""
+    """Train a classifier on labeled images by Adam, with a rate that falls to zero."""
     check_at_least(1, epochs=epochs)
     with seeded(seed):
         channels, height, width = split.images.shape[1:]

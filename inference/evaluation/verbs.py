@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -184,7 +184,8 @@ def classify(model: Model, images: Images, *, batch_size: int = 100) -> Tensor:
             "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
         )
     with isolated_parameters(model):
-        return predictions(model, _as_wanted(model, images), batch_size)
+        classifier: Any = model  # not all that predict are a `Classifier`
+        return predictions(classifier, _as_wanted(model, images), batch_size)
 
 
 def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., Tensor]) -> Tensor:

@@ -56,7 +56,7 @@ class Objective(ELBO):
     def differentiable_loss(
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Return the scalar to minimise, a mean over the images of the batch, in nats per image."""
+        """Return the scalar to minimize, a mean over the images of the batch, in nats per image."""
         raise NotImplementedError(f"{type(self).__name__} must write differentiable_loss")
 
     def loss(self, model: Callable, guide: Callable, *args: Any, **kwargs: Any) -> float:

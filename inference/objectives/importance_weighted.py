@@ -7,7 +7,7 @@ K particles z_k ~ q(z | x) are drawn for each image, with weights w_k = p(x, z_k
 The mean is taken image by image. (Pyro's `RenyiELBO` agrees where every site lies in the plate of
 images; otherwise it takes one mean over the whole batch.)
 
-Draws that can be reparametrised are differentiated through. For all other draws, such as presences,
+Draws that can be reparametrized are differentiated through. For all other draws, such as presences,
 
     (log (1/K) sum_j w_j - b_k) log q(z_k | x),    b_k = the same sum, w_k replaced by the
                                                          geometric mean of the other weights
@@ -72,7 +72,7 @@ class ImportanceWeightedELBO(Objective):
             log_weight, score = (torch.cat(part) for part in zip(*draws, strict=True))
         log_weight, score = log_weight.view(count, -1), score.view(count, -1)  # (K, B)
         bound = log_mean_exp(log_weight).mean()
-        if not score.requires_grad:  # everything was reparametrised
+        if not score.requires_grad:  # everything was reparametrized
             return -bound
         credit = (score_credit(log_weight) * score).sum(0).mean()
         return -(bound + credit - credit.detach())
@@ -110,7 +110,7 @@ def score_credit(log_weight: Tensor) -> Tensor:
 def _draw(
     model: Callable, guide: Callable, images: Tensor, labels: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return log weights and log q of all draws that were not reparametrised, (B,) each."""
+    """Return log weights and log q of all draws that were not reparametrized, (B,) each."""
     log_weight, _, drawn = log_weights(model, guide, images, labels)
     chosen = Trace()
     for name, site in drawn.nodes.items():

@@ -1,4 +1,4 @@
-"""The ELBO with score-function gradients and baselines, for latents without reparametrisation.
+"""The ELBO with score-function gradients and baselines, for latents without reparametrization.
 
 K particles are drawn for each image. The mean log weight of the other particles is subtracted from
 each particle's log weight. This baseline adds no bias because it does not depend on the particle:

@@ -1,7 +1,7 @@
 """Wake-sleep and reweighted wake-sleep, for any pair of a directed model and a guide.
 
     wake    latents from the guide on images; the model learns to make both
-    sleep   images and latents from the model; the guide learns to recognise them
+    sleep   images and latents from the model; the guide learns to recognize them
 
 Reweighted wake-sleep draws K particles for each image. In the wake phase of both model and guide it
 weighs them by w_k, the share of p(x, z_k) / q(z_k | x) among the particles of the image:
@@ -40,7 +40,7 @@ class WakeSleep(Objective):
     """The wake-sleep algorithm with one draw for each image.
 
     Args:
-        recycle_top: start the sleep phase at the top layer that the wake phase has recognised, as
+        recycle_top: start the sleep phase at the top layer that the wake phase has recognized, as
             the paper does; the model must then name these sites (`top_sites`). Otherwise the sleep
             phase starts at the prior, which is the classical algorithm.
 
@@ -58,15 +58,15 @@ class WakeSleep(Objective):
         self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
         """Return the negated ELBO of one draw, in nats per image, with the wake-sleep gradient."""
-        recognised, log_p, log_q = wake(model, guide, images, labels)
+        recognized, log_p, log_q = wake(model, guide, images, labels)
         value = (log_q - log_p).mean()
-        start = _only(recognised, top_sites(model)) if self.recycle_top else Trace()
+        start = _only(recognized, top_sites(model)) if self.recycle_top else Trace()
         dreamt = sleep(model, guide, start, images, labels)
         return descending(value, {model: -log_p.mean(), guide: -dreamt})
 
 
 class ReweightedWakeSleep(Objective):
-    """The reweighted wake-sleep algorithm with weights normalised for each image.
+    """The reweighted wake-sleep algorithm with weights normalized for each image.
 
     (Pyro's own objective of this name weighs whole batches.)
 
@@ -85,7 +85,8 @@ class ReweightedWakeSleep(Objective):
         check_at_least(1, num_particles=num_particles)
         if not 0 <= sleep <= 1:
             raise ValueError(f"sleep must be from 0 to 1, not {sleep!r}")
-        self.num_particles, self.sleep = num_particles, sleep
+        self.num_particles = num_particles
+        self.sleep = sleep
 
     def differentiable_loss(
         self, model: nn.Module, guide: nn.Module, images: Tensor, labels: Tensor | None = None
@@ -96,11 +97,11 @@ class ReweightedWakeSleep(Objective):
         log_weight = (log_p - log_q).detach().view(count, size)
         share = log_weight.softmax(0).flatten() / size
         value = -(log_weight.logsumexp(0) - math.log(count)).mean()
-        recognise = -(1 - self.sleep) * (share * log_q).sum()
+        recognize = -(1 - self.sleep) * (share * log_q).sum()
         if self.sleep:
-            recognise = recognise - self.sleep * sleep(model, guide, Trace(), images, labels)
+            recognize = recognize - self.sleep * sleep(model, guide, Trace(), images, labels)
         generate = -(share * log_p).sum()
-        return descending(value, {model: generate, guide: recognise})
+        return descending(value, {model: generate, guide: recognize})
 
 
 def wake(
@@ -156,7 +157,7 @@ def _only(trace: Trace, sites: Iterable[str]) -> Trace:
 
 
 class _Constant(Messenger):
-    """A messenger that detaches every draw from the parameters, reparametrised or not."""
+    """A messenger that detaches every draw from the parameters, reparametrized or not."""
 
     def _pyro_post_sample(self, msg: Any) -> None:
         if not msg["is_observed"]:

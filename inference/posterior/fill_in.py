@@ -19,24 +19,19 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.optim import Adam
-from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from capsule_zoo.data.missing import checked_mask, hide
 from capsule_zoo.guides import Guide
-from capsule_zoo.guides.free_form_normal import FreeFormNormal
 from capsule_zoo.inference.check import check_pair
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.models import Model, PartWholeCapsules
+from capsule_zoo.models import Model
+from capsule_zoo.models.blocks.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.missing_pixels import log_prob_of_pixels
-from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
-
-_LR = 0.05  # of normal laws that are fitted to the given images
+from capsule_zoo.models.modes import in_eval_mode, seeded
 
 
 @dataclass(frozen=True)
@@ -92,10 +87,9 @@ def fill_in(
             posterior. If the effective number of draws is near 1, one draw dominates the mixture,
             and equal weights predict better.
         steps: steps of test-time inference on the observed pixels. Every image has its own
-            parameters, which start at the guide's answer. Part-whole capsules use `refine`; other
-            models with real latents use normal laws (`FreeFormNormal`). With 0 steps the guide's
-            answer to the filled image is used unchanged, although the guide may never have been
-            trained on such images.
+            parameters, which start at the guide's answer (`refine` with normal laws of continuous
+            sites). With 0 steps the guide's answer to the filled image is used unchanged, although
+            the guide may never have been trained on such images.
         fill: the value that the guide sees at hidden pixels, a number or (C, H, W).
         seed: seed of all draws; torch's random state is left as it was.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
@@ -103,7 +97,7 @@ def fill_in(
 
     Raises:
         ValueError: images or a mask that do not fit, a number out of range, a model that has no
-            density of single pixels, or `steps` for a model with discrete or bounded latents.
+            density of single pixels, or `steps` for a model with a site that no free-form law fits.
         IncompatibleGuide: the guide does not fit the model.
     """
     check_at_least(1, num_particles=num_particles, batch_size=batch_size)
@@ -122,7 +116,10 @@ def fill_in(
         parts = []
         for batch, mask in zip(images.split(size), observed.split(size), strict=True):
             seen = hide(batch, mask)
-            answer = _answer(model, guide, seen, steps) if steps else guide
+            answer = guide
+            if steps:
+                noise = int(torch.randint(2**31, ()))
+                answer = refine(model, guide, seen, steps=steps, law="normal", seed=noise).guide
             passes = _in_passes(num_particles, max(1, batch_size // len(batch)))
             parts.append(_foretold(model, answer, batch, mask, passes, weighted))
     return FilledIn(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(FilledIn)))
@@ -132,24 +129,6 @@ def _in_passes(particles: int, at_once: int) -> list[int]:
     """Return the number of particles that each pass draws, at most `at_once`."""
     full, rest = divmod(particles, at_once)
     return [at_once] * full + [rest] * (rest > 0)
-
-
-def _answer(model: Model, guide: Guide, images: Tensor, steps: int) -> Guide:
-    """Return a guide with parameters for these images, fitted to their observed pixels."""
-    if isinstance(model, PartWholeCapsules):
-        seed = int(torch.randint(2**31, ()))
-        return refine(model, guide, images, steps=steps, pose="normal", seed=seed).guide
-    model, guide = model.discretized(), guide.discretized()
-    free = FreeFormNormal(model, images, guide)
-    optimizer = Adam(free.parameters(), _LR)
-    schedule = CosineAnnealingLR(optimizer, steps)
-    with frozen(model), torch.enable_grad():
-        for _ in range(steps):
-            optimizer.zero_grad()
-            (-log_weights(model, free, images)[0].sum()).backward()
-            optimizer.step()
-            schedule.step()
-    return free
 
 
 @torch.no_grad()

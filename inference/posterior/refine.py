@@ -4,11 +4,19 @@
 >>> evaluate(model, better.guide, images)                 # a FreeForm guide to these images
 >>> better.path                                           # mean objective at each step, nats
 
-The paper optimises for hundreds to thousands of steps and calls that a defect. Two changes remove
-most of that cost. (1) All images are optimised in one batch. (2) Adam uses betas of 0.8, a
-five-step warm-up and a linear decay to zero, and a three times larger rate for presences than for
-poses. Every step draws new noise for the presences. Under fixed noise the presences would fit that
-noise and seem to gain dozens of nats, which fresh draws do not confirm.
+It serves every model with a density; `FreeForm` reads the sites that the model declares. The paper
+optimizes for hundreds to thousands of steps and calls that a defect. Two changes remove most of
+that cost. (1) All images are optimized in one batch. (2) Adam uses betas of 0.8, a five-step
+warm-up and a linear decay to zero, and a three times larger rate for presences (in general: for all
+logits) than for poses. Every step draws new noise for the presences. Under fixed noise the
+presences would fit that noise and seem to gain dozens of nats, which fresh draws do not confirm.
+
+Draws of a discrete site have no gradient. Where there is such a site, every step draws each image
+eight times and adds the score-function estimate
+
+    mean_k (log w_k - mean_{l != k} log w_l) grad log q(discrete sites of draw k)
+
+to the gradient that passes through the draws of the other sites.
 
 Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 """
@@ -29,15 +37,18 @@ from capsule_zoo.data import transforms
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.modes import frozen, seeded
+from capsule_zoo.models.part_whole import PartWholeCapsules
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
-_PRESENCES = 3  # the rate of presence logits, in units of the rate of poses
+_LOGITS = 3  # the rate of logits, in units of the rate of poses and other continuous values
 _MISSING = -1e6  # replaces NaN where images are compared
 _JUDGED, _DRAWS = 2, 4  # how often an image is judged in a run, and over how many draws
+_SCORED = 8  # draws of each image in a step, where draws of a discrete site have no gradient
 
 
 @dataclass
@@ -59,7 +70,7 @@ class Refinement:
 
 
 def refine(
-    model: PartWholeCapsules,
+    model: Model,
     guide: Guide | None,
     images: Tensor,
     *,
@@ -67,10 +78,10 @@ def refine(
     method: str = "scheduled",
     lr: float | None = None,
     starts: int = 1,
-    pose: str = "delta",
+    law: str = "delta",
     seed: int = 0,
 ) -> Refinement:
-    """Optimise free-form variational parameters of every image, all images at once.
+    """Optimize free-form variational parameters of every image, all images at once.
 
     Halfway and at the end the objective of every image is computed under noise that no step has
     used. Parameters that lowered it are discarded, so no image ends below its start.
@@ -79,36 +90,45 @@ def refine(
         model: the model; it is not changed.
         guide: the guide to start from; None starts at a draw from the prior.
         images: (B, C, H, W).
-        steps: optimiser steps; each renders every image once, forward and backward.
+        steps: optimizer steps; each renders every image once, forward and backward.
         method: "scheduled" (Adam with betas of .8; the rate grows over five steps, then falls to
-            zero along a line, and is three times as large for presences) or "adam" (plain Adam at
+            zero along a line, and is three times as large for logits) or "adam" (plain Adam at
             a constant rate, the paper's way).
-        lr: largest rate of the poses; default .03 for "scheduled", .003 for "adam".
+        lr: largest rate of continuous values. The default is .03 for "scheduled" and .003 for
+            "adam" for the poses of part-whole capsules, whose prior is narrow, and three times as
+            much for other models, whose codes have a deviation of about 1.
         starts: number of rotations of the image, spread over the circle, on which the guide is
-            tried first; each image continues from its best rotation.
-        pose: "delta" or "normal", see `FreeForm`.
+            tried first; each image continues from its best rotation. More than 1 is for part-whole
+            capsules alone, whose poses can be rotated back.
+        law: the law of continuous sites, "delta" or "normal"; see `FreeForm`.
         seed: seed of the noise.
 
     Raises:
-        ValueError: an unknown method, a number out of range, or images the model does not take.
+        ValueError: an unknown method, a number out of range, images the model does not take, a
+            site that no free-form law fits, or several starts for another model.
     """
     check_one_of("method", method, ("scheduled", "adam"))
     check_at_least(0, steps=steps)
     check_at_least(1, starts=starts)
+    if starts > 1 and not isinstance(model, PartWholeCapsules):
+        raise ValueError(
+            f"starts must be 1 for {type(model).__name__}, not {starts}: other starts rotate the "
+            "image and turn the poses of part-whole capsules back"
+        )
     scheduled = method == "scheduled"
-    rate = (0.03 if scheduled else 0.003) if lr is None else lr
+    rate = _default_rate(model, scheduled) if lr is None else lr
     check_positive(lr=rate)
     model.space.check(images)
     with isolated_parameters(model), frozen(model), seeded(seed):
         judge = _Judge(model, images)
-        free = _best_start(judge, guide, starts, pose)
+        free = _best_start(judge, guide, starts, law)
         best = _Best(free, judge(free))
         optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
         path = []
         for step in range(steps):
-            objective = log_weights(model, free, images)[0]
+            objective, surrogate = _objective(model, free, images)
             optimizer.zero_grad()
-            (-objective.sum()).backward()
+            (-surrogate.sum()).backward()
             optimizer.step()
             schedule.step()
             path.append(objective.detach().mean())
@@ -120,16 +140,39 @@ def refine(
         return Refinement(free, torch.stack(path), best.start, best.values)
 
 
+def _default_rate(model: Model, scheduled: bool) -> float:
+    rate = 0.03 if scheduled else 0.003
+    return rate if isinstance(model, PartWholeCapsules) else 3 * rate
+
+
+def _objective(model: Model, free: FreeForm, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each image's objective, (B,), and a function of the parameters to differentiate.
+
+    The two are equal if gradients pass through all draws.
+    """
+    if free.differentiable:
+        log_weight = log_weights(model, free, images)[0]
+        return log_weight, log_weight
+    log_weight, _, drawn = log_weights(model, free, tiled(images, _SCORED))
+    score = sum(
+        site["fn"].log_prob(site["value"]).reshape(len(log_weight), -1).sum(1)
+        for site in drawn.nodes.values()
+        if site["type"] == "sample" and not site["fn"].has_rsample
+    )
+    log_weight = log_weight.view(_SCORED, -1)
+    others = (log_weight.sum(0) - log_weight) / (_SCORED - 1)
+    surrogate = log_weight + (log_weight - others).detach() * score.view(_SCORED, -1)
+    return log_weight.mean(0), surrogate.mean(0)
+
+
 def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:
     """Return Adam at a constant rate or, given `steps`, with a short memory and a schedule."""
     if steps is None:
         optimizer = Adam(free.parameters(), rate)
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
-    others = [*free.poses.parameters(), *free.log_scales.parameters()]
-    presences = list(free.presence_logits.parameters())
     groups: list[dict[str, Any]] = [
-        {"params": others},
-        {"params": presences, "lr": _PRESENCES * rate},
+        {"params": [*free.locs.parameters(), *free.log_scales.parameters()]},
+        {"params": list(free.logits.parameters()), "lr": _LOGITS * rate},
     ]
     optimizer = Adam(groups, rate, _BETAS)
     shares = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
@@ -145,7 +188,7 @@ class SemiAmortized(Guide):
 
     Args:
         guide: the guide from which each refinement starts.
-        steps: optimiser steps of each refinement.
+        steps: optimizer steps of each refinement.
         options: further arguments of `refine`.
     """
 
@@ -162,6 +205,8 @@ class SemiAmortized(Guide):
         return self._start[0].covers
 
     def discretized(self) -> SemiAmortized:
+        if self.model.discretized() is self.model:
+            return self
         return self.sharing_parameters(discrete=True)
 
     def with_missing_pixels(self, fill: Tensor | float = 0.0) -> SemiAmortized:
@@ -172,8 +217,8 @@ class SemiAmortized(Guide):
         start = self._start[0].with_missing_pixels(fill)
         return self.sharing_parameters(_model=(start.model,), _start=(start,), _last=[])
 
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> Capsules:
-        """Refine, draw every level and return the objects' choices."""
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Refine, draw every site and return the values by name."""
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
         free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
@@ -200,8 +245,9 @@ def _comparable(images: Tensor) -> Tensor:
 class _Judge:
     """The objective log p(image, z) - log q(z) of each image, always under the same few draws."""
 
-    def __init__(self, model: PartWholeCapsules, images: Tensor) -> None:
-        self.model, self.images = model, images
+    def __init__(self, model: Model, images: Tensor) -> None:
+        self.model = model
+        self.images = images
         self.seeds = torch.randint(2**31, (_DRAWS,)).tolist()
 
     @torch.no_grad()
@@ -218,7 +264,9 @@ class _Best:
     """The best parameters found so far for each image."""
 
     def __init__(self, free: FreeForm, start: Tensor) -> None:
-        self.free, self.start, self.values = free, start, start
+        self.free = free
+        self.start = start
+        self.values = start
         self.parameters = [p.detach().clone() for p in free.parameters()]
 
     def keep(self, values: Tensor) -> None:
@@ -235,10 +283,10 @@ class _Best:
             now.copy_(kept)
 
 
-def _best_start(judge: _Judge, guide: Guide | None, starts: int, pose: str) -> FreeForm:
+def _best_start(judge: _Judge, guide: Guide | None, starts: int, law: str) -> FreeForm:
     """Return a free-form guide that starts at the best of several rotated parses of each image."""
     images = judge.images
-    free = FreeForm(judge.model, images, guide, pose)
+    free = FreeForm(judge.model, images, guide, law)
     if guide is None or starts == 1:
         return free
     best = _Best(free, judge(free))
@@ -248,11 +296,12 @@ def _best_start(judge: _Judge, guide: Guide | None, starts: int, pose: str) -> F
             turned = transforms.warp_images(images, transforms.motion(degrees).to(images)).clamp(
                 0, 1
             )
-            other = FreeForm(judge.model, turned, guide, pose)
+            other = FreeForm(judge.model, turned, guide, law)
             back = poses.rotation(images.new_tensor(math.radians(degrees)))
             for name, parameter in free.named_parameters():
                 value = other.get_parameter(name)
-                parameter.copy_(poses.compose(back, value) if name.startswith("poses") else value)
+                posed = name.startswith("locs.")  # part-whole capsules have no other locations
+                parameter.copy_(poses.compose(back, value) if posed else value)
             best.keep(judge(free))
     best.restore()
     return free

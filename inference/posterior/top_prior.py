@@ -2,7 +2,7 @@
 
 A factorial prior is a poor model of the objects in an image, because it draws every object
 independently. After training, a mixture replaces the prior of the top sites, and everything below
-stays as it is. The mixture is fitted by expectation maximisation to the guide's draws on the
+stays as it is. The mixture is fitted by expectation maximization to the guide's draws on the
 training images (the aggregate posterior):
 
     z ~ Categorical(weight)                                 # the kind of image, one of M
@@ -108,10 +108,10 @@ class TopPrior:
     def _log_normal(self, real: Tensor) -> Tensor:
         """Compute log Normal(a; mean_z, covariance), (N, M)."""
         white = torch.linalg.solve_triangular(self.scale_tril, real.T, upper=False).T
-        centre = torch.linalg.solve_triangular(self.scale_tril, self.mean.T, upper=False).T
-        distance = torch.cdist(white, centre).square()
-        normaliser = real.shape[1] * math.log(2 * math.pi) / 2
-        return -distance / 2 - self.scale_tril.diagonal().log().sum() - normaliser
+        center = torch.linalg.solve_triangular(self.scale_tril, self.mean.T, upper=False).T
+        distance = torch.cdist(white, center).square()
+        normalizer = real.shape[1] * math.log(2 * math.pi) / 2
+        return -distance / 2 - self.scale_tril.diagonal().log().sum() - normalizer
 
 
 def fit_top_prior(
@@ -121,13 +121,13 @@ def fit_top_prior(
     steps: int = 50,
     seed: int = 0,
 ) -> TopPrior:
-    """Fit the mixture to the guide's draws at the top of a model, by expectation maximisation.
+    """Fit the mixture to the guide's draws at the top of a model, by expectation maximization.
 
     Args:
         model: the model, which knows the binary sites.
         values: draws (N, ...) by site, as `infer` gives them.
         components: kinds of images, M.
-        steps: steps of expectation maximisation.
+        steps: steps of expectation maximization.
         seed: seed of the choice of images at which the kinds start.
 
     Raises:
@@ -152,9 +152,9 @@ def fit_top_prior(
     responsibility = _nearest_start(torch.cat([binary, real], dim=1), components, seed)
     total = real.T @ real
     for _ in range(steps):
-        prior = _maximise(layout, binary, real, responsibility, total)
+        prior = _maximize(layout, binary, real, responsibility, total)
         responsibility = prior.log_joint(binary, real).softmax(1)
-    prior = _maximise(layout, binary, real, responsibility, total)
+    prior = _maximize(layout, binary, real, responsibility, total)
     mean, scale_tril = prior.mean * scale + shift, prior.scale_tril * scale[:, None]
     dtype = next(iter(values.values())).dtype
     return replace(prior, mean=mean, scale_tril=scale_tril, dtype=dtype)
@@ -167,7 +167,7 @@ def _nearest_start(rows: Tensor, components: int, seed: int) -> Tensor:
     return F.one_hot(nearest, components).to(rows)
 
 
-def _maximise(
+def _maximize(
     layout: _Layout, binary: Tensor, real: Tensor, responsibility: Tensor, total: Tensor
 ) -> TopPrior:
     """Return the likeliest mixture given the responsibility of every kind for each image, (N, M).

@@ -29,10 +29,10 @@ from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import NamedModule
+from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
-from capsule_zoo.models.on_request import OnRequest
 
 
 class Requested(NamedModule):
@@ -49,6 +49,7 @@ class Requested(NamedModule):
 
     low: Tensor
     high: Tensor
+    model: OnRequest
 
     def __init__(
         self, model: OnRequest, requests: Requests, ranges: Sequence[tuple[float, float]]
@@ -159,8 +160,11 @@ class _Evidence:
         requests: Requests,
         particles: int,
     ) -> None:
-        self.model, self.guide, self.requests = model, guide, requests
-        self.particles, self.images = particles, tiled(images, particles)
+        self.model = model
+        self.guide = guide
+        self.requests = requests
+        self.particles = particles
+        self.images = tiled(images, particles)
 
     def __call__(self, parameters: Tensor) -> Tensor:
         """Compute the evidence (B,), in nats, differentiable by the parameters (B, n)."""

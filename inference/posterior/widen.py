@@ -4,6 +4,9 @@ A Delta over a continuous site has no density, so its log weight can exceed log 
 such Delta becomes a Normal around the same value. Each coordinate of the site has one scale, shared
 by all images; the scales are fitted with everything else frozen. The negated loss is then a bound
 for any scales, and fitting them makes it tighter.
+
+A Delta over a relaxed site, whose value is a logit, becomes the relaxed law with that logit, which
+has no scale. A Delta over a discrete site is a probability of one, and is counted as such.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ from pyro.infer import ELBO
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
-from torch.distributions import biject_to
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.check import check_pair, is_delta
+from capsule_zoo.guides.site_laws import ByLogits, Continuous, family_of
+from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -37,7 +40,7 @@ class Widened(Guide):
     """A guide whose Deltas over continuous sites are Normals around the same values.
 
     A site with another support than the reals gets its Normal in the unconstrained space of
-    `torch.distributions.biject_to`.
+    `torch.distributions.biject_to` (`capsule_zoo.guides.site_laws`).
 
     Args:
         model: the model that both guides belong to.
@@ -46,14 +49,17 @@ class Widened(Guide):
         scale: initial scale of every coordinate.
 
     Raises:
-        ValueError: the guide has no Delta over a continuous site.
+        ValueError: the guide has no Delta over a continuous site, or no law fits such a site.
     """
+
+    guide: nn.Module
+    per_image: bool
 
     def __init__(
         self, model: nn.Module, guide: nn.Module, images: Tensor, scale: float = 0.05
     ) -> None:
         check_positive(scale=scale)
-        super().__init__(model)  # type: ignore[arg-type]  # it only has to run
+        super().__init__(model)
         self._modules["guide"] = guide  # not by assignment: it keeps its own name in Pyro's store
         self.per_image = is_per_image(guide)
         guide_trace, model_trace = _traces(model, guide, images)
@@ -63,13 +69,16 @@ class Widened(Guide):
                 f"guide {type(guide).__name__} has no Delta over a continuous site; "
                 "there is nothing to widen"
             )
-        self.supports = {name: model_trace.nodes[name]["fn"].support for name in sites}
-        for name in sites:
-            center = biject_to(self.supports[name]).inv(guide_trace.nodes[name]["value"])
+        self.families = {n: family_of(n, model_trace.nodes[n]["fn"]) for n in sites}
+        self.masses = _masses(model_trace, guide_trace)
+        for name in self.sites_with_scales():
+            fn, value = guide_trace.nodes[name]["fn"], guide_trace.nodes[name]["value"]
+            center, _ = self.families[name].start(fn, value)
             start = torch.full_like(center[:1], scale).log()  # (1, ...), shared by all images
             self.register_parameter(f"{name}_log_scale", nn.Parameter(start))
         guide_trace, model_trace = _traces(_discrete(model), _discrete(guide), images)
         self.discrete_points = point_sites(model_trace, guide_trace)
+        self.discrete_masses = _masses(model_trace, guide_trace)
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -83,9 +92,13 @@ class Widened(Guide):
         """Return the scale of each coordinate of a site, (1, ...), the same for every image."""
         return getattr(self, f"{site}_log_scale").exp()
 
+    def sites_with_scales(self) -> list[str]:
+        """Return the names of the widened sites that are not relaxed."""
+        return [name for name, family in self.families.items() if isinstance(family, Continuous)]
+
     def scales(self) -> list[nn.Parameter]:
         """Return the parameters that `widen` fits: the log scales of all widened sites."""
-        return [getattr(self, f"{name}_log_scale") for name in self.supports]
+        return [getattr(self, f"{name}_log_scale") for name in self.sites_with_scales()]
 
     def discretized(self) -> Widened:
         """Return the discrete guide with the same scales; discrete sites have none."""
@@ -94,7 +107,8 @@ class Widened(Guide):
             return self
         twin = copy.copy(self)
         twin._modules = {**self._modules, "guide": discrete}
-        twin.supports = {k: v for k, v in self.supports.items() if k in self.discrete_points}
+        twin.families = {k: v for k, v in self.families.items() if k in self.discrete_points}
+        twin.masses = self.discrete_masses
         return twin
 
 
@@ -111,21 +125,32 @@ def _discrete(module: nn.Module) -> nn.Module:
     return getattr(module, "discretized", lambda: module)()
 
 
+def _masses(model_trace: Trace, guide_trace: Trace) -> set[str]:
+    """Return the discrete sites at which the guide is certain of one value."""
+    wanted, drawn = latent_sites(model_trace), latent_sites(guide_trace)
+    certain = {name for name, site in drawn.items() if is_delta(site["fn"])}
+    return {name for name in certain & wanted.keys() if is_discrete(wanted[name]["fn"])}
+
+
 class _Widening(Messenger):
-    """A messenger that replaces the Deltas of the widened sites by Normals."""
+    """A messenger that replaces the Deltas of the widened sites by laws with a density."""
 
     def __init__(self, widened: Widened) -> None:
         super().__init__()
         self.widened = widened
 
     def _pyro_sample(self, msg: Any) -> None:
-        name = msg["name"]
-        if name not in self.widened.supports or not is_delta(msg["fn"]):
+        name, fn = msg["name"], msg["fn"]
+        if not is_delta(fn):
             return
-        transform = biject_to(self.widened.supports[name])
-        law = dist.Normal(transform.inv(msg["fn"].mean), self.widened.scale(name))
-        event_dim = msg["fn"].event_dim + transform.domain.event_dim - transform.codomain.event_dim
-        msg["fn"] = dist.TransformedDistribution(law.to_event(event_dim), [transform])
+        if name in self.widened.masses:
+            msg["fn"] = dist.Delta(fn.mean, event_dim=fn.event_dim)  # its log probability is 0
+        family = self.widened.families.get(name)
+        if isinstance(family, ByLogits):
+            msg["fn"] = family.law(family.start(fn, fn.mean), fn.event_dim)
+        elif isinstance(family, Continuous):
+            center, _ = family.start(fn, fn.mean)
+            msg["fn"] = family.normal(center, self.widened.scale(name), fn.event_dim)
 
 
 def widen(

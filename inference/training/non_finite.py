@@ -23,7 +23,8 @@ class NonFiniteLoss(RuntimeError):
     """
 
     def __init__(self, step: int, site: str | None, checkpoint: str | os.PathLike | None) -> None:
-        self.step, self.site = step, site
+        self.step = step
+        self.site = site
         if site is None:
             where = "every site's value and log density is finite, so the gradient overflowed"
         else:

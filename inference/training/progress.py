@@ -61,7 +61,9 @@ class Progress:
         self._checked = self.step
         watched = sum(recent) / len(recent) if math.isnan(held_out) else held_out
         if watched < self.best_loss:
-            self.best_loss, self.best_step, self.checks_since_best = watched, self.step, 0
+            self.best_loss = watched
+            self.best_step = self.step
+            self.checks_since_best = 0
             return True
         self.checks_since_best += 1
         return False

@@ -2,7 +2,7 @@
 
 Two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and the classes:
 
-    maps   = maxpool(relu(conv5x5(standardised image)))      # (B, 32, H / 2, W / 2)
+    maps   = maxpool(relu(conv5x5(standardized image)))      # (B, 32, H / 2, W / 2)
     maps   = maxpool(relu(conv5x5(maps)))                    # (B, 64, H / 4, W / 4)
     hidden = dropout(relu(dense(maps)))                      # (B, 1024)
     label  ~ Categorical(logits = dense(hidden))             # (B,)
@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.models.blocks.classifier import Classifier, standardized
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.classifier import Classifier, standardised
 
 
 class ConvolutionalClassifier(Classifier):
@@ -46,11 +46,11 @@ class ConvolutionalClassifier(Classifier):
         hidden: int = 1024,
     ) -> None:
         super().__init__(image_shape, classes)
-        colours, height, width = image_shape
+        colors, height, width = image_shape
         first, second = channels
         check_at_least(4, height=height, width=width)
         check_at_least(1, channels=channels, hidden=hidden)
-        self.first = PyroModule[nn.Conv2d](colours, first, 5, padding=2)
+        self.first = PyroModule[nn.Conv2d](colors, first, 5, padding=2)
         self.second = PyroModule[nn.Conv2d](first, second, 5, padding=2)
         self.hidden = PyroModule[nn.Linear](second * (height // 4) * (width // 4), hidden)
         self.read = PyroModule[nn.Linear](hidden, classes)
@@ -58,7 +58,7 @@ class ConvolutionalClassifier(Classifier):
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
         """Compute the logits of the classes, (B, classes)."""
-        maps = standardised(images)
+        maps = standardized(images)
         for convolution in (self.first, self.second):
             maps = F.max_pool2d(F.relu(convolution(maps)), 2)
         hidden = F.relu(self.hidden(maps.flatten(1)))

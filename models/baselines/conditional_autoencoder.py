@@ -32,14 +32,14 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.blocks.convolutional import Decoder, Upsampler
 from capsule_zoo.models.blocks.leading import joined, over_leading
-from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.on_request import (
+from capsule_zoo.models.blocks.on_request import (
     Latents,
     OnRequest,
-    centred_normal,
+    centered_normal,
     leaky_sigmoid,
     starting_dark,
 )
+from capsule_zoo.models.checks import check_at_least, check_one_of
 
 
 class MixedDecoder(PyroModule):
@@ -133,7 +133,7 @@ class ConditionalAutoencoder(OnRequest):
         self.decoder = DECODERS[decoder](inputs, image_shape, hidden, channels)
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
-        return {"image_code": centred_normal(self.decoder.mix.weight, self.latent)}
+        return {"image_code": centered_normal(self.decoder.mix.weight, self.latent)}
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
         return leaky_sigmoid(self.decoder(joined([latents["image_code"], request], -1)))

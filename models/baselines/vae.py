@@ -34,7 +34,7 @@ class VariationalAutoencoder(Model):
         image_shape: (channels, height, width).
         latent: numbers in a code.
         channels: see `Decoder`.
-        likelihood: "normal" or "bernoulli". Bernoulli pixels may be grey. The value is then a
+        likelihood: "normal" or "bernoulli". Bernoulli pixels may be gray. The value is then a
             cross-entropy, not a density.
         sigma_image: deviation of a normal pixel, in units of its range.
 
@@ -62,7 +62,8 @@ class VariationalAutoencoder(Model):
         self.space = ImageSpace(image_shape)
         self.latent = latent
         self.channels = channels
-        self.likelihood, self.sigma_image = likelihood, sigma_image
+        self.likelihood = likelihood
+        self.sigma_image = sigma_image
         self.decoder = Decoder(latent, self.image_shape, channels)
 
     def forward(

@@ -1,24 +1,24 @@
 """DRAW's window of attention: N x N Gaussian filters on a grid that can be moved and zoomed.
 
 A linear map of a hidden state places the window. With A the width and B the height of the image,
-in pixels, and x and y measured from its centre,
+in pixels, and x and y measured from its center,
 
     (g_x, g_y, log variance, log d, log intensity) = linear(hidden)
-    centre = (g_x (A + 1) / 2, g_y (B + 1) / 2)
+    center = (g_x (A + 1) / 2, g_y (B + 1) / 2)
     stride = d (max(A, B) - 1) / (N - 1)
-    mean_i = centre + (i - (N - 1) / 2) stride                        # i = 0 .. N - 1
+    mean_i = center + (i - (N - 1) / 2) stride                        # i = 0 .. N - 1
     F[i, a] = exp(-(a - mean_i)^2 / 2 variance) / sum over pixels a   # a filter for each i
 
     read(image) = intensity F_y image F_x^T          # (N, N)
     write(patch) = F_y^T patch F_x / intensity       # (B, A)
 
-In coordinates from the centre, the grid of an untrained window spans the image from the first pixel
+In coordinates from the center, the grid of an untrained window spans the image from the first pixel
 to the last. Papers and programs count from 0 or from 1, and their formulas differ by one pixel. The
-softmax normalises a filter at any place, even far outside the image.
+softmax normalizes a filter at any place, even far outside the image.
 
 References:
     Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): equations 19 to
-    29. Their pixels count from 1, so that their centre (A + 1) / 2 is 0 here.
+    29. Their pixels count from 1, so that their center (A + 1) / 2 is 0 here.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from torch import Tensor, nn
 from capsule_zoo.models.checks import check_at_least
 
 
-def filterbank(centre: Tensor, stride: Tensor, variance: Tensor, size: int, pixels: int) -> Tensor:
+def filterbank(center: Tensor, stride: Tensor, variance: Tensor, size: int, pixels: int) -> Tensor:
     """Compute the filters along one axis, (*batch, size, pixels), each of which sums to 1.
 
     Args:
-        centre: centre of the window, in pixels from the centre of the image, (*batch,).
+        center: center of the window, in pixels from the center of the image, (*batch,).
         stride: pixels from one filter to the next, (*batch,).
         variance: variance of a filter, in squared pixels, (*batch,).
         size: number of filters.
         pixels: number of pixels of the image along this axis.
     """
-    step = torch.arange(size, device=centre.device) - (size - 1) / 2
-    pixel = torch.arange(pixels, device=centre.device) - (pixels - 1) / 2
-    mean = centre[..., None] + step.to(centre) * stride[..., None]  # (*batch, size)
-    apart = (pixel.to(centre) - mean[..., None]).square()
+    step = torch.arange(size, device=center.device) - (size - 1) / 2
+    pixel = torch.arange(pixels, device=center.device) - (pixels - 1) / 2
+    mean = center[..., None] + step.to(center) * stride[..., None]  # (*batch, size)
+    apart = (pixel.to(center) - mean[..., None]).square()
     return (-0.5 * apart / variance[..., None, None]).softmax(-1)
 
 
@@ -55,14 +55,14 @@ class Window(NamedTuple):
     Attributes:
         rows, columns: filters along y and x, (*batch, N, height) and (*batch, N, width).
         intensity: (*batch,).
-        centre: (x, y), pixels from the centre of the image, (*batch, 2).
+        center: (x, y), pixels from the center of the image, (*batch, 2).
         stride: pixels from one filter to the next, (*batch,).
     """
 
     rows: Tensor
     columns: Tensor
     intensity: Tensor
-    centre: Tensor
+    center: Tensor
     stride: Tensor
 
     def read(self, images: Tensor) -> Tensor:
@@ -90,16 +90,17 @@ class Aim(PyroModule):
     def __init__(self, hidden: int, size: int, shape: tuple[int, int]) -> None:
         super().__init__()
         check_at_least(2, window=size)
-        self.size, self.shape = size, shape
+        self.size = size
+        self.shape = shape
         self.place = PyroModule[nn.Linear](hidden, 5)
         nn.init.zeros_(self.place.bias)
 
     def forward(self, hidden: Tensor) -> Window:
         height, width = self.shape
         numbers = self.place(hidden)
-        centre = 0.5 * numbers[..., :2] * numbers.new_tensor([width + 1, height + 1])
+        center = 0.5 * numbers[..., :2] * numbers.new_tensor([width + 1, height + 1])
         variance, zoom, intensity = numbers[..., 2:].exp().unbind(-1)
         stride = zoom * (max(height, width) - 1) / (self.size - 1)
-        rows = filterbank(centre[..., 1], stride, variance, self.size, height)
-        columns = filterbank(centre[..., 0], stride, variance, self.size, width)
-        return Window(rows, columns, intensity, centre, stride)
+        rows = filterbank(center[..., 1], stride, variance, self.size, height)
+        columns = filterbank(center[..., 0], stride, variance, self.size, width)
+        return Window(rows, columns, intensity, center, stride)

@@ -171,8 +171,10 @@ class CapsuleLayer(PyroModule):
         super().__init__()
         check_at_least(1, children=children, parents=parents)
         check_positive(spread=spread, inverse_temperature=inverse_temperature, noise=noise)
-        self.routing, self.recompute = routing, recompute
-        self.inverse_temperature, self.noise = inverse_temperature, noise
+        self.routing = routing
+        self.recompute = recompute
+        self.inverse_temperature = inverse_temperature
+        self.noise = noise
         self.shape = windows.shape
         self.register_buffer("cells", windows.cells, persistent=False)
         self.register_buffer("claims", windows.claims, persistent=False)
@@ -260,7 +262,7 @@ class CapsuleConv2d(CapsuleLayer):
 class ClassCapsules(CapsuleLayer):
     """The layer with one parent for each class, which sees all cells by one transformation.
 
-    This would lose the position of a child, so the position is added to its votes: the centre of
+    This would lose the position of a child, so the position is added to its votes: the center of
     its cell, from 0 to 1 down and across, is added to two elements of the vote ("coordinate
     addition").
 

@@ -18,7 +18,9 @@ class _InChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, function: Callable, size: int, each: int, *tensors: Tensor) -> tuple:
-        ctx.function, ctx.size, ctx.each = function, size, each
+        ctx.function = function
+        ctx.size = size
+        ctx.each = each
         ctx.save_for_backward(*tensors)
         return _apply_in_chunks(function, tensors[:each], tensors[each:], size)
 

@@ -33,12 +33,12 @@ class Upsampler(PyroModule):
 
     def __init__(self, maps: int, image_shape: tuple[int, int, int], channels: int) -> None:
         super().__init__()
-        colours, height, width = image_shape
+        colors, height, width = image_shape
         self.size = height, width
         self.half = halved(self.size)
         self.quarter = halved(self.half)
         self.grow = PyroModule[nn.ConvTranspose2d](maps, channels, 4, 2, padding=1)
-        self.paint = PyroModule[nn.ConvTranspose2d](channels, colours, 4, 2, padding=1)
+        self.paint = PyroModule[nn.ConvTranspose2d](channels, colors, 4, 2, padding=1)
 
     def forward(self, maps: Tensor) -> Tensor:
         return over_leading(self._doubled_twice, maps, event_dim=3)
@@ -53,8 +53,8 @@ class Upsampler(PyroModule):
 def _painted(layer: nn.ConvTranspose2d, maps: Tensor) -> Tensor:
     """Apply a layer that doubles the size of maps.
 
-    For one colour it is written as a product and a sum of overlapping patches, which takes half the
-    time, because torch's convolutions are optimised for many maps on both sides.
+    For one color it is written as a product and a sum of overlapping patches, which takes half the
+    time, because torch's convolutions are optimized for many maps on both sides.
     """
     if layer.out_channels > 1 or layer.bias is None:
         return layer(maps)
@@ -98,9 +98,9 @@ class Encoder(PyroModule):
 
     def __init__(self, image_shape: tuple[int, int, int], channels: int, hidden: int) -> None:
         super().__init__()
-        colours, height, width = image_shape
+        colors, height, width = image_shape
         quarter = halved(halved((height, width)))
-        self.halve = PyroModule[nn.Conv2d](colours, channels, 3, 2, padding=1)
+        self.halve = PyroModule[nn.Conv2d](colors, channels, 3, 2, padding=1)
         self.quarter = PyroModule[nn.Conv2d](channels, 2 * channels, 3, 2, padding=1)
         self.hidden = PyroModule[nn.Linear](2 * channels * math.prod(quarter), hidden)
 

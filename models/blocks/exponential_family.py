@@ -117,7 +117,7 @@ class BernoulliUnits(Units):
     value_range = (0.0, 1.0)
 
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
-        return FastBernoulli(logits=self.bias + field, validate_args=False)  # admits grey pixels
+        return FastBernoulli(logits=self.bias + field, validate_args=False)  # admits gray pixels
 
     @torch.no_grad()
     def sample(self, field: Tensor | float = 0.0) -> Tensor:
@@ -154,8 +154,8 @@ class GaussianUnits(Units):
         return dist.Normal(self.mean(field), (-0.5 * self.log_precision).exp())
 
     def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
-        normaliser = 0.5 * (math.log(2 * math.pi) - self.log_precision)
-        return (self.bias + field).square() / (2 * self.precision) + normaliser
+        normalizer = 0.5 * (math.log(2 * math.pi) - self.log_precision)
+        return (self.bias + field).square() / (2 * self.precision) + normalizer
 
     def mean(self, field: Tensor | float = 0.0) -> Tensor:
         return (self.bias + field) / self.precision
@@ -168,7 +168,7 @@ class GaussianUnits(Units):
 
 
 class PoissonUnits(Units):
-    """Units that are counts; values between two counts are accepted, like grey pixels."""
+    """Units that are counts; values between two counts are accepted, like gray pixels."""
 
     def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
         return dist.Poisson(self.mean(field), validate_args=False)

@@ -39,7 +39,7 @@ class AttentionPooling(PyroModule):
 class BalancedLogits(PyroModule):
     """The layer that fixes the mean and spread of logits over the images.
 
-    It is batch normalisation without learned numbers. Each column has mean zero and deviation
+    It is batch normalization without learned numbers. Each column has mean zero and deviation
     `spread` over a batch in training mode. Otherwise, or when the batch is a single image, it has
     them over the running statistics. A presence can then be neither always on nor always off.
     Without this, relaxed presences collapse to one of the two early in training. Called on logits
@@ -55,7 +55,8 @@ class BalancedLogits(PyroModule):
 
     def __init__(self, columns: int, spread: float = 3.0, momentum: float = 0.1) -> None:
         super().__init__()
-        self.spread, self.momentum = spread, momentum
+        self.spread = spread
+        self.momentum = momentum
         self.register_buffer("running_mean", torch.zeros(columns))
         self.register_buffer("running_variance", torch.ones(columns))
 

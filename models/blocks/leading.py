@@ -1,7 +1,7 @@
 """Networks for one batch dim, run on tensors with any number of batch dims.
 
-Plates to the left of `images`, such as the particles of a vectorised objective, add batch dims in
-front of the dim of the images. Convolutions and batch normalisation support only one batch dim.
+Plates to the left of `images`, such as the particles of a vectorized objective, add batch dims in
+front of the dim of the images. Convolutions and batch normalization support only one batch dim.
 """
 
 from __future__ import annotations

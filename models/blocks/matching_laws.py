@@ -263,8 +263,9 @@ def nearly_equal(law: SceneLaw, one: int, other: int) -> bool:
 def symmetries(law: SceneLaw) -> Tensor:
     """Return maps of codes that nearly leave the density of every scene as it is, (maps, codes).
 
-    They rotate templates nearly into themselves, and exchange objects with nearly equal templates. The codes are
-    0, 1, ... and, last, -1. Only the identity is returned where there are more than 1,000 maps.
+    They rotate templates nearly into themselves, and exchange objects with nearly equal templates.
+    The codes are 0, 1, ... and, last, -1. Only the identity is returned where there are more than
+    1,000 maps.
     """
     exchanges = [
         order

@@ -134,7 +134,7 @@ class Routing:
     def free_energies(self, votes: Votes, law: ParentLaw) -> Tensor:
         """Compute the free energy after each iteration, in nats, (iterations, N).
 
-        Means, variances and presences are those that minimise it at the routing's responsibilities.
+        Means, variances and presences are those that minimize it at the routing's responsibilities.
         """
         beliefs = (
             best_belief(votes, belief.responsibility, law) for belief in self.beliefs(votes, law)

@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule
+from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
 from capsule_zoo.models.blocks import poses
@@ -62,7 +63,7 @@ class ChildLaw(NamedTuple):
     """The law of a child for each choice of a parent; column 0 is the dummy.
 
     Attributes:
-        log_weights: unnormalised log p(s_i = j | t), (B, children, 1 + parents).
+        log_weights: unnormalized log p(s_i = j | t), (B, children, 1 + parents).
         presence_logits: logit of gamma_ij, (children, 1 + parents).
         vote: mean of the pose, (B, children, 1 + parents, 6).
         scale_on, scale_off: deviations of the pose when the child is present and when it is absent,
@@ -83,6 +84,19 @@ class ChildLaw(NamedTuple):
     def pose_law(self, there: Tensor) -> dist.TorchDistribution:
         """Return the laws of the poses, one for each choice, for children of presence t."""
         return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
+
+    def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
+        """Return the laws of the poses given the choices of a parent, for children of presence t.
+
+        Args:
+            parent: choices that broadcast to (B, children); they may be enumerated.
+            there: t, (B, children).
+        """
+        scale_on = Vindex(self.scale_on)[..., parent]
+        scale_off = Vindex(self.scale_off)[..., parent]
+        scale = there * scale_on + (1 - there) * scale_off
+        vote = Vindex(self.vote)[..., parent, :]
+        return dist.Normal(vote, scale[..., None]).to_event(1)
 
 
 class ParentSelection(PyroModule):
@@ -105,8 +119,10 @@ class ParentSelection(PyroModule):
         child_scale: float,
     ) -> None:
         super().__init__()
-        self.epsilon, self.sigma_min = epsilon, sigma_min
-        self.sigma_off, self.sigma_dummy = sigma_off, sigma_dummy
+        self.epsilon = epsilon
+        self.sigma_min = sigma_min
+        self.sigma_off = sigma_off
+        self.sigma_dummy = sigma_dummy
         self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))

@@ -1,7 +1,7 @@
 """The likelihood of stacked capsule autoencoders, in which each pixel comes from one part.
 
     which_p ~ Categorical(background: beta, part i: t_i alpha_i(p))      # for every pixel p
-    image_p ~ Normal(colour_{which_p}(p), sigma)                         # all channels together
+    image_p ~ Normal(color_{which_p}(p), sigma)                         # all channels together
 
 The choice is summed out. In compositing a part hides the parts below it; here parts compete.
 
@@ -22,8 +22,8 @@ class PixelMixture(dist.TorchDistribution):
     The pixels are independent. Batch shape (*batch, 1), event shape (C, H, W).
 
     Args:
-        colour: colours of background and parts, (1 + parts, C, *batch, H, W).
-        weight: unnormalised weights (1 + parts, 1, *batch, H, W), not negative, and positive for at
+        color: colours of background and parts, (1 + parts, C, *batch, H, W).
+        weight: unnormalized weights (1 + parts, 1, *batch, H, W), not negative, and positive for at
             least one layer at each pixel.
         scale: deviation of a pixel.
     """
@@ -31,10 +31,11 @@ class PixelMixture(dist.TorchDistribution):
     arg_constraints = {}
     support = constraints.independent(constraints.real, 3)
 
-    def __init__(self, colour: Tensor, weight: Tensor, scale: float) -> None:
-        self.colour, self.scale = colour, scale
+    def __init__(self, color: Tensor, weight: Tensor, scale: float) -> None:
+        self.color = color
+        self.scale = scale
         self.mixing = weight / weight.sum(0)
-        _, channels, *batch, height, width = colour.shape
+        _, channels, *batch, height, width = color.shape
         shapes = torch.Size((*batch, 1)), torch.Size((channels, height, width))
         super().__init__(*shapes, validate_args=False)
 
@@ -48,7 +49,7 @@ class PixelMixture(dist.TorchDistribution):
             )
         wide = PixelMixture.__new__(PixelMixture)
         wide.scale = self.scale
-        wide.colour = _with_batch(self.colour, batch_shape[:-1])
+        wide.color = _with_batch(self.color, batch_shape[:-1])
         wide.mixing = _with_batch(self.mixing, batch_shape[:-1])
         super(PixelMixture, wide).__init__(batch_shape, self.event_shape, validate_args=False)
         return wide
@@ -56,7 +57,7 @@ class PixelMixture(dist.TorchDistribution):
     @property
     def mean(self) -> Tensor:
         """The mean image, (*batch, 1, C, H, W)."""
-        return (self.mixing * self.colour).sum(0).movedim(0, -3).unsqueeze(-4)
+        return (self.mixing * self.color).sum(0).movedim(0, -3).unsqueeze(-4)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
@@ -71,9 +72,9 @@ class PixelMixture(dist.TorchDistribution):
         """
         pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
         law = self
-        if pixels.dim() >= self.colour.dim():  # more batch dims than the law has
+        if pixels.dim() >= self.color.dim():  # more batch dims than the law has
             law = self.expand(torch.broadcast_shapes(value.shape[:-3], self.batch_shape))
-        channels = dist.Normal(law.colour, law.scale).log_prob(pixels)
+        channels = dist.Normal(law.color, law.scale).log_prob(pixels)
         if observed is not None:
             seen = observed.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
             channels = torch.where(seen, channels, 0.0)
@@ -88,9 +89,9 @@ class PixelMixture(dist.TorchDistribution):
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
         share = self.mixing.squeeze(1).movedim(0, -1)  # (*batch, H, W, 1 + parts)
         which = dist.Categorical(share).sample(sample_shape)  # (*sample_shape, *batch, H, W)
-        colours = self.colour.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
-        chosen = torch.nn.functional.one_hot(which, len(self.colour)).to(colours)
-        mean = (colours * chosen.unsqueeze(-4)).sum(-1)  # (*sample_shape, *batch, C, H, W)
+        colors = self.color.movedim(1, -3).movedim(0, -1)  # (*batch, C, H, W, 1 + parts)
+        chosen = torch.nn.functional.one_hot(which, len(self.color)).to(colors)
+        mean = (colors * chosen.unsqueeze(-4)).sum(-1)  # (*sample_shape, *batch, C, H, W)
         return (mean + self.scale * torch.randn_like(mean)).unsqueeze(-4)
 
 

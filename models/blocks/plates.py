@@ -1,7 +1,7 @@
 """Values under extra plates to the left of `images`, enumeration and Bayesian parameters.
 
 Sites are in the plate `images` at dim -2 and in a plate of capsules at dim -1. A plate outside the
-model, such as the particles of a vectorised objective, adds batch dims to the left of both.
+model, such as the particles of a vectorized objective, adds batch dims to the left of both.
 Parallel enumeration adds a dim there too, but that dim is not a plate.
 """
 

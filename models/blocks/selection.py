@@ -73,15 +73,15 @@ def pose_about_rotations(rotations: int, scale: Tensor) -> dist.TorchDistributio
         scale: deviation of each of the six numbers, (6,).
     """
     turns = scale.new_tensor(range(rotations)) / rotations
-    centre = poses.rotation(2 * math.pi * turns)  # (rotations, 6)
+    center = poses.rotation(2 * math.pi * turns)  # (rotations, 6)
     if rotations == 1:
-        return dist.Normal(centre[0], scale).to_event(1)
-    about = dist.Normal(centre, scale).to_event(1)
+        return dist.Normal(center[0], scale).to_event(1)
+    about = dist.Normal(center, scale).to_event(1)
     return ParentMixture(dist.Categorical(logits=torch.zeros_like(turns)), about)
 
 
 def parent_log_weights(log_presence: Tensor, log_affinity: Tensor, epsilon: float) -> Tensor:
-    """Compute log p(s_i = j | t), unnormalised: `log epsilon`, then `log(t_j rho_ij)`.
+    """Compute log p(s_i = j | t), unnormalized: `log epsilon`, then `log(t_j rho_ij)`.
 
     Args:
         log_presence: (B, parents), log t; minus infinity for a parent that is off.

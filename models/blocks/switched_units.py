@@ -1,6 +1,6 @@
-"""The law of a layer of capsules under the fields of its neighbours.
+"""The law of a layer of capsules under the fields of its neighbors.
 
-Each of K capsules has a switch z_k and J hidden units h_k. A neighbour that adds m_k to the biases
+Each of K capsules has a switch z_k and J hidden units h_k. A neighbor that adds m_k to the biases
 of the units of a capsule that is on, and d_k to the bias of its switch, leaves
 
     energy    c_k z_k + b_k.h_k + log g(h_k) + z_k (m_k.h_k + d_k)
@@ -36,7 +36,7 @@ from capsule_zoo.models.blocks.spaces import ImageSpace
 
 
 class Fields(NamedTuple):
-    """The terms that a neighbouring layer, or an image, adds to the biases of capsules.
+    """The terms that a neighboring layer, or an image, adds to the biases of capsules.
 
     Attributes:
         hidden: m, added to the hidden units of a capsule that is on, (B, K, J).
@@ -64,7 +64,7 @@ class CapsuleState(NamedTuple):
     """The values of all switches (B, K) and hidden units (B, K, J), or their expectations."""
 
     switch: Tensor
-    activity: Tensor  # switch times hidden units, which alone acts on a neighbour's units
+    activity: Tensor  # switch times hidden units, which alone acts on a neighbor's units
 
 
 class CapsuleLaw(NamedTuple):
@@ -162,6 +162,8 @@ class CapsuleMachine(Model):
     """
 
     switched = True
+    weight: Tensor
+    switch_weight: Tensor
 
     def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
         super().__init__()

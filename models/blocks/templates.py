@@ -18,8 +18,8 @@ from capsule_zoo.models.blocks.leading import flat_batch
 
 
 @lru_cache(maxsize=16)
-def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return homogeneous coordinates (3, height * width) of pixel centres in [-1, 1]^2."""
+def _pixel_centers(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return homogeneous coordinates (3, height * width) of pixel centers in [-1, 1]^2."""
     y = (torch.arange(height, dtype=dtype, device=device) + 0.5) / height * 2 - 1
     x = (torch.arange(width, dtype=dtype, device=device) + 0.5) / width * 2 - 1
     grid_y, grid_x = torch.meshgrid(y, x, indexing="ij")
@@ -27,7 +27,7 @@ def _pixel_centres(height: int, width: int, dtype: torch.dtype, device: torch.de
 
 
 def faint(shape: tuple[int, int, int, int]) -> Tensor:
-    """Return logits of new templates, which are grey and nearly transparent.
+    """Return logits of new templates, which are gray and nearly transparent.
 
     Strong templates would at first cover more background than ink. A guide would then learn to
     shrink its parts and to hide them in the corners, where no gradient brings them back.
@@ -59,8 +59,8 @@ def warp_templates(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Te
     parts, channels = templates.shape[:2]
     batch = pose.shape[0]
     to_part = poses.inverse(pose).unflatten(-1, (2, 3)).transpose(0, 1)  # (parts, B, 2, 3)
-    centres = _pixel_centres(height, width, pose.dtype, pose.device)
-    grid = (to_part @ centres).movedim(-2, -1)  # (parts, B, pixels, 2)
+    centers = _pixel_centers(height, width, pose.dtype, pose.device)
+    grid = (to_part @ centers).movedim(-2, -1)  # (parts, B, pixels, 2)
     layers = F.grid_sample(
         templates, grid.reshape(parts, batch * height, width, 2), align_corners=False
     )
@@ -75,20 +75,20 @@ def _warp_each(templates: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor
     return torch.cat([warp_templates(*pair, size) for pair in pairs], dim=2)
 
 
-def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
+def over(color: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
     """Lay layers over a background in order, the last on top (Porter & Duff's *over*).
 
     Args:
-        colour: (parts, channels, B, height, width).
+        color: (parts, channels, B, height, width).
         alpha: opacity in [0, 1], (parts, 1, B, height, width).
         background: (channels, 1 or B, height, width) or anything that broadcasts to it.
 
     Returns:
         The composite (channels, B, height, width).
     """
-    canvas = background.expand(colour.shape[1:])
+    canvas = background.expand(color.shape[1:])
     # unbind, not indexing: the backward of an index fills a zero tensor of the whole stack per part
-    for layer, opacity in zip(colour.unbind(0), alpha.unbind(0), strict=True):
+    for layer, opacity in zip(color.unbind(0), alpha.unbind(0), strict=True):
         canvas = torch.lerp(canvas, layer, opacity.expand_as(layer))
     return canvas
 
@@ -96,7 +96,7 @@ def over(colour: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
 def visibility(alpha: Tensor) -> Tensor:
     """Compute the visible fraction of each layer below the layers above it, shaped as `alpha`.
 
-    `(visibility * colour).sum(0)` is the composite over a black background.
+    `(visibility * color).sum(0)` is the composite over a black background.
     """
     through = torch.cumprod((1 - alpha).flip(0), dim=0)
     above = torch.cat([torch.ones_like(alpha[:1]), through[:-1]]).flip(0)

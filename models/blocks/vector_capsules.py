@@ -73,30 +73,51 @@ class ClassVectors(PyroModule):
 
     def __init__(self, children: int, classes: int, routing: Routing | None) -> None:
         super().__init__()
-        self.classes, self.routing = classes, routing
+        self.classes = classes
+        self.routing = routing
         if routing is None:
             self.mix = PyroModule[nn.Linear](children * PRIMARY, classes * CLASS)
         else:
-            spread = classes / math.sqrt(children * CLASS)
-            transform = spread * torch.randn(children, PRIMARY, classes * CLASS)
-            self.transform = nn.Parameter(transform)  # W
+            self.transform = nn.Parameter(first_transforms(children, classes))  # W
 
     def forward(self, children: Tensor) -> Tensor:
         if self.routing is None:
             return squash(self.mix(children.flatten(1)).unflatten(1, (self.classes, CLASS)))
-        transform = self.transform
-        size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
-        many = len(children) > size  # then votes are computed again in the backward pass
-        route = partial(self._route, self.routing)
-        return in_chunks(route, (children,), (transform,), size, recompute=many)[0]
+        logits, direction = route_classes(children, self.transform, self.routing)
+        return logits.sigmoid()[..., None] * direction
 
-    def _route(self, routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor]:
-        votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
-        votes = votes.unflatten(2, (self.classes, CLASS)).transpose(0, 1)
-        none = votes.new_zeros(self.classes)
-        law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
-        belief = routing(Votes.dense(votes), law)
-        return ((belief.presence[..., None] * F.normalize(belief.mean, dim=-1))[:, 0],)
+
+def first_transforms(children: int, classes: int) -> Tensor:
+    """Draw first transformations W, (children, 8, classes x 16), for `route_classes`."""
+    spread = classes / math.sqrt(children * CLASS)
+    return spread * torch.randn(children, PRIMARY, classes * CLASS)
+
+
+def route_classes(children: Tensor, transform: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Infer class capsules from children (B, children, 8) by routing.
+
+    Args:
+        transform: W, (children, 8, classes x 16).
+        routing: infers the classes from the votes W_ij u_i.
+
+    Returns:
+        Log-odds of the classes' presences, (B, classes), and the directions of their capsules,
+        (B, classes, 16), of length 1.
+    """
+    size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
+    many = len(children) > size  # then votes are computed again in the backward pass
+    route = partial(_route, routing)
+    logits, direction = in_chunks(route, (children,), (transform,), size, recompute=many)
+    return logits, direction
+
+
+def _route(routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor, Tensor]:
+    votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
+    votes = votes.unflatten(2, (-1, CLASS)).transpose(0, 1)
+    none = votes.new_zeros(votes.shape[2])
+    law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
+    belief = routing(Votes.dense(votes), law)
+    return belief.logits[:, 0], F.normalize(belief.mean, dim=-1)[:, 0]
 
 
 class VectorCapsules(PyroModule):
@@ -145,7 +166,7 @@ class VectorCapsules(PyroModule):
 
 
 def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:
-    """Initialise weights to keep the scale of inputs of which an activation passes about half.
+    """Initialize weights to keep the scale of inputs of which an activation passes about half.
 
     Args:
         seen: how many inputs an output sees, on average.

@@ -139,7 +139,8 @@ class _Ledger:
         """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D)."""
         sweep = torch._C._current_graph_task_id()
         if sweep != self.sweep:  # left by an earlier sweep that did not reach the votes
-            self.sweep, self.entries = sweep, []
+            self.sweep = sweep
+            self.entries = []
         self.entries.append((row, linear, square))
 
     def settle(self, values: Tensor) -> Tensor:
@@ -154,17 +155,17 @@ class _Gate(torch.autograd.Function):
     """The identity on the votes, whose backward pass settles the ledger."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, centre: Tensor, ledger: _Ledger) -> Tensor:
-        centred = values - centre
+    def forward(ctx: Any, values: Tensor, center: Tensor, ledger: _Ledger) -> Tensor:
+        centered = values - center
         ctx.ledger = ledger
-        ctx.save_for_backward(centred)
+        ctx.save_for_backward(centered)
         ctx.set_materialize_grads(False)
-        return centred
+        return centered
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor, None, None]:
-        (centred,) = ctx.saved_tensors
-        settled = ctx.ledger.settle(centred)
+        (centered,) = ctx.saved_tensors
+        settled = ctx.ledger.settle(centered)
         return settled if grad is None else settled + grad, None, None
 
 
@@ -235,10 +236,10 @@ class Votes:
     def __init__(self, values: Tensor, presence: Tensor, windows: Windows | None = None) -> None:
         *self.shape, self.size, self.children = values.shape
         flat = values.flatten(0, 2)  # (G, D, I)
-        centre = flat.detach().mean(2, keepdim=True)
-        self.centre = centre[..., 0].unflatten(0, self.shape)
+        center = flat.detach().mean(2, keepdim=True)
+        self.center = center[..., 0].unflatten(0, self.shape)
         self.ledger = _Ledger()
-        self.values = _Gate.apply(flat, centre, self.ledger)
+        self.values = _Gate.apply(flat, center, self.ledger)
         self.squares = self.values.detach().square()
         self.presence = presence[:, :, None]  # (N, positions, 1, children)
         self.windows = (
@@ -278,16 +279,16 @@ class Votes:
         first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
         here = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)
-        return Gathered(number, here * self.centre + first, variance)
+        return Gathered(number, here * self.center + first, variance)
 
     def agreement(self, vector: Tensor) -> Tensor:
         """Compute V_ij . vector_j, (N, positions, parents, children)."""
-        own = (self.centre * vector).sum(3, keepdim=True)
+        own = (self.center * vector).sum(3, keepdim=True)
         return self._score(vector, torch.zeros_like(vector)) + own
 
     def distance(self, mean: Tensor, precision: Tensor) -> Tensor:
         """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
-        apart = mean - self.centre
+        apart = mean - self.center
         own = (precision * apart.square()).sum(3, keepdim=True)
         return self._score(-2 * precision * apart, precision) + own
 

@@ -33,9 +33,9 @@ def test_contestants_take_turns_and_may_time_themselves(harness):
 
 def test_the_median_forgets_one_slow_round(harness):
     slow, quick = np.array([1.0, 1.1, 0.9, 50.0, 1.0]), np.ones(5)
-    assert harness.median(slow)["value"] == 1.0
-    assert harness.median(slow)["se"] < 0.1
-    assert harness.median(quick) == {"value": 1.0, "se": 0.0, "n": 5}
+    assert harness.median(slow)[0] == 1.0
+    assert harness.median(slow)[1] < 0.1
+    assert harness.median(quick) == (1.0, 0.0, 5)
 
 
 def test_peak_memory_is_that_of_the_contestant(harness):
@@ -58,9 +58,16 @@ def test_the_record_holds_ratios_to_the_peer(harness, monkeypatch, tmp_path, cap
     monkeypatch.setattr(harness, "peak_memory", lambda make, name: {"ours": 2.0, "peer": 5.0}[name])
     monkeypatch.setattr(sys, "argv", ["toy", "--repeats", "3", "--out", str(tmp_path)])
     contestants = {"ours": lambda: 1.0, "peer": lambda: 4.0, "stage": lambda: 0.5}
-    toy = harness.Benchmark("toy", lambda: contestants, lambda: None, "ours", ("peer",), "none")
+    toy = harness.Benchmark(
+        "toy", lambda: contestants, lambda: None, "ours", ("peer",), "none", about="vae"
+    )
     harness.main(toy)
-    metrics = json.loads((tmp_path / "benchmarks" / "toy.json").read_text())["metrics"]
+    record = json.loads((tmp_path / "benchmarks" / "toy.json").read_text())
+    metrics = record["metrics"]
+    assert record["about"] == "vae"
+    assert record["summary"] == __doc__.partition("\n")[0]  # the contestants are made here
+    assert record["tables"][""]["ratio"] == {"peer": "ratio_peer"}
+    assert list(record["tables"][""]["seconds"]) == ["ours", "peer", "stage"]
     assert metrics["ratio_peer"] == {"value": 4.0, "se": 0.0, "n": 3}
     assert metrics["memory_ratio_peer"]["value"] == 2.5
     assert metrics["seconds_stage"]["value"] == 0.5
@@ -71,6 +78,6 @@ def test_unequal_contestants_are_not_timed(harness):
     def differ() -> None:
         torch.testing.assert_close(torch.ones(1), torch.zeros(1))
 
-    toy = harness.Benchmark("toy", dict, differ, "ours", ("peer",), "none")
+    toy = harness.Benchmark("toy", dict, differ, "ours", ("peer",), "none", about="vae")
     with pytest.raises(AssertionError):
         harness.measure(toy, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capsule_zoo.records import read_record, write_record
+from capsule_zoo.records import flatten, read_record, write_record
 from capsule_zoo.report import markdown as readme
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,8 @@ folder = pathlib.Path(sys.argv[sys.argv.index("--out") + 1], "benchmarks")
 folder.mkdir(parents=True)
 metrics = {"ratio_peer": {"value": len(sys.argv), "se": 0.5, "n": 7}}
 rest = dict(experiment="benchmarks/toy", seed=0, versions={}, machine="one core", seconds=1.0)
-record = dict(rest, command="do it", data="noise", metrics=metrics)
+tables = {"": {"ratio": {"peer": "ratio_peer"}}}
+record = dict(rest, command="do it", data="noise", metrics=metrics, tables=tables)
 (folder / "toy.json").write_text(json.dumps(record))
 """
 
@@ -48,10 +49,8 @@ def test_every_ratio_on_record_is_a_row():
     page = readme.ratios("benchmarks", ROOT / "results")
     for path in (ROOT / "results" / "benchmarks").glob("*.json"):
         record = read_record(f"benchmarks/{path.stem}", ROOT / "results")
-        for name, metric in record["metrics"].items():
-            if name.startswith("ratio_"):
-                row = f"| {path.stem} | {name.removeprefix('ratio_')} | {metric['value']:.2f} |"
-                assert row in page
+        for peer, name in record["tables"][""]["ratio"].items():
+            assert f"| {path.stem} | {peer} | {record['metrics'][name]['value']:.2f} |" in page
         assert f"`{record['command']}`" in page
 
 
@@ -81,13 +80,11 @@ def test_unknown_names_are_refused(run_all, capsys):
 
 
 def test_memory_stands_beside_time(tmp_path):
-    metrics = {
-        "ratio_peer": {"value": 2.0, "se": None, "n": 3},
-        "memory_ratio_peer": {"value": 1.5, "se": None, "n": 1},
-        "seconds_peer": {"value": 9.0, "se": 1.0, "n": 3},
-    }
+    seconds = {"seconds": {"peer": (9.0, 1.0, 3)}}
+    ratios = {"ratio": {"peer": (2.0, None, 3)}, "memory_ratio": {"peer": (1.5, None, 1)}}
     rest = dict(command="do it", seed=0, data="noise", seconds=1.0, folder=tmp_path)
-    write_record("benchmarks/one", metrics, **rest)
-    write_record("benchmarks/two", {"seconds_peer": metrics["seconds_peer"]}, **rest)
+    for name, found in {"one": {**ratios, **seconds}, "two": seconds}.items():
+        metrics, tables = flatten(found)
+        write_record(f"benchmarks/{name}", metrics, tables=tables, **rest)
     rows = [line for line in readme.ratios("benchmarks", tmp_path).splitlines() if "peer |" in line]
     assert rows[-1] == "| one | peer | 2.00 |  | 1.50 | 3 |" and "two" not in "".join(rows)

@@ -172,7 +172,7 @@ def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
     assert (record["seed"], record["data"]) == (7, "none")
     assert (tmp_path / "test" / "toy_plot.png").is_file()
     assert run("reproduce") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.partition("\n\n")[0].splitlines()
     (column,) = (line.index("What a toy shows.") for line in lines if "test/toy" in line)
     assert all(line[:column].endswith("  ") and line[column] != " " for line in lines)
     assert "did you mean 'test/toy'" in refused(capsys, "reproduce", "test/tiy")

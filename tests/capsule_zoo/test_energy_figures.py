@@ -98,6 +98,6 @@ def test_curves_are_drawn_over_updates_beside_published_points():
     assert lines == {"ours": [[10, 0.3], [100, 0.1]], "theirs": [[10, 0.2]]}
 
 
-def test_colours_are_red_above_zero_and_blue_below():
-    red, white, blue = grids.signed_colours(torch.tensor([[1.0, 0.0, -1.0]]))[0]
+def test_colors_are_red_above_zero_and_blue_below():
+    red, white, blue = grids.signed_colors(torch.tensor([[1.0, 0.0, -1.0]]))[0]
     assert red[0] > red[2] and blue[2] > blue[0] and white.min() > 0.9

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from capsule_zoo import cli
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
-from capsule_zoo.models.classifier import Classifier
+from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs import folder as runs
 
@@ -105,7 +105,7 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
         assert terminal.json("evaluate", "run") == found
         wrong = ("compare", "log-partition", "sample")
         assert "error_rate  " in terminal.run("evaluate", "run", "--images", 50)
-    elif not entry.model.normalised:
+    elif not entry.model.normalized:
         right = "log-partition"
         words = ["log-partition", "run", "--chains", 20, "--temperatures", 100]
         found = terminal.json(*words)

@@ -4,8 +4,19 @@ import pytest
 import torch
 
 from capsule_zoo.data import dataset_names
-from capsule_zoo.experiments import Experiment, Options, find_experiment, list_experiments
-from capsule_zoo.experiments.findings import bounds_of_rows, mean_and_error, median_and_error
+from capsule_zoo.experiments import (
+    Experiment,
+    Options,
+    experiment,
+    find_experiment,
+    list_experiments,
+)
+from capsule_zoo.experiments.findings import (
+    bounds_of_rows,
+    by_quantity,
+    mean_and_error,
+    median_and_error,
+)
 from capsule_zoo.inference import Comparison
 
 OWN_RUNS = [
@@ -29,6 +40,27 @@ def test_an_experiment_draws_by_its_seed():
     assert first == again != other
 
 
+def test_one_experiment_at_most_opens_a_section_of_the_report():
+    known = [find_experiment(name) for name in list_experiments()]
+    for family in {each.about for each in known}:
+        own = [each for each in known if each.about == family]
+        assert sum(each.role == "comparison" for each in own) <= 1
+        assert sum(each.lead is not None for each in own) <= 1
+    compared = {each.about for each in known if each.role == "comparison"}
+    assert {"part-whole", "capsule-rbm", "recurrent-capsules"} <= compared
+
+
+def test_an_unknown_role_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown role 'comparision'; did you mean 'comparison'"):
+        experiment("toy/role", role="comparision")
+
+
+def test_numbers_of_variants_are_turned_over():
+    rows = {"a": {"elbo": (1.0, None, 2), "ess": (3.0, None, 2)}, "b": {"elbo": (4.0, 0.5, 2)}}
+    expected = {"elbo": {"a": (1.0, None, 2), "b": (4.0, 0.5, 2)}, "ess": {"a": (3.0, None, 2)}}
+    assert by_quantity(rows) == expected
+
+
 @pytest.mark.parametrize("name", OWN_RUNS)
 def test_a_run_is_refused_where_it_would_not_be_measured(name):
     with pytest.raises(ValueError, match="leave --run out"):
@@ -46,10 +78,16 @@ def test_rows_that_are_no_bound_give_no_metric():
     rows = {
         "free-form, Normal": dict(elbo=-3.0, elbo_se=0.2, iwae=-2.0, iwae_se=0.1, is_bound=True),
         "points": dict(map_objective=9.0, is_bound=False),
+        "last": dict(elbo=-4.0, elbo_se=0.3, iwae=-3.0, iwae_se=0.2, is_bound=True),
     }
+    rows["last"] |= dict(elbo_difference=-1.0, elbo_difference_se=0.05)
     table = Comparison.from_dict(rows, orient="index")
     table.attrs = {"num_particles": 7, "num_images": 5}
-    expected = {"elbo_free_form_normal": (-3, 0.2, 5), "iwae_7_free_form_normal": (-2, 0.1, 5)}
+    expected = {
+        "elbo": {"free_form_normal": (-3, 0.2, 5), "last": (-4, 0.3, 5)},
+        "iwae_7": {"free_form_normal": (-2, 0.1, 5), "last": (-3, 0.2, 5)},
+        "elbo_difference": {"last": (-1, 0.05, 5)},  # paired, to the first bound
+    }
     assert bounds_of_rows(table.astype({"is_bound": bool})) == expected
 
 

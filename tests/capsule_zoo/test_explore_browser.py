@@ -53,7 +53,8 @@ class Page:
     """A browser that shows the explorer's page."""
 
     def __init__(self, driver, folder: Path):
-        self.driver, self.folder = driver, folder
+        self.driver = driver
+        self.folder = folder
 
     def picture(self, name: str) -> np.ndarray | None:
         """Return the pixels (H, W, 3) of the picture with this label."""

@@ -15,8 +15,8 @@ from capsule_zoo.guides import ConditionalEncoder, FreeForm
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.on_request import leaky_sigmoid
 from capsule_zoo.models.generative_capsnet import Parts
-from capsule_zoo.models.on_request import leaky_sigmoid
 from capsule_zoo.registry import create, small_sizes
 
 
@@ -27,9 +27,9 @@ def part_whole_view(layers=(2, 4), off=()):
     image = torch.rand(1, 1, 12, 12)
     guide = FreeForm(model, image)
     for level in model.levels:
-        torch.nn.init.constant_(guide.presence_logits[level.name], 30.0)
+        torch.nn.init.constant_(guide.logits[f"{level.name}_presence"], 30.0)
     for name, index in off:
-        guide.presence_logits[name].data[0, index] = -30.0
+        guide.logits[f"{name}_presence"].data[0, index] = -30.0
     view = PartWholeView(model, guide)
     view.read(image)
     return view
@@ -37,7 +37,7 @@ def part_whole_view(layers=(2, 4), off=()):
 
 def request_view(**sizes):
     model = GenerativeCapsNet((1, 8, 12), kinds=3, pose=2, parts=4, maps=3, channels=4, **sizes)
-    torch.nn.init.zeros_(model.canvas.upsample.paint.bias)  # grey: black pictures are all alike
+    torch.nn.init.zeros_(model.canvas.upsample.paint.bias)  # gray: black pictures are all alike
     view = RequestView(model, ConditionalEncoder(model, channels=3, hidden=6))
     view.read(torch.rand(1, 1, 8, 12))
     return view

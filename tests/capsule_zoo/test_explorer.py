@@ -102,9 +102,9 @@ def test_the_moves_of_one_drag_add_up_however_many_arrive():
         view = part_whole_view()
         shown = explorer.Explorer(view, view.image)
         for x in stops:
-            shown.coloured.drag = {"number": 7, "start": [0.0, 0.0], "end": [x, 0.0]}
+            shown.colored.drag = {"number": 7, "start": [0.0, 0.0], "end": [x, 0.0]}
         found.append(pixels(shown.painted.png).int())
-    assert (found[0] - found[1]).abs().max() <= 1  # a rounded grey
+    assert (found[0] - found[1]).abs().max() <= 1  # a rounded gray
 
 
 def test_another_test_image_is_read():
@@ -169,11 +169,11 @@ def test_the_way_parts_follow_can_be_chosen():
     assert shown.mode.value == "as read" and shown.painted.png == before
 
 
-def test_what_is_held_is_outlined_on_the_coloured_picture():
+def test_what_is_held_is_outlined_on_the_colored_picture():
     view = part_whole_view()
     shown = explorer.Explorer(view, view.image)
-    plain = pixels(as_png(view.coloured()))
-    outlined = pixels(shown.coloured.png)
+    plain = pixels(as_png(view.colored()))
+    outlined = pixels(shown.colored.png)
     changed = (plain != outlined).any(-1)
     assert changed.any() and (outlined[changed] == 255).all()
 

@@ -1,4 +1,4 @@
-"""Pictures show what they claim: colours add up to the image, rows are labelled."""
+"""Pictures show what they claim: colours add up to the image, rows are labeled."""
 
 import numpy as np
 import pandas as pd
@@ -19,12 +19,12 @@ def model():
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
-def test_parts_in_one_colour_add_up_to_the_image(model, likelihood, monkeypatch):
+def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
     model = model.sharing_parameters(likelihood=likelihood)
     nodes = poutine.trace(model).get_trace(batch_size=4).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
-    monkeypatch.setattr(part_whole, "part_colours", lambda number: torch.ones(number, 3))
-    painted = part_whole.coloured_parts(model, parts)
+    monkeypatch.setattr(part_whole, "part_colors", lambda number: torch.ones(number, 3))
+    painted = part_whole.colored_parts(model, parts)
     expected = model.render(parts).movedim(1, -1).expand_as(painted)
     torch.testing.assert_close(painted, expected)
 
@@ -35,10 +35,10 @@ def test_rows_hold_every_image_once_and_are_named_by_their_numbers():
     assert torch.equal(torch.cat(list(rows.values())), torch.arange(29))
 
 
-def test_part_colours_are_all_different():
-    colours = grids.part_colours(24)
-    distance = torch.cdist(colours, colours) + 9 * torch.eye(24)
-    assert colours.shape == (24, 3) and distance.min() > 0.05
+def test_part_colors_are_all_different():
+    colors = grids.part_colors(24)
+    distance = torch.cdist(colors, colors) + 9 * torch.eye(24)
+    assert colors.shape == (24, 3) and distance.min() > 0.05
 
 
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
@@ -61,7 +61,7 @@ def pixels(figure):
     return np.stack([axis.images[0].get_array() for axis in figure.axes if axis.images])
 
 
-def test_a_routing_has_one_colour_in_all_panels_whatever_the_order_of_columns():
+def test_a_routing_has_one_color_in_all_panels_whatever_the_order_of_columns():
     errors = pd.DataFrame({"em": [0.1, 0.2], "dynamic": [0.3, 0.4]}, index=[1, 2])
     figure = by_iterations({"error": errors, "again": errors[["dynamic", "em"]]})
     lines = [
@@ -69,4 +69,4 @@ def test_a_routing_has_one_colour_in_all_panels_whatever_the_order_of_columns():
         for axis in figure.axes
     ]
     assert lines[0] == lines[1]
-    assert len({colour for colour, _ in lines[0].values()}) == 2
+    assert len({color for color, _ in lines[0].values()}) == 2

@@ -6,61 +6,51 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from miniature import few_digits, in_turn
+from miniature import few_digits
 
 from capsule_zoo.experiments import (
     Options,
     generative_capsnet,
-    generative_capsnet_bounds,
+    generative_requests,
     reproduce,
 )
 from capsule_zoo.experiments.generative_capsnet import (
     DECODERS,
-    RARE,
-    SHIFTED,
-    TURNED,
+    Trainings,
     concepts,
     errors_of_rare,
     measured,
-    on_canvas,
+    study_of,
     turned,
 )
 from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
+from capsule_zoo.experiments.generative_requests import RARE, SHIFTED, TURNED, on_canvas
 from capsule_zoo.inference.posterior.transformations import infer_transformation
-from capsule_zoo.records import read_record
+from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create
 
-OPTIONS = Options(progress=False)
+OPTIONS = Options(progress=False, processes=1)
 CAPSULES = dict(parts=3, maps=2, channels=3, hidden=4)
 PLAIN = dict(latent=2, channels=3, hidden=4)
 
 
+SMALL = dict(seeds=2, steps=2, images=2, inferred=2, capsules=CAPSULES, plain=PLAIN)
+SMALL |= dict(encoder=dict(channels=3, hidden=6))
+
+
 @pytest.fixture
 def small(monkeypatch):
-    """Use few digits, tiny decoders, two seeds, and one process for everything."""
+    """Use few digits, and a short inference of angles."""
     few = few_digits(40, 40)
-    decoders = {
-        name: replace(decoder, sizes={**decoder.sizes, **(CAPSULES if name in CAPSNETS else PLAIN)})
-        for name, decoder in DECODERS.items()
-    }
-    for name, value in {
-        "load_dataset": lambda *args, **kwargs: few,
-        "side_by_side": in_turn,
-        "DECODERS": decoders,
-        "SMALL_ENCODER": dict(channels=3, hidden=6),
-        "SEEDS": 2,
-        "STEPS": 2,
-        "IMAGES": 2,
-        "INFERRED": 2,
-        "infer_transformation": partial(infer_transformation, steps=1, starts=1, num_particles=1),
-    }.items():
-        monkeypatch.setattr(generative_capsnet, name, value)
+    monkeypatch.setattr(generative_requests, "load_dataset", lambda *args, **kwargs: few)
+    short = partial(infer_transformation, steps=1, starts=1, num_particles=1)
+    monkeypatch.setattr(generative_capsnet, "infer_transformation", short)
     return few
 
 
 @pytest.mark.parametrize("name", ["shift", "rotate", "one-shot"])
 def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
-    result, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path)
+    result, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **SMALL)
     metrics = read_record(f"generative-capsnet/{name}", tmp_path)["metrics"]
     suffixes = ("", "_antidiagonal") if name == "shift" else ("",)
     for decoder in DECODERS:
@@ -82,11 +72,10 @@ def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
     assert set(result.table.index) == set(DECODERS)
 
 
-def test_bounds_of_laws_under_every_angle(small, monkeypatch, tmp_path):
+def test_bounds_of_laws_under_every_angle(small, tmp_path):
     """All classes at every angle; the capsule network with the higher bound is kept."""
-    for name, value in {"side_by_side": in_turn, "WEIGHED": 10, "PARTICLES": 3}.items():
-        monkeypatch.setattr(generative_capsnet_bounds, name, value)
-    result, path = reproduce("generative-capsnet/mnist", OPTIONS, folder=tmp_path)
+    settings = {**SMALL, "seeds": 1, "bounded": 10, "particles": 3}
+    result, path = reproduce("generative-capsnet/mnist", OPTIONS, folder=tmp_path, **settings)
     metrics = read_record("generative-capsnet/mnist", tmp_path)["metrics"]
     for name in ("vae", *CAPSNETS):
         assert metrics[f"updates_{name}"]["value"] == 2
@@ -137,13 +126,14 @@ def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
             )
 
 
-def test_minutes_are_shared_by_all_runs(small, tmp_path):
-    options = replace(OPTIONS, minutes=30, seed=5)
-    jobs = generative_capsnet.plan(TURNED, options, tmp_path)
-    assert {job.options.minutes for job in jobs} == {30 / (2 * len(DECODERS))}
-    runs = {(job.decoder, job.options.seed) for job in jobs}
-    assert runs == {(name, seed) for name in DECODERS for seed in (5, 6)}
-    assert len({job.folder for job in jobs}) == len(jobs)
+def test_some_decoders_alone_may_be_trained(small, tmp_path):
+    settings = {**SMALL, "decoders": ("autoencoder", "continuous"), "seeds": 1}
+    reproduce("generative-capsnet/rotate-beyond", OPTIONS, folder=tmp_path, **settings)
+    record = read_record("generative-capsnet/rotate-beyond", tmp_path)
+    assert list(record["tables"]["training"]["steps"]) == ["autoencoder", "continuous"]
+    assert record["settings"]["decoders"] == ["autoencoder", "continuous"]
+    with pytest.raises(ValueError, match="unknown decoder 'autoencode'; did you mean"):
+        Trainings(decoders=("autoencode",))
 
 
 def test_inside_is_what_was_asked_for_in_training():
@@ -167,30 +157,36 @@ def test_rare_classes_are_asked_for_in_their_own_range(small, monkeypatch):
         raise InterruptedError
 
     monkeypatch.setattr(generative_capsnet, "Requested", noted)
+    (job, *_) = study_of(SHIFTED, Trainings(**SMALL)).jobs(OPTIONS)
     with pytest.raises(InterruptedError):
-        generative_capsnet.learn(generative_capsnet.Job("vae", SHIFTED, OPTIONS, None))
+        generative_capsnet.learn(job)
     assert [high for _, high in given["ranges"]] == [20, 20, 20, 20, 5, 20, 20, 20, 20, 5]
 
 
 def test_a_black_image_errs_by_the_ink_that_is_asked_for(small):
     """On a canvas wide enough for every shift, no ink is lost: four times the mean square."""
     data = on_canvas(SHIFTED, OPTIONS)
-    found = errors_of_rare(None, data, SHIFTED)
+    found = errors_of_rare(None, data, SHIFTED, images=2)
     ink = small.test.images[small.test.labels == RARE[0]][:2]
     expected = 4 * ink.square().sum() / (2 * 68 * 68)
     for errors in found.values():
         np.testing.assert_allclose(errors[0], expected, rtol=1e-4)
 
 
+def flat(tables):
+    metrics, _ = flatten(tables)
+    return {name: tuple(metric.values()) for name, metric in metrics.items()}
+
+
 def test_means_ratios_and_errors_by_hand():
     protocol = replace(TURNED, lines={"circle": ((0.0,), (90.0,), (180.0,))})
     errors = np.array([[[1.0, 4.0, 6.0], [1, 1, 1]], [[2.0, 4.0, 4.0], [1, 1, 1]]])
     blank = {"circle": np.array([[10.0, 20.0, 30.0], [1, 1, 1]])}
-    metrics = measured({"mine": {"circle": errors}}, blank, protocol)
+    metrics = flat(measured({"mine": {"circle": errors}}, blank, protocol))
     assert metrics["mine_digit4_inside"] == (1.5, 0.5, 2)
     assert metrics["mine_digit4_outside"] == (4.5, 0.5, 2)
     assert metrics["mine_digit4_ratio"] == (3.5, pytest.approx(1.5), 2)  # of 5 and 2
     assert metrics["mine_digit4_outside_to_blank"][0] == pytest.approx(4.5 / 25)
     assert metrics["blank_digit4_outside"] == (25.0, None, 1)
-    once = measured({"mine": {"circle": errors[:1]}}, blank, protocol)
+    once = flat(measured({"mine": {"circle": errors[:1]}}, blank, protocol))
     assert once["mine_digit4_outside"] == (5.0, None, 1)

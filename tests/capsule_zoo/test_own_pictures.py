@@ -28,7 +28,7 @@ def run(*words: object) -> int:
 
 @pytest.fixture
 def pictures(tmp_path) -> Path:
-    """Write grey pictures without classes, of two sizes."""
+    """Write gray pictures without classes, of two sizes."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for k in range(12):

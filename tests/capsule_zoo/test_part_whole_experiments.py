@@ -48,12 +48,11 @@ def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
 
 
 def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monkeypatch):
-    monkeypatch.setattr(part_whole, "PROBED", 30)
     asked = []
     monkeypatch.setattr(part_whole, "linear_probe", lambda *args: asked.append(args))
     pyro.set_rng_seed(0)
     entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
-    found = part_whole.probes(entry, data)
+    found = part_whole.probes(entry, data, probed=30)
     names = ["probe_presence", "probe_presence_pose"]
     assert list(found) == [name + ending for name in names for ending in ("", "_all")]
     assert [len(features) for features, *_ in asked] == [30, 80, 30, 80]
@@ -62,13 +61,9 @@ def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monk
         assert torch.equal(test_labels, data.test.labels)
 
 
-def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(
-    small_digits, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(part_whole, "PARTICLES", 10)
-    result, _ = reproduce(
-        "part-whole/guides", Options(minutes=0.01, progress=False), folder=tmp_path
-    )
+def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits, tmp_path):
+    options = Options(minutes=0.01, progress=False)
+    result, _ = reproduce("part-whole/guides", options, folder=tmp_path, particles=10)
     bounds = result.table[result.table["is_bound"]]
     relaxed = bounds.index[bounds.index.str.endswith("relaxed")]
     assert set(relaxed) == {"free-form normal, relaxed", "AutoNormal, relaxed"}
@@ -81,11 +76,10 @@ def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(
     )
 
 
-def test_refine_races_both_methods_upright_and_rotated(small_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(part_whole, "PLAIN_STEPS", 4)
-    monkeypatch.setattr(part_whole, "BUDGETS", (1, 3))
+def test_refine_races_both_methods_upright_and_rotated(small_digits, tmp_path):
     options = Options(minutes=0.01, progress=False)
-    reproduce("part-whole/refine", options, folder=tmp_path)
+    settings = dict(plain_steps=4, budgets=(1, 3))
+    reproduce("part-whole/refine", options, folder=tmp_path, **settings)
     metrics = read_record("part-whole/refine", tmp_path)["metrics"]
     for name in ("upright", "rotated"):
         value = {key: metrics[f"{name}_{key}"]["value"] for key in ("start", "plain", "scheduled")}

@@ -21,8 +21,8 @@ QUANTITIES = ("log_hidden", "squared_error", "squared_error_drawn", "ess")
 
 def test_missing_measures_every_row(tmp_path, monkeypatch, unpainted):
     monkeypatch.setattr(part_whole_missing, "load_dataset", lambda *a, **k: few_digits(40, 4, 12))
-    monkeypatch.setattr(part_whole_missing, "PARTICLES", 3)
-    reproduce("part-whole/missing", Options(minutes=0.01, progress=False), folder=tmp_path)
+    options = Options(minutes=0.01, progress=False)
+    reproduce("part-whole/missing", options, folder=tmp_path, particles=3)
     metrics = read_record("part-whole/missing", tmp_path)["metrics"]
     assert set(metrics) == {f"{q}_{row}" for q in QUANTITIES for row in (*ROWS, "mean_image")}
     assert (tmp_path / "part-whole" / "missing.png").is_file()
@@ -46,14 +46,14 @@ def test_the_mixture_around_training_images_is_bayes_rule():
     sigma = 0.5
     found = from_training_images(known, images, observed, sigma)
 
-    def density(image: torch.Tensor, centre: torch.Tensor, mask: torch.Tensor) -> float:
-        off = ((image - centre)[mask] / sigma).square().sum().item()
+    def density(image: torch.Tensor, center: torch.Tensor, mask: torch.Tensor) -> float:
+        off = ((image - center)[mask] / sigma).square().sum().item()
         return math.exp(-off / 2) / (sigma * math.sqrt(2 * math.pi)) ** int(mask.sum())
 
     whole = torch.ones(1, 2, 2, dtype=torch.bool)
     for i, (image, mask) in enumerate(zip(images, observed, strict=True)):
-        joint = sum(density(image, centre, whole) for centre in known)
-        marginal = [density(image, centre, mask) for centre in known]
+        joint = sum(density(image, center, whole) for center in known)
+        marginal = [density(image, center, mask) for center in known]
         assert math.isclose(found.log_hidden[i].item(), math.log(joint / sum(marginal)))
         mean = sum(w * c for w, c in zip(marginal, known, strict=True)) / sum(marginal)
         torch.testing.assert_close(found.images[i], torch.where(mask, image, mean))

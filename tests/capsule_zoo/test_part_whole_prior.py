@@ -50,7 +50,7 @@ def test_prior_measures_every_kind_of_sample(small_digits, small_entry, tmp_path
 
 def test_share_lost_is_of_what_the_parts_explain(small_digits, small_entry):
     images = small_digits.test.images
-    found = part_whole_prior.foretold(small_entry, images, seed=0)
+    found = part_whole_prior.predicted(small_entry, images, seed=0, redraws=10)
     inferred, redrawn, background = (
         found[f"log_likelihood_{name}"][0] for name in ("inferred", "redrawn", "background")
     )

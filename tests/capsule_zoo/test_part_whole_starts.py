@@ -7,7 +7,7 @@ import inspect
 import pyro
 import pytest
 import torch
-from miniature import few_digits, in_turn
+from miniature import few_digits
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole, part_whole_starts, reproduce
@@ -54,7 +54,7 @@ def test_constructors_and_registry_give_one_pair():
         assert all(torch.equal(mine[name], its[name]) for name in mine)
     selections = zip(model.selections, again.model.selections, strict=True)
     assert all(a.sigma_min == b.sigma_min for a, b in selections)
-    assert model.sigma_top == again.model.sigma_top and guide.options == again.guide.options
+    assert model.sigma_top == again.model.sigma_top and guide.reader == again.guide.reader
     assert entry.training == guide.fit_settings == RoutingPartWhole(model).fit_settings
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()
 
@@ -86,25 +86,22 @@ def test_tightening_warms_up_as_the_first_training_does(monkeypatch):
     assert runs[0].history["lr"].tolist() == pytest.approx([whole, 2 * whole, 3 * whole])
 
 
+SIZES = {"few": dict(objects=2, parts=2), "entry": dict(objects=2, parts=3)}
+SMALL = dict(seeds=2, steps=2)
+
+
 @pytest.fixture
 def miniature(monkeypatch):
-    """Use two seeds, few digits and steps, one process; the true sizes would take minutes."""
+    """Use few digits, and one process."""
     few = few_digits(16, 8)
-    for module in (part_whole, part_whole_starts):
-        monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few, raising=False)
-    monkeypatch.setattr(part_whole_starts, "side_by_side", in_turn)
-    monkeypatch.setattr(part_whole_starts, "SEEDS", 2)
-    monkeypatch.setattr(part_whole_starts, "STEPS", 2)
-    sizes = {"few": dict(objects=2, parts=2), "entry": dict(objects=2, parts=3)}
-    monkeypatch.setattr(part_whole_starts, "SETS_OF_SIZES", sizes)
-    monkeypatch.setattr(part_whole, "DIGITS_STEPS", 2)
-    return Options(progress=False)
+    monkeypatch.setattr(part_whole_starts, "load_dataset", lambda *args, **kwargs: few)
+    return Options(progress=False, processes=1)
 
 
 def test_starts_says_of_every_setting_how_its_seeds_begin(miniature, tmp_path):
     threads = torch.get_num_threads()
-    reproduce("part-whole/starts", miniature, folder=tmp_path)
-    reproduce("part-whole/starts-mnist", miniature, folder=tmp_path)
+    reproduce("part-whole/starts", miniature, folder=tmp_path, **SMALL, sizes=SIZES)
+    reproduce("part-whole/starts-mnist", miniature, folder=tmp_path, **SMALL, sizes=SIZES)
     assert torch.get_num_threads() == threads
     found = read_record("part-whole/starts", tmp_path)["metrics"]
     kinds = ("few", "entry", "few_two_threads")
@@ -118,9 +115,9 @@ def test_starts_says_of_every_setting_how_its_seeds_begin(miniature, tmp_path):
 
 
 def test_demo_seeds_tells_the_median_and_how_far_seeds_lie_from_it(miniature, tmp_path):
-    """The run has a thousandth of its length; the two bounds lie about their mean."""
-    options = Options(minutes=0.03, progress=False)
-    reproduce("part-whole/demo-seeds", options, folder=tmp_path)
+    """The two bounds lie about their mean."""
+    settings = dict(**SMALL, tightening=2)
+    reproduce("part-whole/demo-seeds", miniature, folder=tmp_path, **settings)
     record = read_record("part-whole/demo-seeds", tmp_path)
     found = {name: metric["value"] for name, metric in record["metrics"].items()}
     assert found["elbo_lowest"] < found["elbo_highest"]

@@ -42,13 +42,13 @@ def test_variants_start_alike(digits):
     """With one seed, likelihoods differ and initial parameters do not."""
     starts = []
     for kind in ("composite", "mixture"):
-        made, _ = learn(Variant(digits, {"likelihood": kind}), OPTIONS, 1e-9)
+        made, _ = learn(kind, Variant(digits, {"likelihood": kind}), OPTIONS, 1e-9)
         starts.append(made.model.state_dict())
         assert made.model.likelihood == kind
     assert all(torch.equal(value, starts[1][name]) for name, value in starts[0].items())
 
 
-def test_colours_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monkeypatch, digits):
+def test_colors_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monkeypatch, digits):
     generator = torch.Generator().manual_seed(0)
     for part, number in (("train", 30), ("test", 6)):
         for label in ("cat", "dog"):

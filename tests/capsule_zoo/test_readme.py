@@ -8,7 +8,7 @@ import torch
 from torch.distributions import Normal
 
 from capsule_zoo.inference import compare
-from capsule_zoo.records import write_record
+from capsule_zoo.records import Table, flatten, write_record
 from capsule_zoo.report import markdown as readme
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_a_block_is_filled_and_the_rest_kept(tmp_path):
     text = "before\n<!-- record: toy/one -->\nold\n<!-- end -->\nafter\n"
     filled = readme.fill(text, tmp_path)
     assert filled.startswith("before\n") and filled.endswith("after\n") and "old" not in filled
-    assert "| accuracy | 0.5000 | 0.0100 | 100 |" in filled and "| size | 3.0000 |  | 1 |" in filled
+    assert "| accuracy | 0.500 ± 0.010 | 100 |" in filled and "| size | 3 | 1 |" in filled
     assert readme.fill(filled, tmp_path) == filled
     chosen = readme.fill("<!-- record: toy/one s* -->\n<!-- end -->", tmp_path)
     assert "| size |" in chosen and "accuracy" not in chosen
@@ -85,3 +85,30 @@ def test_a_block_is_filled_and_the_rest_kept(tmp_path):
         readme.fill("<!-- record: toy/one x* -->\n<!-- end -->", tmp_path)
     with pytest.raises(ValueError, match="no record"):
         readme.fill("<!-- record: toy/two -->\n<!-- end -->", tmp_path)
+
+
+def test_variants_are_rows_and_quantities_are_columns(tmp_path):
+    metrics, tables = flatten(
+        {
+            "elbo": {"normal": (-1.25, 0.1, 1000), "low_rank": (2.0, None, 5)},
+            "ess": {"low_rank": (3.5, None, 5)},
+            "relaxed": Table({"elbo": {"normal": (7.0, None, 5)}}, "{quantity}_{variant}_relaxed"),
+        }
+    )
+    rest = dict(command="do it", seed=0, data="none", seconds=60.0, folder=tmp_path)
+    write_record("toy/one", metrics, tables=tables, **rest)
+    lines = readme.fill("<!-- record: toy/one -->\n<!-- end -->", tmp_path).splitlines()
+    assert lines[1:11] == [
+        "|  | ELBO | ESS |",
+        "| --- | --: | --: |",
+        "| normal | \N{MINUS SIGN}1.25 ± 0.10 |  |",
+        "| low rank | 2 | 3.500 |",
+        "| *n* | 5 to 1,000 | 5 |",
+        "",
+        "| relaxed | ELBO |",
+        "| --- | --: |",
+        "| normal | 7 |",
+        "| *n* | 5 |",
+    ]
+    chosen = readme.fill("<!-- record: toy/one ess_* -->\n<!-- end -->", tmp_path).splitlines()
+    assert chosen[1:5] == ["|  | ESS |", "| --- | --: |", "| low rank | 3.500 |", "| *n* | 5 |"]

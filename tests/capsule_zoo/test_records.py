@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
 
 from capsule_zoo import __version__
-from capsule_zoo.records import FIELDS, figures_of, machine, read_record, versions, write_record
+from capsule_zoo.records import (
+    FIELDS,
+    Table,
+    figures_of,
+    flatten,
+    machine,
+    read_record,
+    versions,
+    write_record,
+)
 
 METRICS = {"elbo": {"value": -1.5, "se": 0.1, "n": 100}, "exact": {"value": 2, "se": None, "n": 1}}
 REST = {"command": "make it", "seed": 0, "data": "digits", "seconds": 1.23456}
@@ -19,7 +29,7 @@ def test_a_record_reads_back(tmp_path):
     path = write_record("part-whole/digits", METRICS, folder=tmp_path, **REST)
     assert path == tmp_path / "part-whole" / "digits.json"
     record = read_record("part-whole/digits", tmp_path)
-    assert tuple(record) == FIELDS
+    assert set(record) == {*FIELDS, "tables"} and record["tables"] == {}
     assert record["metrics"] == METRICS
     assert record["versions"]["capsule-zoo"] == __version__
     assert {k: record[k] for k in ("command", "seed", "data")} == {
@@ -68,6 +78,9 @@ def test_figures_lie_beside_the_record_and_are_closed(tmp_path):
         ({"metrics": {"elbo": {"value": 1, "se": None, "n": 0}}}, "n of metric elbo"),
         ({"metrics": {"elbo": {"value": 1, "n": 1}}}, "needs value, se and n"),
         ({"seconds": float("nan")}, "seconds"),
+        ({"tables": {"": {"elbo": {"normal": "elbow"}}}}, "do not exist: elbow"),
+        ({"tables": {"": {"elbo": {"one": "elbo", "two": "elbo"}}}}, "in two cells"),
+        ({"machine": "mine"}, "machine cannot be a further field"),
     ],
 )
 def test_a_bad_record_is_refused_before_anything_is_written(tmp_path, changes, message):
@@ -75,6 +88,53 @@ def test_a_bad_record_is_refused_before_anything_is_written(tmp_path, changes, m
     with pytest.raises(ValueError, match=message):
         write_record(**arguments, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_keep_quantity_and_variant_and_their_flat_names(tmp_path):
+    one, two, three = (1.0, 0.1, 9), (2.0, None, 1), (3.0, 0.5, 9)
+    metrics = {
+        "steps": two,
+        "elbo": {"normal": one, "low_rank": three},
+        "ess": {"normal": two},
+        "relaxed": Table({"elbo": {"normal": three}}, "{quantity}_{variant}_relaxed"),
+        "digits": Table(
+            {"speedup": {"upright": two}, "start": {"upright": one}},
+            {"speedup": "{quantity}_{variant}", "start": "{variant}_{quantity}"},
+        ),
+    }
+    flat, tables = flatten(metrics)
+    assert flat["elbo_low_rank"] == {"value": 3.0, "se": 0.5, "n": 9}
+    names = ["steps", "elbo_normal", "elbo_low_rank", "ess_normal", "elbo_normal_relaxed"]
+    assert list(flat) == [*names, "speedup_upright", "upright_start"]
+    assert tables == {
+        "": {
+            "elbo": {"normal": "elbo_normal", "low_rank": "elbo_low_rank"},
+            "ess": {"normal": "ess_normal"},
+        },
+        "relaxed": {"elbo": {"normal": "elbo_normal_relaxed"}},
+        "digits": {
+            "speedup": {"upright": "speedup_upright"},
+            "start": {"upright": "upright_start"},
+        },
+    }
+    write_record("part-whole/digits", flat, tables=tables, about="vae", folder=tmp_path, **REST)
+    record = read_record("part-whole/digits", tmp_path)
+    assert (record["tables"], record["about"]) == (tables, "vae")
+
+
+def test_two_numbers_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two metrics are named 'elbo_normal'"):
+        flatten({"elbo_normal": (1.0, None, 1), "elbo": {"normal": (2.0, None, 1)}})
+
+
+def test_every_published_record_with_several_variants_has_tables():
+    """Of numbers, only those that stand for themselves are in no table."""
+    results = Path(__file__).resolve().parents[2] / "results"
+    for path in results.glob("*/*.json"):
+        record = read_record(f"{path.parent.name}/{path.stem}", results)
+        cells = [row for grid in record["tables"].values() for row in grid.values()]
+        alone = len(record["metrics"]) - sum(map(len, cells))
+        assert alone <= 7 or path.parent.name == "selfcheck", path
 
 
 def test_what_is_no_record_is_said_to_be_none(tmp_path):

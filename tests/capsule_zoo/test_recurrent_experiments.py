@@ -11,14 +11,20 @@ from PIL import Image, ImageSequence
 
 from capsule_zoo import experiments
 from capsule_zoo.experiments import Options, recurrent_capsules, recurrent_overlap, reproduce
-from capsule_zoo.experiments.recurrent_overlap import OverlappingEncoder, with_previous
 from capsule_zoo.figures import recurrent as recurrent_figures
-from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.guides.recurrent import OverlappingEncoder
+from capsule_zoo.models.recurrent_capsules import PRESETS, with_previous
+from capsule_zoo.records import flatten
 from capsule_zoo.registry import create, load, save, small_sizes
 
 QUICK = Options(minutes=1e-4, progress=False)
 TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
 BOUNDS = {"neg_elbo", "neg_iwae_5"}
+SETTINGS = {
+    "mnist": dict(particles=5),
+    "cifar10": dict(particles=5),
+    "ablations": dict(particles=5, sizes=dict(steps=2, units=4)),
+}
 ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "draw")
 
 PROMISED = {
@@ -32,6 +38,7 @@ PROMISED = {
     "overlap": ({"both_classes"} | {f"squared_error_{n}" for n in ("own", "other", "pair")}, {""}),
     "ablations": (
         {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
+        | {f"neg_elbo_difference_{row}" for row in ROWS[1:]}
         | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention")},
         {""},
     ),
@@ -41,7 +48,7 @@ PROMISED = {
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
-    """Use few small digits for every data set, a tiny preset and few particles."""
+    """Use few small digits for every data set, and a tiny preset."""
     few = few_digits(60, 30, size=17)
     binary = few.binarized()
     for module in (recurrent_capsules, recurrent_overlap):
@@ -49,14 +56,13 @@ def miniature(monkeypatch, unpainted):
     monkeypatch.setattr(recurrent_capsules, "load_dataset", lambda name, root: few)
     monkeypatch.setattr(recurrent_capsules, "photographs", lambda name, options: few)
     monkeypatch.setitem(PRESETS, "small", TINY)
-    monkeypatch.setitem(recurrent_capsules.ABLATIONS, "draw", ("draw", dict(steps=2, units=4)))
-    monkeypatch.setattr(recurrent_capsules, "PARTICLES", 5)
     return binary
 
 
 @pytest.mark.parametrize("name", PROMISED)
 def test_experiment_gives_what_it_promises(name, tmp_path):
-    found = names_in_record(f"recurrent-capsules/{name}", QUICK, tmp_path)
+    settings = SETTINGS.get(name, {})
+    found = names_in_record(f"recurrent-capsules/{name}", QUICK, tmp_path, **settings)
     assert found == PROMISED[name]
 
 
@@ -70,11 +76,11 @@ def test_a_given_run_is_measured_without_training(tmp_path, miniature):
     entry = create("recurrent-capsules", image_shape=miniature.image_shape)
     save(entry, tmp_path / "run", data="digits", seed=0)
     options = Options(minutes=1e-4, run=str(tmp_path / "run"), progress=False)
-    result, _ = reproduce("recurrent-capsules/mnist", options, folder=tmp_path)
+    result, _ = reproduce("recurrent-capsules/mnist", options, folder=tmp_path, particles=5)
     state = load(tmp_path / "run").model.state_dict()
     found = result.entry.model.state_dict()
     assert all(torch.equal(value, found[name]) for name, value in state.items())
-    value = {name: metric[0] for name, metric in result.metrics.items()}
+    value = {name: metric["value"] for name, metric in flatten(result.metrics)[0].items()}
     whole = value["reconstruction"] + value["kl_1"] + value["kl_2"]
     assert value["neg_elbo"] == pytest.approx(whole, rel=0.02)
     assert value["neg_iwae_5"] <= value["neg_elbo"] + 1
@@ -101,7 +107,8 @@ def test_a_pair_shows_both_and_knows_both_classes(miniature):
 
 def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):
     """The capsule of the other digit gives the drawing of the other digit."""
-    entry = recurrent_overlap.overlapping(miniature)
+    sizes = dict(image_shape=miniature.image_shape, classes=miniature.num_classes)
+    entry = create("overlapping-capsules", **sizes)
     assert isinstance(entry.guide, OverlappingEncoder)
     images, labels = miniature.test.images[:6], miniature.test.labels[:6]
     torch.manual_seed(0)

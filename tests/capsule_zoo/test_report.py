@@ -12,10 +12,10 @@ from PIL import Image
 
 from capsule_zoo.cli import main
 from capsule_zoo.experiments import list_experiments
-from capsule_zoo.records import read_record, write_record
+from capsule_zoo.records import flatten, read_record, write_record
 from capsule_zoo.registry import WEIGHTS, list_models
-from capsule_zoo.report.gallery import Goal, benchmark_scripts
-from capsule_zoo.report.page import write_page
+from capsule_zoo.report.gallery import Gallery, Goal, count_goals, gather
+from capsule_zoo.report.page import render, write_page
 from capsule_zoo.report.published import PUBLISHED, Published
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,8 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self.path, self.text = path, path.read_text()
+        self.path = path
+        self.text = path.read_text()
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.feed(self.text)
@@ -57,16 +58,23 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory) -> Page:
+def gallery() -> Gallery:
+    """Return the contents of the report on the repository's own records."""
+    return gather(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def page(gallery, tmp_path_factory) -> Page:
     """Return the report on the repository's own records."""
-    return Page(write_page(tmp_path_factory.mktemp("report") / "report.html", RESULTS))
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(render(gallery))
+    return Page(path)
 
 
 def test_everything_that_there_is_appears(page):
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
-    scripts = dict(benchmark_scripts(ROOT / "benchmarks"))
-    assert {*list_experiments(), *RECORDS, *scripts} <= set(ids)
+    assert {*list_experiments(), *RECORDS} <= set(ids)
     assert {f"weights-{path.stem}" for path in WEIGHTS.glob("*.safetensors")} <= set(ids)
     for name in list_models():
         assert f'create("{name}")' in page.text.replace("&#34;", '"'), name
@@ -85,9 +93,6 @@ def test_what_has_no_record_is_shown_with_its_command(page):
     words = re.sub(r"<[^>]+>", " ", page.text)
     for name in set(list_experiments()) - set(RECORDS):
         assert re.search(rf"not measured yet\s+capsule-zoo reproduce {name}\s", words), name
-    for name, (script, _) in benchmark_scripts(ROOT / "benchmarks"):
-        if name not in RECORDS:
-            assert re.search(rf"not measured yet\s+python benchmarks/{script}\s", words), name
 
 
 def test_the_page_is_one_light_file(page):
@@ -118,7 +123,10 @@ def test_records_that_nobody_has_heard_of_show_up(tmp_path):
     folder = tmp_path / "results"
     some_record(folder, "vae/dreams", elbo=(-98.7654, 0.4321), depth=(3.0, None))
     some_record(folder, "unheard-of/thing", share=(0.123456, 0.00789))
-    some_record(folder, "benchmarks/race", ratio_snail=(31.4159, 0.27), seconds_snail=(9.0, None))
+    raced = {"ratio": {"snail": (31.4159, 0.27, 7)}, "seconds": {"snail": (9.0, None, 7)}}
+    metrics, tables = flatten(raced)
+    rest = dict(command="race", seed=3, data="d", seconds=90, folder=folder, about="nothing")
+    write_record("benchmarks/race", metrics, tables=tables, **rest)
     for name in ("vae/dreams", "vae/dreams_red", "unheard-of/thing"):
         Image.new("RGB", (1500, 300), "red" if "red" in name else "blue").save(
             folder / f"{name}.png"
@@ -170,7 +178,37 @@ def test_published_numbers_name_metrics_that_are_measured():
 def test_verdicts(value, higher, verdict):
     published = Published("a/b", "m", "share", "0.9", "them", "somewhere", higher=higher)
     assert Goal(published, "c", {"value": value, "se": 0.01, "n": 9}).verdict == verdict
-    assert Goal(published, "c", None).verdict == ""
+    assert Goal(published, "c", None).verdict == "not_run"
+
+
+def test_published_numbers_are_counted_by_verdict(page, tmp_path, capsys):
+    """By hand on one record; the counts of the repository are those on its page."""
+    goal = next(p for p in PUBLISHED if p.experiment == "matrix-capsules/mnist")
+    same = [p for p in PUBLISHED if (p.experiment, p.metric) == (goal.experiment, goal.metric)]
+    some_record(tmp_path, goal.experiment, **{goal.metric: (goal.value, 0.1)})
+    found = count_goals(tmp_path)
+    total = len(PUBLISHED)
+    rest = {"near": 0, "missed": 0, "not_run": total - len(same)}
+    assert found == {"published": total, "reached": len(same), **rest}
+    words = ["report", "--results", str(tmp_path), "--out", str(tmp_path / "zoo.html"), "--json"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == found
+    counts = count_goals(RESULTS)
+    assert counts["published"] == sum(counts[verdict] for verdict in list(counts)[1:]) == total
+    for verdict in ("reached", "near", "missed"):
+        assert counts[verdict] == page.text.count(f'<td class="{verdict}">'), verdict
+    assert counts["not_run"] == page.text.count('<td><a class="pending"')
+
+
+def test_the_registration_says_what_opens_a_section(gallery):
+    families = {family.anchor: family for family in gallery.families}
+    part_whole = families["part-whole"]
+    assert part_whole.comparison.name == "part-whole/guides"
+    assert part_whole.lead.words == "part-whole/classify: parses"
+    assert families["recurrent-capsules"].lead.words == "recurrent-capsules/steps"
+    raced = {race.name for race in part_whole.races}
+    assert raced == {"benchmarks/part_whole_step", "benchmarks/render"}
 
 
 def visit(browser, page: Page, width: int, place: str = "") -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import base64
 import io
 import sys
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from PIL import Image
 
+from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.report.pictures import WIDTH, picture
 from capsule_zoo.report.stories import Block, read_story, remainder
-from capsule_zoo.report.tables import as_grids, duration, in_words, rounded
+from capsule_zoo.report.tables import Grid, duration, grids_of, in_words, rounded
+
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
 def number(text: str) -> float:
@@ -58,48 +62,35 @@ def test_durations():
     assert {seconds: duration(seconds) for seconds in times} == times
 
 
-WORDS = st.sampled_from(["elbo", "iwae", "normal", "relaxed", "5"])
-QUANTITIES, VARIANTS = ("elbo", "iwae_100", "seconds_per_image"), ("normal", "free_form_normal")
+RECORD = {
+    "metrics": {name: 0 for name in ("steps", "elbo_a", "ess_a", "elbo_b", "elbo_a_relaxed")},
+    "tables": {
+        "": {"elbo": {"a": "elbo_a", "b": "elbo_b"}, "ess": {"a": "ess_a"}},
+        "relaxed": {"elbo": {"a": "elbo_a_relaxed"}},
+    },
+}
 
 
-@pytest.mark.parametrize("pattern", ["{quantity}_{variant}", "{variant}_{quantity}"])
-def test_quantities_under_variants_are_a_grid(pattern):
-    names = [pattern.format(quantity=q, variant=v) for v in VARIANTS for q in QUANTITIES]
-    (grid,), rest = as_grids([*names, "steps"])
-    assert rest == ["steps"] and grid.fill == 1
-    sides = {grid.columns, grid.rows}
-    assert sides == {QUANTITIES, VARIANTS}
-    assert sorted(grid.names.values()) == sorted(names)
+def test_a_record_is_shown_as_its_tables_and_the_rest():
+    (first, second), rest = grids_of(RECORD)
+    assert (first.title, first.columns, first.rows) == ("", ("elbo", "ess"), ("a", "b"))
+    assert first.names == {("a", "elbo"): "elbo_a", ("b", "elbo"): "elbo_b", ("a", "ess"): "ess_a"}
+    assert (second.title, second.names) == ("relaxed", {("a", "elbo"): "elbo_a_relaxed"})
+    assert rest == ["steps"]
 
 
-def test_names_are_cut_where_the_grid_is_fullest():
-    quantities, data = ("probe", "probe_all", "squared_error"), ("fashion_mnist", "cifar10")
-    (grid,), rest = as_grids([f"{q}_{name}" for name in data for q in quantities])
-    assert (grid.columns, grid.rows, rest) == (quantities, data, [])
+def test_rows_and_columns_without_a_chosen_metric_are_left_out():
+    grids, rest = grids_of(RECORD, ["elbo_b", "steps"])
+    assert grids == [Grid("", ("elbo",), ("b",), {("b", "elbo"): "elbo_b"})]
+    assert rest == ["steps"]
 
 
-def test_bounds_on_the_relaxed_model_stand_apart():
-    rows = ("normal", "delta", "normal_relaxed", "auto_relaxed")
-    names = [f"{q}_{row}" for row in rows for q in QUANTITIES] + ["map_delta"]
-    grids, rest = as_grids(names)
-    assert [grid.rows for grid in grids] == [rows[:2], rows[2:]] and rest == []
-    assert [grid.columns for grid in grids] == [(*QUANTITIES, "map"), QUANTITIES]
-
-
-def test_metrics_that_share_too_little_are_a_list():
-    names = ["probe", "probe_pose", "squared_error_upright", "model_parameters"]
-    assert as_grids(names) == ([], names)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.lists(WORDS, min_size=1, max_size=4).map("_".join), unique=True, max_size=15))
-def test_every_metric_is_shown_once(names):
-    grids, rest = as_grids(names)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.json")), ids=lambda p: p.stem)
+def test_every_metric_is_shown_once(path):
+    record = read_record(f"{path.parent.name}/{path.stem}", RESULTS)
+    grids, rest = grids_of(record)
     gathered = [name for grid in grids for name in grid.names.values()]
-    assert sorted(gathered + rest) == sorted(names)
-    for grid in grids:
-        for (row, column), name in grid.names.items():
-            assert name == f"{column}_{row}"
+    assert sorted(gathered + rest) == sorted(record["metrics"])
 
 
 DOCSTRING = """Toys: small things.

@@ -2,35 +2,32 @@
 
 import pytest
 import torch
-from miniature import few_digits, in_turn
+from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce, zoo_starts
-from capsule_zoo.experiments.zoo_starts import Job, relative_error, score
+from capsule_zoo.experiments.study import Study
+from capsule_zoo.experiments.zoo_starts import Task, relative_error, score
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes
 
+OPTIONS = Options(progress=False, processes=1)
+
 
 @pytest.fixture
 def small(monkeypatch):
-    """Use small entries, few digits of their sizes, and this process."""
-
-    def create_small(name, image_shape):
-        own = {"classes": 10} if name == "cnn" else {}
-        return create(name, **{**small_sizes(name), **own, "image_shape": image_shape})
-
+    """Use few digits."""
     few = few_digits(32, 16, size=12)
     monkeypatch.setattr(zoo_starts, "load_dataset", lambda name: few)
-    monkeypatch.setattr(zoo_starts, "create", create_small)
-    monkeypatch.setattr(zoo_starts, "side_by_side", in_turn)
-    monkeypatch.setattr(zoo_starts, "SEEDS", 2)
     return few
 
 
 def test_a_classifier_has_started_where_it_is_right_more_often_than_not(small, monkeypatch):
-    assert score(Job("cnn", 0, 1)) > 1
+    sizes = {**small_sizes("cnn"), "classes": 10}
+    (job,) = Study({"cnn": Task("cnn", sizes, steps=1)}).jobs(OPTIONS)
+    assert score(job) > 1
     monkeypatch.setattr(zoo_starts, "error_rate", lambda model, split: Share(0.4, 0.1, len(split)))
-    assert score(Job("cnn", 0, 1)) == pytest.approx(0.8)
+    assert score(job) == pytest.approx(0.8)
 
 
 def test_the_best_constant_image_scores_one(small, monkeypatch):
@@ -44,11 +41,10 @@ def test_the_best_constant_image_scores_one(small, monkeypatch):
     assert relative_error(entry, small) == 0
 
 
-def test_starts_names_every_entry_and_counts_those_that_do_not_start(small, monkeypatch, tmp_path):
+def test_starts_names_every_entry_and_counts_those_that_do_not_start(small, tmp_path):
     names = ["cnn", "part-whole", "rbm", "vae"]
-    monkeypatch.setattr(zoo_starts, "list_models", lambda: names)
-    monkeypatch.setattr(zoo_starts, "STEPS", 2)
-    reproduce("zoo/starts", Options(progress=False), folder=tmp_path)
+    settings = dict(seeds=2, steps=2, entries=tuple(names), small=True)
+    reproduce("zoo/starts", OPTIONS, folder=tmp_path, **settings)
     found = read_record("zoo/starts", tmp_path)["metrics"]
     own = {
         f"{kind}_{name.replace('-', '_')}" for kind in ("relative_error", "worst") for name in names

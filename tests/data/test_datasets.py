@@ -192,23 +192,23 @@ def test_affnist_loses_no_ink_and_fills_the_frame(mnist, mnist_root):
 # --- a user's own folder --------------------------------------------------------------------------
 
 
-def write(path: Path, colour, size=(6, 4), mode="L") -> None:
+def write(path: Path, color, size=(6, 4), mode="L") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new(mode, size, colour).save(path)
+    Image.new(mode, size, color).save(path)
 
 
 @pytest.fixture
-def grey_folder(tmp_path):
+def gray_folder(tmp_path):
     for k in range(10):
         write(tmp_path / "cat" / f"{k}.png", 10 * k)
         write(tmp_path / "dog" / f"{k}.png", 10 * k + 5)
     return tmp_path
 
 
-def test_a_folder_of_grey_images(grey_folder):
-    (grey_folder / "cat" / "notes.txt").write_text("no image")
-    (grey_folder / ".hidden").mkdir()
-    data = load_dataset(f"folder:{grey_folder}", validation=3)
+def test_a_folder_of_gray_images(gray_folder):
+    (gray_folder / "cat" / "notes.txt").write_text("no image")
+    (gray_folder / ".hidden").mkdir()
+    data = load_dataset(f"folder:{gray_folder}", validation=3)
     assert data.image_shape == (1, 4, 6) and data.class_names == ("cat", "dog")
     assert (len(data.train), len(data.validation), len(data.test)) == (13, 3, 4)
     for split in (data.train, data.validation, data.test):
@@ -216,9 +216,9 @@ def test_a_folder_of_grey_images(grey_folder):
         assert torch.equal((value % 10 == 5).long(), split.labels)
 
 
-def test_one_coloured_image_makes_all_rgb(grey_folder):
-    write(grey_folder / "dog" / "red.png", (255, 0, 0), mode="RGB")
-    data = load_dataset(f"folder:{grey_folder}", validation=0)
+def test_one_colored_image_makes_all_rgb(gray_folder):
+    write(gray_folder / "dog" / "red.png", (255, 0, 0), mode="RGB")
+    data = load_dataset(f"folder:{gray_folder}", validation=0)
     assert data.image_shape == (3, 4, 6)
 
 
@@ -244,13 +244,13 @@ def test_the_first_images_of_a_folder_are_of_all_classes(tmp_path):
         assert torch.equal(split.images, same.images)
 
 
-def test_size_brings_images_of_several_sizes_together(grey_folder):
-    write(grey_folder / "cat" / "large.png", 200, size=(30, 20))
+def test_size_brings_images_of_several_sizes_together(gray_folder):
+    write(gray_folder / "cat" / "large.png", 200, size=(30, 20))
     with pytest.raises(ValueError, match=r"20x30.*size= .*--size"):
-        load_dataset(f"folder:{grey_folder}")
+        load_dataset(f"folder:{gray_folder}")
     for size in ((5, 7), "5x7"):
-        assert load_dataset(f"folder:{grey_folder}", size=size).image_shape == (1, 5, 7)
-    assert load_dataset(f"folder:{grey_folder}", size="9").image_shape == (1, 9, 9)
+        assert load_dataset(f"folder:{gray_folder}", size=size).image_shape == (1, 5, 7)
+    assert load_dataset(f"folder:{gray_folder}", size="9").image_shape == (1, 9, 9)
 
 
 def empty_class(path):
@@ -280,10 +280,10 @@ def stranger(path):
         (stranger, "classes that the training images lack: b"),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_why(grey_folder, harm, match):
-    harm(grey_folder)
+def test_a_folder_that_cannot_be_used_says_why(gray_folder, harm, match):
+    harm(gray_folder)
     with pytest.raises(ValueError, match=match):
-        load_dataset(f"folder:{grey_folder}")
+        load_dataset(f"folder:{gray_folder}")
 
 
 def test_no_folder(tmp_path):

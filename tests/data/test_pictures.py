@@ -26,21 +26,21 @@ def painted(mode: str, *pixels: object) -> Image.Image:
     return image
 
 
-def with_palette(colours: list[int], *pixels: int) -> Image.Image:
+def with_palette(colors: list[int], *pixels: int) -> Image.Image:
     image = painted("P", *pixels)
-    image.putpalette(colours)
+    image.putpalette(colors)
     return image
 
 
-RED, GREY = (255, 0, 0), (7, 7, 7)
+RED, GRAY = (255, 0, 0), (7, 7, 7)
 KINDS = {
     "one bit": (painted("1", 0, 255, 255), [0, 255, 255]),
-    "grey": (painted("L", 0, 7, 255), [0, 7, 255]),
-    "grey, clear": (painted("LA", (255, 0), (200, 255), (100, 51)), [0, 200, 20]),
-    "grey palette": (with_palette([9, 9, 9, 80, 80, 80, *RED], 0, 1, 1), [9, 80, 80]),
-    "colour palette": (with_palette([*GREY, *RED], 0, 1, 0), [GREY, RED, GREY]),
-    "RGB": (painted("RGB", RED, GREY), [RED, GREY]),
-    "grey RGB": (painted("RGB", GREY, GREY), [GREY, GREY]),
+    "gray": (painted("L", 0, 7, 255), [0, 7, 255]),
+    "gray, clear": (painted("LA", (255, 0), (200, 255), (100, 51)), [0, 200, 20]),
+    "gray palette": (with_palette([9, 9, 9, 80, 80, 80, *RED], 0, 1, 1), [9, 80, 80]),
+    "color palette": (with_palette([*GRAY, *RED], 0, 1, 0), [GRAY, RED, GRAY]),
+    "RGB": (painted("RGB", RED, GRAY), [RED, GRAY]),
+    "gray RGB": (painted("RGB", GRAY, GRAY), [GRAY, GRAY]),
     "RGB, clear": (
         painted("RGBA", (255, 255, 255, 0), (255, 5, 0, 255), (100, 50, 0, 51)),
         [(0, 0, 0), (255, 5, 0), (20, 10, 0)],
@@ -60,9 +60,9 @@ def test_pixels_of_a_png(kind, tmp_path):
     ("image", "clear", "expected"),
     [
         (painted("L", 9, 200), 200, [9, 0]),
-        (painted("RGB", RED, GREY), RED, [(0, 0, 0), GREY]),
+        (painted("RGB", RED, GRAY), RED, [(0, 0, 0), GRAY]),
         (with_palette([9, 9, 9, 80, 80, 80], 0, 1), 1, [9, 0]),
-        (with_palette([*GREY, *RED], 0, 1), b"\x33\xff", [(1, 1, 1), RED]),
+        (with_palette([*GRAY, *RED], 0, 1), b"\x33\xff", [(1, 1, 1), RED]),
     ],
 )
 def test_what_a_file_declares_transparent_is_black(image, clear, expected, tmp_path):
@@ -97,9 +97,9 @@ def test_sixteen_bits_with_a_clear_value(tmp_path):
 def test_sixteen_bits_of_other_files(tmp_path):
     ramp = np.array([[0, 257, 65535]], dtype=np.uint16)
     tiff = saved(Image.fromarray(ramp), tmp_path, "tiff")
-    grey_map = tmp_path / "picture.pgm"
-    grey_map.write_bytes(b"P5 3 1 65535\n" + ramp.astype(">u2").tobytes())
-    for path in (tiff, grey_map):
+    gray_map = tmp_path / "picture.pgm"
+    gray_map.write_bytes(b"P5 3 1 65535\n" + ramp.astype(">u2").tobytes())
+    for path in (tiff, gray_map):
         np.testing.assert_allclose(read_pixels(path, None), [[0, 1, 255]], rtol=0, atol=1e-5)
 
 

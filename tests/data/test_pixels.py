@@ -20,8 +20,8 @@ def test_binarization_has_the_mean_of_the_pixels_and_leaves_binary_images_alone(
 
 
 def test_binarization_is_anew_with_every_generator():
-    grey = torch.full((50, 1, 2, 2), 0.5)
-    first, same, other = (Binarize()(grey, generator=generator(seed)) for seed in (0, 0, 1))
+    gray = torch.full((50, 1, 2, 2), 0.5)
+    first, same, other = (Binarize()(gray, generator=generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(first, same) and not torch.equal(first, other)
 
 

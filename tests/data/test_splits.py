@@ -58,11 +58,11 @@ def test_what_a_split_is_not_indexed_by(split, index):
 
 
 def test_binarized_pixels_are_one_draw_that_the_seed_decides(split):
-    grey = split.images.clone()
+    gray = split.images.clone()
     binary = split.binarized(3)
-    assert torch.equal(binary.images, Binarize()(grey, generator=seeded_generator(3)))
+    assert torch.equal(binary.images, Binarize()(gray, generator=seeded_generator(3)))
     assert not torch.equal(binary.images, split.binarized(4).images)
-    assert torch.equal(split.images, grey)
+    assert torch.equal(split.images, gray)
 
 
 def test_splits_of_a_data_set_are_binarized_independently(split):

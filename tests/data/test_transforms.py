@@ -12,7 +12,7 @@ from capsule_zoo.data.transforms import (
     Shift,
     ink_extent,
     motion,
-    pixel_centres,
+    pixel_centers,
     shift_pixels,
     warp_images,
 )
@@ -25,14 +25,14 @@ def images():
 
 def disc(x: torch.Tensor, y: torch.Tensor, size: int = 41) -> torch.Tensor:
     """Return smooth blobs (B, 1, size, size) centered at (x, y) pixels from the middle."""
-    pixels = pixel_centres(size, size).double()
+    pixels = pixel_centers(size, size).double()
     square = ((pixels - torch.stack([x, y], -1)[:, None]) ** 2).sum(-1)
     return torch.exp(-square / 8).view(-1, 1, size, size)
 
 
-def centre_of_mass(images: torch.Tensor) -> torch.Tensor:
+def center_of_mass(images: torch.Tensor) -> torch.Tensor:
     mass = images.flatten(1)
-    return (mass / mass.sum(1, keepdim=True)) @ pixel_centres(*images.shape[-2:]).double()
+    return (mass / mass.sum(1, keepdim=True)) @ pixel_centers(*images.shape[-2:]).double()
 
 
 def test_no_motion_changes_nothing(images):
@@ -52,7 +52,7 @@ def test_content_moves_as_the_matrix_says():
     moves = motion(torch.tensor([20.0, -50.0]).double(), 0.2, (1.2, 0.9), (2.5, -1.5))
     moved = warp_images(disc(*where.T), moves)
     expected = (moves[:, :, :2] @ where[..., None]).squeeze(-1) + moves[:, :, 2]
-    torch.testing.assert_close(centre_of_mass(moved), expected, atol=0.02, rtol=0)
+    torch.testing.assert_close(center_of_mass(moved), expected, atol=0.02, rtol=0)
 
 
 def test_scale_acts_before_shear_before_rotation():
@@ -81,7 +81,7 @@ def test_shift_and_back_restores_the_inside(images):
 
 def test_images_need_not_be_square():
     image = torch.zeros(1, 1, 9, 15, dtype=torch.float64)
-    image[0, 0, 4, 12] = 1  # 5 pixels to the right of the centre
+    image[0, 0, 4, 12] = 1  # 5 pixels to the right of the center
     turned = warp_images(image, motion(torch.tensor(90.0).double()), (15, 9))
     assert turned[0, 0, 2, 4] == pytest.approx(1)
     torch.testing.assert_close(turned, torch.rot90(image, 1, (-2, -1)))
@@ -93,7 +93,7 @@ def test_ink_extent_is_where_a_large_canvas_shows_ink():
     moves = Affine(40, 0.3, (0.7, 1.4), 3.0).motions(40, seeded_generator(2))
     left, right, top, bottom = ink_extent(images, moves).T
     shown = warp_images(images, moves, (64, 64)).flatten(1) > 1e-6
-    x, y = pixel_centres(64, 64).T
+    x, y = pixel_centers(64, 64).T
     for i in range(40):
         assert left[i] <= x[shown[i]].min() and x[shown[i]].max() <= right[i]
         assert top[i] <= y[shown[i]].min() and y[shown[i]].max() <= bottom[i]
@@ -118,7 +118,7 @@ def test_ranges_of_zero_change_nothing(images, transform):
 
 def test_rotations_fill_their_range():
     blobs = disc(torch.full((400,), 12.0), torch.zeros(400))
-    x, y = centre_of_mass(Rotate(30.0)(blobs, generator=seeded_generator(3))).T
+    x, y = center_of_mass(Rotate(30.0)(blobs, generator=seeded_generator(3))).T
     degrees = torch.rad2deg(torch.atan2(-y, x))
     assert degrees.abs().max() <= 30.1
     assert degrees.min() < -28 and degrees.max() > 28  # missed with probability 2 (29/30)^400

@@ -62,7 +62,7 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
         folder=tmp_path,
     )
     measured, _, waiting = pages.experiments("part-whole", "../").partition("### Not measured yet")
-    assert "| answer | 0.4242 | 0.0101 | 7 |" in measured
+    assert "| answer | 0.424 ± 0.010 | 7 |" in measured
     assert "![digits_parses](../results/part-whole/digits_parses.png)" in measured
     assert "--seed 5" in measured and "part-whole/digits" not in waiting
 

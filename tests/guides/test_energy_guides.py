@@ -102,7 +102,7 @@ def test_at_a_fixed_point_the_gradient_is_that_of_the_definition():
         assert gradient[index].item() == pytest.approx(numeric, abs=1e-7)
 
 
-def test_weights_of_an_unnormalised_joint_are_not_called_a_bound():
+def test_weights_of_an_unnormalized_joint_are_not_called_a_bound():
     model = small()
     summary = summarize(evaluate(model, ExactSwitches(model), some_images(model), draws=0))
     assert not summary["is_bound"] and summary["elbo"] != summary["elbo"]

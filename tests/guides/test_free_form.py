@@ -26,11 +26,11 @@ def images():
     return torch.rand(4, 1, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("pose", ["delta", "normal"])
-def test_it_starts_at_the_amortised_answer(pair, images, pose):
+@pytest.mark.parametrize("law", ["delta", "normal"])
+def test_it_starts_at_the_amortized_answer(pair, images, law):
     model, guide = pair
     torch.manual_seed(3)
-    free = FreeForm(model, images, guide, pose)
+    free = FreeForm(model, images, guide, law)
     check_pair(model, free, images)
     torch.manual_seed(3)
     start = poutine.trace(guide).get_trace(images).nodes
@@ -51,7 +51,7 @@ def test_it_starts_with_the_deviations_of_a_guide_that_has_some(pair, images, ki
         guide.pose_heads[-1].bias.add_(0.7)
     free = FreeForm(model, images, guide, "normal")
     start = poutine.trace(guide).get_trace(images).nodes["part_pose"]["fn"]  # read from the image
-    torch.testing.assert_close(free.log_scales["part"].exp(), start.stddev)
+    torch.testing.assert_close(free.log_scales["part_pose"].exp(), start.stddev)
 
 
 def test_each_image_has_parameters_of_its_own(pair, images):
@@ -62,11 +62,11 @@ def test_each_image_has_parameters_of_its_own(pair, images):
     replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images)
     replayed.compute_log_prob()
     replayed.nodes["image"]["log_prob"][2].sum().backward()
-    gradient = free.poses["part"].grad.abs().sum((1, 2))
+    gradient = free.locs["part_pose"].grad.abs().sum((1, 2))
     assert gradient[2] > 0 and gradient[[0, 1, 3]].max() == 0
 
 
-def test_fitting_it_improves_on_the_amortised_guide_and_freezes_the_model(pair, images):
+def test_fitting_it_improves_on_the_amortized_guide_and_freezes_the_model(pair, images):
     model, guide = pair
     before = {k: v.clone() for k, v in model.state_dict().items()}
     free = FreeForm(model, images, guide, "normal")
@@ -81,8 +81,8 @@ def test_it_refuses_other_images(pair, images):
     model, guide = pair
     with pytest.raises(ValueError, match="belongs to 4 images, not 3"):
         FreeForm(model, images, guide)(images[:3])
-    with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal'"):
-        FreeForm(model, images, guide, pose="low_rank")
+    with pytest.raises(ValueError, match="law must be one of 'delta', 'normal'"):
+        FreeForm(model, images, guide, law="low_rank")
 
 
 @pytest.mark.parametrize("automatic", [AutoDelta, AutoNormal])

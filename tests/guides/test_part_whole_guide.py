@@ -1,4 +1,4 @@
-"""Laws of the amortised guide: what it may see, what `with_poses` keeps, discrete draws."""
+"""Laws of the amortized guide: what it may see, what `with_poses` keeps, discrete draws."""
 
 import pyro.distributions as dist
 import pytest
@@ -63,17 +63,17 @@ def test_objects_begin_where_their_prior_has_them(seed):
 
 
 @pytest.mark.parametrize("pose", ["normal", "low_rank"])
-def test_with_poses_keeps_the_centres_and_starts_close(model, images, pose):
+def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
     points = AmortizedPartWhole(model, "delta", **SMALL).double()
     tight = points.with_poses(pose)
     assert tight.pose == pose and tight.model is model
-    centre = traced(points, images).nodes["part_pose"]["value"]
+    center = traced(points, images).nodes["part_pose"]["value"]
     law = traced(tight, images).nodes["part_pose"]["fn"]
-    torch.testing.assert_close(law.mean, centre)
+    torch.testing.assert_close(law.mean, center)
     assert law.variance.sqrt().max() < 0.05
     with torch.no_grad():
         next(tight.parameters()).add_(1.0)  # the weights are copies, not shared
-    assert torch.equal(traced(points, images).nodes["part_pose"]["value"], centre)
+    assert torch.equal(traced(points, images).nodes["part_pose"]["value"], center)
 
 
 def test_low_rank_covariance_is_factor_plus_diagonal(model, images):

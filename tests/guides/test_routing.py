@@ -66,7 +66,7 @@ def test_exact_e_step_is_the_minimum_of_the_free_energy(votes):
 def test_papers_e_step_is_a_times_n(votes):
     rule = law()
     belief = best_belief(votes, votes.uniform(), rule)
-    values = (votes.values + votes.centre.flatten(0, 2)[..., None]).unflatten(0, votes.shape)
+    values = (votes.values + votes.center.flatten(0, 2)[..., None]).unflatten(0, votes.shape)
     normal = torch.distributions.Normal(belief.mean[..., None], belief.variance[..., None].sqrt())
     density = normal.log_prob(values) - 0.5 * rule.noise / belief.variance[..., None]
     claim = belief.presence[..., None] * density.sum(3).exp()
@@ -178,7 +178,7 @@ def test_temperatures_are_those_of_the_released_code(votes):
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_a_childs_presence_counts(routing):
-    """Renormalising r a over the parents would cancel it."""
+    """Renormalizing r a over the parents would cancel it."""
     values, presence = rand(1, I, J, D), torch.ones(1, I, dtype=torch.float64)
     half = presence.clone()
     half[0, 0] = 0.5

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
-from capsule_zoo.guides.turns import best_turn, centred, turned
+from capsule_zoo.guides.turns import best_turn, centered, turned
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import PartWholeCapsules
@@ -99,11 +99,11 @@ def test_no_turn_is_what_the_guide_does_without_turns(model, images):
 
 @pytest.mark.parametrize("pose", ["delta", "normal"])
 @pytest.mark.parametrize("turns", [1, 3])
-def test_a_centred_guide_is_equivariant_under_shifts(pose, turns):
+def test_a_centered_guide_is_equivariant_under_shifts(pose, turns):
     """No ink is lost here; the model is not equivariant, so both use the same turn."""
     torch.manual_seed(0)
     model = PartWholeCapsules(layers=(2, 3, 4), image_size=16, template_size=5).double()
-    guide = AmortizedPartWhole(model, pose, turns=turns, centred=True, **SMALL).double().eval()
+    guide = AmortizedPartWhole(model, pose, turns=turns, centered=True, **SMALL).double().eval()
     images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
     images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
     angle = torch.linspace(0, 2, 5, dtype=torch.float64) if turns > 1 else None
@@ -118,7 +118,7 @@ def test_a_centred_guide_is_equivariant_under_shifts(pose, turns):
 def test_ink_in_the_middle_stays_and_an_empty_image_too(images):
     blank = torch.zeros_like(images[:1])
     for still in (images + images.flip(2, 3), blank):
-        moved, back = centred(still / 2)
+        moved, back = centered(still / 2)
         torch.testing.assert_close(moved, still / 2, rtol=0, atol=1e-12)
         torch.testing.assert_close(back, poses.identity_like(back).expand(len(back), 6))
 
@@ -149,13 +149,13 @@ def test_guides_that_turn_fit_and_train(model, images, kind, pose):
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), Trace_ELBO())
     svi.step(images)
     assert any(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
-    assert guide.with_poses("normal").options["turns"] == 3
+    assert guide.with_poses("normal").reader.turns == 3
 
 
 def test_turns_share_parameters(model):
     guide = AmortizedPartWhole(model, **SMALL)
     twin = guide.with_turns(5)
-    assert (guide.options["turns"], twin.options["turns"]) == (1, 5)
+    assert (guide.reader.turns, twin.reader.turns) == (1, 5)
     assert all(a is b for a, b in zip(guide.parameters(), twin.parameters(), strict=True))
 
 

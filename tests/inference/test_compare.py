@@ -12,7 +12,7 @@ import torch
 from toys import (
     Conjugate,
     ExactGuide,
-    LabelLaw,
+    Labelaw,
     LinearGuide,
     NoGuide,
     PointGuide,
@@ -136,7 +136,7 @@ def test_models_of_labels_and_of_images_share_no_table():
 def test_rows_bound_one_thing():
     """One model has a distribution of labels, and the other does not read labels."""
     images, labels = conjugate_images(3), torch.tensor([0, 1, 1])
-    joint, plain = LabelLaw().double(), Conjugate().double()
+    joint, plain = Labelaw().double(), Conjugate().double()
     pairs = {"joint": (joint, ExactGuide(joint)), "plain": (plain, ExactGuide(plain))}
     with pytest.raises(ValueError, match=r"'joint' bounds log p\(image, label\); 'plain' bounds"):
         compare(pairs, images, labels=labels)

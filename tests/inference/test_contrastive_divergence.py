@@ -158,7 +158,7 @@ def test_svi_and_torch_optimizers_train_every_parameter_alike():
         torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-12)
 
 
-def test_gaussian_training_cannot_leave_the_normalisable_machines():
+def test_gaussian_training_cannot_leave_the_normalizable_machines():
     torch.manual_seed(0)
     model = CapsuleRBM(4, 2, 3, visible_family="gaussian", hidden_family="gaussian")
     images = torch.rand(20, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()

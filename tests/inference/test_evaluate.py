@@ -14,8 +14,8 @@ from toys import (
     BernoulliMixture,
     Conjugate,
     ExactGuide,
+    Labelaw,
     LabelFactor,
-    LabelLaw,
     LinearGuide,
     NoGuide,
     PointGuide,
@@ -328,7 +328,7 @@ def test_attributes_say_what_was_bounded():
     assert evaluate(model, ExactGuide(model), images).attrs["is_bound"] == 1
     attrs = evaluate(model, ExactGuide(model), images, labels=labels).attrs
     assert attrs["is_bound"] == 0 and "labels enter as a factor" in attrs["not_a_bound"]
-    model = LabelLaw().double()
+    model = Labelaw().double()
     guide = ExactGuide(model)
     attrs = evaluate(model, guide, images, labels=labels).attrs
     assert attrs["is_bound"] == 1 and attrs["bound_on"] == "log p(image, label)"

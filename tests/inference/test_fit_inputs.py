@@ -24,7 +24,8 @@ class Items(torch.utils.data.Dataset):
     """A data set of single images, with or without labels."""
 
     def __init__(self, images, labels=None):
-        self.images, self.labels = images, labels
+        self.images = images
+        self.labels = labels
 
     def __len__(self):
         return len(self.images)
@@ -102,14 +103,14 @@ def test_a_run_on_a_loader_resumes_to_the_same_numbers(tmp_path, images, labels)
 def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
     seen = []
 
-    class Labelled(Conjugate):
+    class Labeled(Conjugate):
         supervised = True
 
         def forward(self, images=None, labels=None, batch_size=1):
             seen.append(labels)
             return super().forward(images, labels, batch_size)
 
-    model = Labelled().double()
+    model = Labeled().double()
     guide = LinearGuide(model).double()
     for data in (
         Split(images, labels),
@@ -121,7 +122,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
         size = {} if isinstance(data, DataLoader) else {"batch_size": 40}
         fit(model, guide, data, steps=1, progress=False, labels=True, **size)
         assert torch.equal(seen[-1], labels)
-    with pytest.raises(ValueError, match="labels=True is needed: Labelled explains the label"):
+    with pytest.raises(ValueError, match="labels=True is needed: Labeled explains the label"):
         fit(model, guide, Split(images, labels), **SHORT)
     for data in (TensorDataset(images), Items(images), DataLoader(images, 40)):
         with pytest.raises(ValueError, match="labels=True needs data with labels"):

@@ -106,7 +106,7 @@ def assert_unbiased(model, guide, images, objective, exact, copies=800, chunks=1
 
 
 @pytest.mark.parametrize("particles", [1, 2])
-def test_reparametrised_value_and_gradient_are_those_of_the_bound(particles):
+def test_reparametrized_value_and_gradient_are_those_of_the_bound(particles):
     model, guide = pair()
     images = conjugate_images(3)
     exact = quadrature_bound(model, guide, images, particles)
@@ -121,7 +121,7 @@ def test_value_and_gradient_by_the_score_function_are_those_of_the_bound(particl
     assert_unbiased(model, guide, images, ImportanceWeightedELBO(particles), exact)
 
 
-@pytest.mark.parametrize("make", [pair, mixture], ids=["reparametrised", "score function"])
+@pytest.mark.parametrize("make", [pair, mixture], ids=["reparametrized", "score function"])
 def test_one_particle_is_the_elbo_with_its_gradient(make):
     model, guide = make()
     images = binary_images(6)
@@ -176,12 +176,12 @@ def test_enumerated_sites_are_summed_out_within_each_weight():
 def test_labels_are_repeated_with_their_images():
     seen = []
 
-    class Labelled(Conjugate):
+    class Labeled(Conjugate):
         def forward(self, images=None, labels=None, batch_size=1):
             seen.append((images[:, 0, 0, 0], labels))
             return super().forward(images, labels, batch_size)
 
-    model = Labelled().double()
+    model = Labeled().double()
     images = torch.arange(3.0).double().view(3, 1, 1, 1).expand(3, 1, 2, 2) / 3
     loss_per_image(ImportanceWeightedELBO(2), model, ExactGuide(model), images, torch.arange(3))
     assert torch.equal(seen[0][0] * 3, seen[0][1].double()) and len(seen[0][1]) == 6

@@ -95,7 +95,7 @@ def test_the_store_unfreezes_what_enters_it():
     assert not guide.location.requires_grad
 
 
-# 2. An enumerated site in a vectorised plate that is read outside gives a wrong ELBO.
+# 2. An enumerated site in a vectorized plate that is read outside gives a wrong ELBO.
 
 
 class Pair(PyroModule):

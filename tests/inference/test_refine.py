@@ -78,8 +78,8 @@ def test_a_turned_start_is_turned_back(images):
     turned = refine(model, guide, quarter, steps=0, starts=4)
     assert (turned.start >= refine(model, guide, quarter, steps=0).start).all()
     angle = torch.tensor(-math.pi / 2, dtype=torch.float64)
-    moved = poses.compose(poses.rotation(angle), upright.guide.poses["part"])
-    torch.testing.assert_close(turned.guide.poses["part"], moved)
+    moved = poses.compose(poses.rotation(angle), upright.guide.locs["part_pose"])
+    torch.testing.assert_close(turned.guide.locs["part_pose"], moved)
 
 
 def test_refusals(pair, images):
@@ -94,7 +94,7 @@ def test_refusals(pair, images):
         refine(model, guide, images[..., :8])
 
 
-def test_semi_amortised_draws_from_the_refined_answer_in_any_order(pair, images):
+def test_semi_amortized_draws_from_the_refined_answer_in_any_order(pair, images):
     model, guide = pair
     guide.eval()
     semi = SemiAmortized(guide, steps=15, seed=2)
@@ -103,7 +103,7 @@ def test_semi_amortised_draws_from_the_refined_answer_in_any_order(pair, images)
     refined = refine(model, guide, rows.view_as(images), steps=15, seed=2).guide.select(places)
     order = torch.tensor([4, 0, 0, 2, 1, 3, 4])
     nodes = poutine.trace(semi).get_trace(images[order]).nodes
-    torch.testing.assert_close(nodes["part_pose"]["value"], refined.poses["part"][order])
+    torch.testing.assert_close(nodes["part_pose"]["value"], refined.locs["part_pose"][order])
     discrete = poutine.trace(semi.discretized()).get_trace(images).nodes
     assert set(discrete["part_presence"]["value"].unique().tolist()) <= {0.0, 1.0}
 
@@ -120,12 +120,12 @@ def test_a_batch_is_refined_once_until_something_is_trained(pair, images):
     assert semi._refined(images) is not second
 
 
-def test_semi_amortised_bounds_are_tighter_than_where_they_start(pair, images):
+def test_semi_amortized_bounds_are_tighter_than_where_they_start(pair, images):
     model, guide = pair
     normal = guide.with_poses("normal")
     scores = [
         summarize(evaluate(model, candidate, images, num_particles=10))["elbo"]
-        for candidate in (normal, SemiAmortized(normal, steps=60, pose="normal"))
+        for candidate in (normal, SemiAmortized(normal, steps=60, law="normal"))
     ]
     assert scores[1] > scores[0] + 10
 

@@ -23,7 +23,9 @@ class Interrupt:
     """A transform that presses Ctrl-C, or raises what it is given, at one of its calls."""
 
     def __init__(self, call, error=None):
-        self.calls, self.call, self.error = 0, call, error
+        self.calls = 0
+        self.call = call
+        self.error = error
 
     def __call__(self, images, generator=None):
         self.calls += 1
@@ -73,7 +75,8 @@ def test_the_state_of_an_objective_is_part_of_the_checkpoint(tmp_path):
 
         def __init__(self):
             super().__init__()
-            self.chain, self.calls = torch.zeros(2, dtype=torch.float64), 0
+            self.chain = torch.zeros(2, dtype=torch.float64)
+            self.calls = 0
 
         def differentiable_loss(self, model, guide, *args, **kwargs):
             self.chain = self.chain + torch.rand(2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Parallel tempering: the law of every temperature stays, and neighbours do exchange."""
+"""Parallel tempering: the law of every temperature stays, and neighbors do exchange."""
 
 import torch
 from small_rbms import PAIRS, binary_images, log_masses, small

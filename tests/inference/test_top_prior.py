@@ -1,4 +1,4 @@
-"""The fitted top: a normalised density, consistent with its draws, found by likelihood."""
+"""The fitted top: a normalized density, consistent with its draws, found by likelihood."""
 
 import itertools
 
@@ -23,10 +23,10 @@ def two_kinds(number, seed=1):
     kind = (torch.rand(number, generator=generator) < 0.3).long()
     chance = torch.tensor([[0.9, 0.2], [0.1, 0.8]], dtype=torch.float64)[kind]
     presence = (torch.rand(number, 2, generator=generator) < chance).double()
-    centre = torch.tensor([-1.0, 2.0], dtype=torch.float64)[kind, None]
+    center = torch.tensor([-1.0, 2.0], dtype=torch.float64)[kind, None]
     common = torch.randn(number, 1, generator=generator, dtype=torch.float64)
     own = torch.randn(number, 12, generator=generator, dtype=torch.float64)
-    pose = (centre + 0.3 * common + 0.1 * own).view(number, 2, 6)
+    pose = (center + 0.3 * common + 0.1 * own).view(number, 2, 6)
     return {"object_presence": presence, "object_pose": pose}
 
 
@@ -64,12 +64,12 @@ def test_draws_follow_the_density():
     drawn, n = top.sample(4000, seed=3), 4000
     ratio = top.log_prob(drawn) - other.log_prob(drawn)
     assert ratio.mean() > 5 * ratio.std() / n**0.5
-    # E_top[other / top] = 1 for normalised densities; other is wider, so the weights are bounded.
+    # E_top[other / top] = 1 for normalized densities; other is wider, so the weights are bounded.
     weight = (-ratio).exp()
     assert abs(weight.mean() - 1) < 5 * weight.std() / n**0.5
 
 
-def test_expectation_maximisation_climbs_and_beats_one_kind_on_fresh_images():
+def test_expectation_maximization_climbs_and_beats_one_kind_on_fresh_images():
     values, fresh = two_kinds(2000), two_kinds(1000, seed=9)
     scores = [
         fit_top_prior(model(), values, components=2, steps=steps).log_prob(values).mean()

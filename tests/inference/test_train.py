@@ -160,12 +160,12 @@ def test_any_torch_optimizer_and_clipping():
 def test_labels_are_handed_on():
     seen = []
 
-    class Labelled(Conjugate):
+    class Labeled(Conjugate):
         def forward(self, images=None, labels=None, batch_size=1):
             seen.append(labels)
             return super().forward(images, labels, batch_size)
 
-    model = Labelled().double()
+    model = Labeled().double()
     data = Split(conjugate_images(8), torch.arange(8))
     fit(model, LinearGuide(model).double(), data, steps=1, labels=True, **QUIET)
     assert torch.equal(seen[-1], torch.arange(8))
@@ -324,7 +324,7 @@ def test_images_that_are_refused(images):
     ids=["fit images", "fit a split", "evaluate", "widen", "latents"],
 )
 def test_the_model_says_which_pixels_it_takes(use):
-    """Standardised images are right for a model of real pixels, and for no other."""
+    """Standardized images are right for a model of real pixels, and for no other."""
 
     class Real(Conjugate):
         space = ImageSpace((1, 2, 2), (-math.inf, math.inf))

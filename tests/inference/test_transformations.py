@@ -12,7 +12,7 @@ from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference import fit, loss_per_image
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.models import ContinuousCapsNet
-from capsule_zoo.models.on_request import OnRequest, centred_normal
+from capsule_zoo.models.blocks.on_request import OnRequest, centered_normal
 
 SIZE = 16
 SHIFTS = Shifts(1)  # the model is told pixels as they are
@@ -34,7 +34,7 @@ class Blob(OnRequest):
         self.strength = strength
 
     def prior(self):
-        return {"image_code": centred_normal(torch.zeros(1).double(), 1)}
+        return {"image_code": centered_normal(torch.zeros(1).double(), 1)}
 
     def paint(self, latents, request):
         code = self.strength * latents["image_code"][..., None, None]

@@ -74,13 +74,13 @@ def test_wake_sleep_gradients_are_their_definitions(recycle_top):
     loss = WakeSleep(recycle_top).differentiable_loss(model, guide, images)
     loss.backward()
     pyro.set_rng_seed(1)
-    recognised = poutine.trace(guide).get_trace(images)
-    log_p = log_density(model, recognised, images) / 6
-    log_q = log_density(guide, recognised, images) / 6
+    recognized = poutine.trace(guide).get_trace(images)
+    log_p = log_density(model, recognized, images) / 6
+    log_q = log_density(guide, recognized, images) / 6
     assert loss.item() == pytest.approx((log_q - log_p).item(), abs=1e-10)
     dreamer = model
     if recycle_top:
-        top = {n: recognised.nodes[n]["value"] for n in ("capsule2_switch", "capsule2_hidden")}
+        top = {n: recognized.nodes[n]["value"] for n in ("capsule2_switch", "capsule2_hidden")}
         dreamer = poutine.condition(model, data=top)
     dream = poutine.trace(dreamer).get_trace(batch_size=6)
     if recycle_top:
@@ -117,8 +117,8 @@ def test_reweighted_gradients_weigh_every_image_by_itself():
     share = log_weight.exp() / log_weight.exp().sum(0)
     seen = dream.nodes["_RETURN"]["value"]
     asleep = -log_density(guide, dream, seen) / 6
-    recognise = -0.7 * (share * log_q).sum() / 6 + 0.3 * asleep
-    assert_gradients({model: -(share * log_p).sum() / 6, guide: recognise})
+    recognize = -0.7 * (share * log_q).sum() / 6 + 0.3 * asleep
+    assert_gradients({model: -(share * log_p).sum() / 6, guide: recognize})
 
 
 def test_under_the_exact_posterior_wake_is_the_likelihood_gradient_in_expectation():
@@ -231,7 +231,7 @@ def test_pretraining_puts_each_rbm_into_both_halves():
     assert (rebuilt - images).abs().mean() < 0.2
 
 
-def test_draws_are_constants_even_where_they_could_be_reparametrised():
+def test_draws_are_constants_even_where_they_could_be_reparametrized():
     model, guide, images, count = *pair(), conjugate_images(6), 4
     objective = ReweightedWakeSleep(count, sleep=0)
     log_p, log_q, _ = by_hand(objective, model, guide, images)

@@ -11,11 +11,14 @@ import torch
 from torch import nn
 from toys import Conjugate, ExactGuide, PointGuide, conjugate_images
 
+from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize, widen
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
+from capsule_zoo.registry import create, small_sizes
 
 
 def points():
@@ -40,7 +43,7 @@ def test_the_fitted_bound_is_the_optimum_in_closed_form():
     widened = widen(model, guide, images, steps=300)
     assert (guide.slope.item(), model.mean.item()) == before  # the rest is frozen
     assert guide.slope.requires_grad and model.mean.requires_grad
-    # For a Gaussian the best scale is the posterior's, wherever the centre lies.
+    # For a Gaussian the best scale is the posterior's, wherever the center lies.
     mean, scale = model.posterior(images)
     assert widened.scale("code").item() == pytest.approx(scale[0].item(), rel=0.05)
     center = guide.slope * images.sum((1, 2, 3))
@@ -147,6 +150,23 @@ def test_its_state_holds_the_scales_and_the_inner_guide():
     twin = Widened(model, PointGuide(model).double(), images)
     twin.load_state_dict(state)
     torch.testing.assert_close(twin.scale("code"), widened.scale("code"))
+
+
+def test_points_of_kinds_are_widened_as_kinds_and_discrete_ones_are_certain():
+    """The encoder of points gives its kind the prior's density, which no point has."""
+    entry = create("generative-capsnet", **small_sizes("generative-capsnet"))
+    model, images = entry.model, torch.rand(3, *entry.model.image_shape)
+    guide = ConditionalEncoder(model, deterministic=True, channels=2, hidden=3)
+    widened = widen(model, guide, images, steps=1)
+    assert not any("object_kind" in name for name in widened.state_dict())
+    kind = pyro.poutine.trace(widened).get_trace(images).nodes["object_kind"]
+    assert isinstance(kind["fn"], LogRelaxedOneHot)
+    torch.testing.assert_close(kind["fn"].logits, guide.expectations(images)["object_kind"])
+    discrete = widened.discretized()
+    check_pair(model.discretized(), discrete, images)
+    kind = pyro.poutine.trace(discrete).get_trace(images).nodes["object_kind"]
+    assert torch.equal(kind["fn"].log_prob(kind["value"]), torch.zeros(3))
+    assert summarize(evaluate(model, widened, images, num_particles=2))["is_bound"]
 
 
 def test_a_guide_with_a_density_is_refused():

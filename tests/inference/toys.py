@@ -58,14 +58,14 @@ class Conjugate(Model):
         return mean, torch.full_like(mean, math.sqrt(variance))
 
 
-class LabelLaw(Conjugate):
+class Labelaw(Conjugate):
     """A model whose labels, if given, have a distribution that ignores the image."""
 
     def explain(self, labels: Tensor) -> None:
         pyro.sample("label", dist.Bernoulli(torch.tensor(0.25).double()), obs=labels.double())
 
 
-class LabelFactor(LabelLaw):
+class LabelFactor(Labelaw):
     """A model with labels as a factor, as in the margin loss of a capsule network."""
 
     def explain(self, labels: Tensor) -> None:

@@ -21,13 +21,13 @@ def placed(numbers, size=N, shape=(HEIGHT, WIDTH)):
 
 def by_the_paper(g_x, g_y, log_variance, log_delta):
     """Compute F_x, F_y (equations 22 to 26) element by element; A is the width, B the height."""
-    centres = (WIDTH + 1) / 2 * (g_x + 1), (HEIGHT + 1) / 2 * (g_y + 1)
+    centers = (WIDTH + 1) / 2 * (g_x + 1), (HEIGHT + 1) / 2 * (g_y + 1)
     stride = (max(WIDTH, HEIGHT) - 1) / (N - 1) * math.exp(log_delta)
     banks = []
-    for centre, pixels in zip(centres, (WIDTH, HEIGHT), strict=True):
+    for center, pixels in zip(centers, (WIDTH, HEIGHT), strict=True):
         bank = torch.zeros(N, pixels, dtype=torch.float64)
         for i in range(1, N + 1):
-            mean = centre + (i - N / 2 - 0.5) * stride
+            mean = center + (i - N / 2 - 0.5) * stride
             for a in range(1, pixels + 1):
                 bank[i - 1, a - 1] = math.exp(-((a - mean) ** 2) / (2 * math.exp(log_variance)))
         banks.append(bank / bank.sum(1, keepdim=True))
@@ -62,7 +62,7 @@ def test_an_untrained_window_has_a_filter_on_every_pixel():
     image = torch.rand(1, 1, 9, 9, dtype=torch.float64)
     torch.testing.assert_close(window.read(image), image)
     torch.testing.assert_close(window.write(image), image)
-    assert window.stride.item() == 1 and window.centre.abs().max() == 0
+    assert window.stride.item() == 1 and window.center.abs().max() == 0
 
 
 @pytest.mark.parametrize("steps", [(1, 0), (-2, 3)])
@@ -72,17 +72,17 @@ def test_a_window_moved_by_pixels_reads_what_lies_there(steps):
     window = placed([right / 5, down / 5, -10, 0, 0], size=9, shape=(9, 9))
     moved = image.roll((-down, -right), (2, 3))[..., 3:6, 3:6]
     torch.testing.assert_close(window.read(image)[..., 3:6, 3:6], moved)
-    torch.testing.assert_close(window.centre, torch.tensor([steps], dtype=torch.float64))
+    torch.testing.assert_close(window.center, torch.tensor([steps], dtype=torch.float64))
 
 
 def test_a_filter_sums_to_one_and_has_a_gradient_wherever_it_lies():
-    centre = torch.tensor([-1e4, 0.0, 3.5, 1e4], dtype=torch.float64, requires_grad=True)
+    center = torch.tensor([-1e4, 0.0, 3.5, 1e4], dtype=torch.float64, requires_grad=True)
     stride = torch.tensor([1.0, 0.0, 2.0, 100.0], dtype=torch.float64)
     variance = torch.tensor([1e-3, 1.0, 1e6, 1e-3], dtype=torch.float64)
-    bank = filterbank(centre, stride, variance, 4, 7)
+    bank = filterbank(center, stride, variance, 4, 7)
     torch.testing.assert_close(bank.sum(-1), torch.ones(4, 4, dtype=torch.float64))
     (bank * torch.arange(7)).sum().backward()
-    assert torch.isfinite(centre.grad).all() and centre.grad[2] > 0
+    assert torch.isfinite(center.grad).all() and center.grad[2] > 0
 
 
 def test_a_window_has_at_least_two_filters():

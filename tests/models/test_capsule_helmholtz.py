@@ -64,7 +64,7 @@ def energy_of_layer(layer, z, h, above):
     return total + (z * (above[0] @ coupling.switch_weight)).sum(-1)
 
 
-def test_the_joint_is_the_product_of_normalised_energies():
+def test_the_joint_is_the_product_of_normalized_energies():
     """Every conditional is exp(-E) over its partition function, found by summing all states."""
     model, _ = randomized(4, (2, 2), 1)
     values = every_state(model)
@@ -80,8 +80,8 @@ def test_the_joint_is_the_product_of_normalised_energies():
         )
         all_z, all_h = binary(capsules)[every[:, 0]], binary(capsules, units)[every[:, 1]]
         told = None if above is None else tuple(v[:, None] for v in above)
-        normaliser = energy_of_layer(layer, all_z, all_h, told).logsumexp(-1)
-        expected = expected + energy_of_layer(layer, z, h, above) - normaliser
+        normalizer = energy_of_layer(layer, all_z, all_h, told).logsumexp(-1)
+        expected = expected + energy_of_layer(layer, z, h, above) - normalizer
         above = (z, h)
     z, h = above
     field = model.visible.bias.flatten() + z @ model.switch_weight.T
@@ -144,7 +144,7 @@ def test_ancestral_draws_have_the_exact_mean():
     assert drawn.mean().item() == pytest.approx(mean, abs=5.5 * 0.5 / 20_000**0.5)
 
 
-def test_gibbs_recognises_all_layers_and_generates_from_the_top_one():
+def test_gibbs_recognizes_all_layers_and_generates_from_the_top_one():
     model, guide = randomized(4, (2, 2), 2)
     images = expected = torch.rand(5, 1, 2, 2).double()
     torch.manual_seed(0)

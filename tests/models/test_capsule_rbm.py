@@ -65,7 +65,7 @@ def test_conditional_of_images_is_that_of_brute_force(families, kind):
 
 @KINDS
 @FAMILIES
-def test_trace_is_the_unnormalised_joint_over_the_base_partitions(families, kind):
+def test_trace_is_the_unnormalized_joint_over_the_base_partitions(families, kind):
     model = small(*families, kind=kind)
     images = some_images(model, families)
     if families[0] == "gaussian":
@@ -170,7 +170,7 @@ def test_gaussian_couplings_stay_where_the_partition_function_exists():
     with torch.no_grad():
         model.weight.mul_(10)
     assert model.coupling_norm() > 1
-    model.keep_normalisable()
+    model.keep_normalizable()
     assert model.coupling_norm() < 1
     # the quadratic form of -E with all switches on is negative definite
     coupling = model.weight.flatten(1)
@@ -179,7 +179,7 @@ def test_gaussian_couplings_stay_where_the_partition_function_exists():
     form[:4, 4:], form[4:, :4] = -coupling, -coupling.T
     assert torch.linalg.eigvalsh(form).min() > 0
     before = model.weight.clone()
-    model.keep_normalisable()
+    model.keep_normalizable()
     torch.testing.assert_close(model.weight, before)  # nothing to do, nothing done
 
 
@@ -193,7 +193,7 @@ def test_only_directions_in_which_gaussian_couplings_are_too_strong_are_cut(pixe
     values = torch.linspace(3, 0.2, len(v)).to(u)
     with torch.no_grad():
         model.weight.copy_((left[:, None] * (u * values) @ v * right).view_as(model.weight))
-    model.keep_normalisable()
+    model.keep_normalizable()
     kept = (model.weight.flatten(1) / left[:, None] / right).detach()
     expected = (u * values.clamp(max=COUPLING_LIMIT)) @ v
     torch.testing.assert_close(kept, expected, atol=1e-12, rtol=0)
@@ -227,7 +227,7 @@ def test_bad_options_are_refused_by_name(options, message):
         small()(torch.full((1, 1, 2, 2), 2.0))
 
 
-def test_grey_images_are_admitted_under_validation():
+def test_gray_images_are_admitted_under_validation():
     with pyro.validation_enabled(True):
         trace = poutine.trace(small()).get_trace(torch.full((2, 1, 2, 2), 0.3).double())
         assert trace.log_prob_sum().isfinite()

@@ -27,8 +27,8 @@ from pyro.poutine.util import prune_subsample_sites
 from capsule_zoo.guides import EMRouting, Guide, RoutedParents
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Model, SwitchableGaussians
+from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.blocks.sharing import sharing
-from capsule_zoo.models.on_request import OnRequest
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
 NAMES = [
@@ -69,14 +69,14 @@ def make(name: str, sizes: dict, guide: str) -> Entry:
     return entry
 
 
-def arguments_for(entry: Entry, labelled: bool) -> tuple[torch.Tensor, ...]:
+def arguments_for(entry: Entry, labeled: bool) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(1)
     shape = (IMAGES, *entry.model.image_shape)
     images = torch.rand(shape, generator=generator, dtype=torch.float64)
-    return (images, torch.arange(IMAGES) % 2) if labelled else (images,)
+    return (images, torch.arange(IMAGES) % 2) if labeled else (images,)
 
 
-def labellings(entry: Entry) -> list[bool]:
+def labelings(entry: Entry) -> list[bool]:
     """Return [False, True], without and with labels, if the model knows labels, else [False]."""
     knows = entry.model.supervised or entry.name == "recurrent-capsules"
     return [False, True] if knows else [False]
@@ -125,8 +125,8 @@ def same_densities(together: poutine.Trace, k: int, alone: dict[str, torch.Tenso
 @pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
 def test_every_particle_has_the_densities_that_it_has_alone(name, sizes, guide):
     entry = make(name, sizes, guide)
-    for labelled in labellings(entry):
-        arguments = arguments_for(entry, labelled)
+    for labeled in labelings(entry):
+        arguments = arguments_for(entry, labeled)
         objective = Trace_ELBO(PARTICLES, max_plate_nesting=1, vectorize_particles=True)
         requested = on_request(entry.model)
         model, guided = traced(objective, requested, entry.guide, arguments)
@@ -164,8 +164,8 @@ def test_an_outer_plate_repeats_the_model(name, sizes, guide, observed):
     if guide != create(name, **small_sizes(name)).default_guide:
         pytest.skip("the model has been tested with its default guide")
     entry = make(name, sizes, guide)
-    for labelled in labellings(entry):
-        images, *labels = arguments_for(entry, labelled)
+    for labeled in labelings(entry):
+        images, *labels = arguments_for(entry, labeled)
         with torch.no_grad(), pyro.plate("outer", PARTICLES, dim=-2):
             given = (images, *labels) if observed else (None, *labels)
             trace = poutine.trace(entry.model).get_trace(*given, batch_size=IMAGES)
@@ -267,15 +267,15 @@ def test_the_mixture_of_votes_has_the_same_free_energy_for_every_particle():
     assert losses[1] == pytest.approx(losses[0], rel=1e-10)
 
 
-@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("labeled", [False, True])
 @pytest.mark.parametrize(("name", "sizes", "guide"), CASES)
-def test_autocast_to_half_the_digits_changes_little(name, sizes, guide, labelled):
+def test_autocast_to_half_the_digits_changes_little(name, sizes, guide, labeled):
     entry = make(name, sizes, guide)
-    if labelled not in labellings(entry):
+    if labeled not in labelings(entry):
         pytest.skip("the model knows no labels")
     for module in (entry.model, entry.guide):
         module.float()
-    images, *labels = arguments_for(entry, labelled)
+    images, *labels = arguments_for(entry, labeled)
     arguments = (images.float(), *labels)
     losses = []
     for enabled in (False, True):

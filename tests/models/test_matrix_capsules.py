@@ -76,7 +76,7 @@ def test_the_loss_of_the_model_is_the_spread_loss_per_image():
     torch.testing.assert_close(found, energy[torch.arange(4), labels].mean())
 
 
-def test_categorical_labels_have_a_normalised_law():
+def test_categorical_labels_have_a_normalized_law():
     model = tiny(likelihood="categorical")
     guide, batch = ExactLabel(model), images()
     with torch.no_grad():

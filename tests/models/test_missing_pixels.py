@@ -15,8 +15,8 @@ from capsule_zoo.data import hide
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, fit
 from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, VariationalAutoencoder
+from capsule_zoo.models.blocks.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
-from capsule_zoo.models.missing_pixels import log_prob_of_pixels
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
 BATCH = 3
@@ -29,7 +29,7 @@ def made(name: str) -> Entry:
 
 def is_open(model: Model) -> bool:
     """Return True if the model has a density of single pixels."""
-    return model.normalised and not model.supervised
+    return model.normalized and not model.supervised
 
 
 NAMES = [name for name in list_models() if is_open(made(name).model)]
@@ -76,11 +76,11 @@ def test_the_score_is_the_sum_over_observed_pixels(law):
 
 def test_a_mixture_sums_the_observed_channels_within_every_part():
     parts, channels, size = 3, 2, 3
-    colour = torch.rand(1 + parts, channels, BATCH, size, size).double()
+    color = torch.rand(1 + parts, channels, BATCH, size, size).double()
     weight = torch.rand(1 + parts, 1, BATCH, size, size).double()
     images = torch.rand(BATCH, 1, channels, size, size).double()
     observed = torch.rand(images.shape) < 0.5
-    found = log_prob_of_pixels(PixelMixture(colour, weight, 0.2), images, observed)
+    found = log_prob_of_pixels(PixelMixture(color, weight, 0.2), images, observed)
     for b in range(BATCH):
         total = 0.0
         for i in range(size):
@@ -91,13 +91,13 @@ def test_a_mixture_sums_the_observed_channels_within_every_part():
                     term = share[k].item()
                     for c in range(channels):
                         if observed[b, 0, c, i, j]:
-                            off = (images[b, 0, c, i, j] - colour[k, c, b, i, j]).item() / 0.2
+                            off = (images[b, 0, c, i, j] - color[k, c, b, i, j]).item() / 0.2
                             term *= math.exp(-0.5 * off**2) / (0.2 * math.sqrt(2 * math.pi))
                     density += term
                 total += math.log(density)
         assert found[b].item() == pytest.approx(total, abs=1e-10)
     nothing = log_prob_of_pixels(
-        PixelMixture(colour.float(), weight.float(), 0.2), images.float(), observed & False
+        PixelMixture(color.float(), weight.float(), 0.2), images.float(), observed & False
     )
     assert torch.equal(nothing, torch.zeros(BATCH, 1))  # not even rounding
 
@@ -236,7 +236,7 @@ def test_a_number_that_is_infinite_or_out_of_range_is_refused_still():
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
 @pytest.mark.parametrize("name", ["vae", "part-whole"])
 def test_masks_reach_plates_to_the_left(name, likelihood):
-    """Vectorised particles score what particles score one by one."""
+    """Vectorized particles score what particles score one by one."""
     sizes = {"likelihood": likelihood} if name == "part-whole" else {}
     pyro.set_rng_seed(0)
     entry = create(name, **{**small_sizes(name), **sizes})

@@ -15,13 +15,13 @@ from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
 
 def random_mixture(parts=3, channels=2, batch=2, size=3):
     torch.manual_seed(0)
-    colour = torch.rand(1 + parts, channels, batch, size, size, dtype=torch.float64)
+    color = torch.rand(1 + parts, channels, batch, size, size, dtype=torch.float64)
     weight = torch.rand(1 + parts, 1, batch, size, size, dtype=torch.float64)
-    return colour, weight, PixelMixture(colour, weight, 0.2)
+    return color, weight, PixelMixture(color, weight, 0.2)
 
 
 def test_density_is_a_sum_over_parts_at_every_pixel():
-    colour, weight, law = random_mixture()
+    color, weight, law = random_mixture()
     images = torch.rand(2, 1, 2, 3, 3, dtype=torch.float64)
     expected = torch.zeros(2, 1, dtype=torch.float64)
     for b in range(2):
@@ -30,7 +30,7 @@ def test_density_is_a_sum_over_parts_at_every_pixel():
                 share = weight[:, 0, b, i, j] / weight[:, 0, b, i, j].sum()
                 density = sum(
                     share[k]
-                    * dist.Normal(colour[k, :, b, i, j], 0.2)
+                    * dist.Normal(color[k, :, b, i, j], 0.2)
                     .log_prob(images[b, 0, :, i, j])
                     .sum()
                     .exp()
@@ -41,12 +41,12 @@ def test_density_is_a_sum_over_parts_at_every_pixel():
 
 
 def test_draws_have_the_mean_and_variance_of_the_mixture():
-    colour, weight, law = random_mixture()
+    color, weight, law = random_mixture()
     n = 20_000
     draws = law.sample((n,))
     assert draws.shape == (n, 2, 1, 2, 3, 3) and law.mean.shape == draws.shape[1:]
     share = weight / weight.sum(0)
-    second = (share * colour.square()).sum(0).transpose(0, 1)[:, None] + 0.2**2
+    second = (share * color.square()).sum(0).transpose(0, 1)[:, None] + 0.2**2
     for power, expected in ((1, law.mean), (2, second)):
         values = draws**power
         error = (values.mean(0) - expected).abs()

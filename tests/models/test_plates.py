@@ -94,7 +94,7 @@ def test_without_the_refusal_the_elbo_would_be_wrong(monkeypatch, make, site, pl
         assert abs(enumerated - exact) > 5
 
 
-def test_parents_are_enumerated_under_particles_as_they_are_marginalised():
+def test_parents_are_enumerated_under_particles_as_they_are_marginalized():
     model, guide = part_whole_pair(2, 3)
     model = model.sharing_parameters(presence="relaxed")
     guide = guide.sharing_parameters(_model=(model,))
@@ -191,12 +191,12 @@ def test_bayesian_parameters_under_an_outer_plate_are_parameters_of_each_index(l
             )
 
 
-@pytest.mark.parametrize("vectorised", [False, True])
-def test_bayesian_templates_train_with_an_autoguide(vectorised):
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_bayesian_templates_train_with_an_autoguide(vectorized):
     model = relaxed_model()
     make_bayesian(model, template_logits=4)
     guide = AutoNormal(model)
-    objective = Trace_ELBO(num_particles=2, vectorize_particles=vectorised, max_plate_nesting=2)
+    objective = Trace_ELBO(num_particles=2, vectorize_particles=vectorized, max_plate_nesting=2)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), objective)
     svi.step(IMAGES)
     (location,) = (p for n, p in guide.named_parameters() if "locs" in n and "template" in n)
@@ -247,8 +247,8 @@ def test_templates_of_every_outer_index_are_warped_by_its_own_poses():
 
 
 def test_a_pixel_mixture_expands_as_other_laws_do():
-    colour, weight = torch.rand(3, 2, 4, 5, 6), torch.rand(3, 1, 4, 5, 6)
-    law = PixelMixture(colour, weight, 0.2)
+    color, weight = torch.rand(3, 2, 4, 5, 6), torch.rand(3, 1, 4, 5, 6)
+    law = PixelMixture(color, weight, 0.2)
     wide = law.expand(torch.Size([7, 4, 1]))
     value = wide.sample()
     assert value.shape == (7, 4, 1, 2, 5, 6)

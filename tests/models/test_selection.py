@@ -20,7 +20,7 @@ def test_a_million_float32_draws_and_densities_are_finite(temperature):
     assert draws.isfinite().all() and draws.sigmoid().isfinite().all()
 
 
-def test_its_density_integrates_to_one_and_favours_the_probable_end():
+def test_its_density_integrates_to_one_and_favors_the_probable_end():
     grid = torch.linspace(-200, 200, 400_001, dtype=torch.float64)
     law = LogitRelaxedBernoulli(grid.new_tensor(0.5), logits=grid.new_tensor(0.7))
     density = law.log_prob(grid).exp()

@@ -46,14 +46,14 @@ def test_warp_equals_the_per_pixel_reference():
 def test_over_equals_the_per_pixel_reference():
     paint, pose, presence = random_scene()
     layers = templates.warp_templates(paint, pose, (7, 6))
-    colour, alpha = layers[:, :3], layers[:, 3:] * presence.T[:, None, :, None, None]
+    color, alpha = layers[:, :3], layers[:, 3:] * presence.T[:, None, :, None, None]
     background = torch.rand(3, 1, 7, 6, dtype=torch.float64)
     expected = background.expand(3, 2, 7, 6).clone()
     for part in range(3):
-        expected = alpha[part] * colour[part] + (1 - alpha[part]) * expected
-    torch.testing.assert_close(templates.over(colour, alpha, background), expected)
-    black = templates.over(colour, alpha, torch.zeros_like(background))
-    torch.testing.assert_close((templates.visibility(alpha) * colour).sum(0), black)
+        expected = alpha[part] * color[part] + (1 - alpha[part]) * expected
+    torch.testing.assert_close(templates.over(color, alpha, background), expected)
+    black = templates.over(color, alpha, torch.zeros_like(background))
+    torch.testing.assert_close((templates.visibility(alpha) * color).sum(0), black)
 
 
 def test_the_identity_pose_at_the_template_size_returns_the_template():
@@ -85,7 +85,7 @@ def test_new_templates_leave_nearly_all_of_the_background():
     torch.manual_seed(0)
     paint = templates.faint((16, 4, 11, 11)).sigmoid()
     alone = torch.eye(2, 3).reshape(1, 1, 6).expand(1, 16, 6)  # every part fills the image
-    colour, alpha = templates.warp_templates(paint, alone, (11, 11)).split([3, 1], dim=1)
-    seen = templates.over(colour, alpha, torch.zeros(3, 1, 1, 1))
+    color, alpha = templates.warp_templates(paint, alone, (11, 11)).split([3, 1], dim=1)
+    seen = templates.over(color, alpha, torch.zeros(3, 1, 1, 1))
     assert alpha.max() < 0.1 and 0 < seen.mean() < 0.5
     assert abs(paint[:, :3].mean() - 0.5) < 0.01

@@ -128,11 +128,11 @@ def test_bernoulli_pixels_are_a_cross_entropy_and_binary_ones_a_density():
     states = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).view(4, 1, 1, 2)
     law = model.image_law(code.expand(4, 2))
     assert law.log_prob(states).exp().sum().item() == pytest.approx(1, abs=1e-6)
-    grey = torch.tensor([[0.3, 0.6]]).view(1, 1, 1, 2)
+    gray = torch.tensor([[0.3, 0.6]]).view(1, 1, 1, 2)
     expected = -nn.functional.binary_cross_entropy(
-        model.image_law(code).mean, grey, reduction="sum"
+        model.image_law(code).mean, gray, reduction="sum"
     )
-    torch.testing.assert_close(model.image_law(code).log_prob(grey)[0], expected)
+    torch.testing.assert_close(model.image_law(code).log_prob(gray)[0], expected)
     drawn = poutine.trace(model).get_trace(batch_size=20).nodes["image"]["value"]
     assert set(drawn.unique().tolist()) <= {0.0, 1.0}
 

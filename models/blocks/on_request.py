@@ -126,6 +126,6 @@ class OnRequest(Model):
         return self.paint(latents, request.expand(batch, -1))
 
 
-def centred_normal(like: Tensor, *shape: int, deviation: float = 1.0) -> dist.TorchDistribution:
+def centered_normal(like: Tensor, *shape: int, deviation: float = 1.0) -> dist.TorchDistribution:
     """Return Normal(0, deviation) over events of this shape, in the dtype of `like`."""
     return dist.Normal(like.new_zeros(shape), deviation).to_event(len(shape))

@@ -62,7 +62,8 @@ class ObservedPixels(dist.TorchDistribution):
     arg_constraints = {}
 
     def __init__(self, law: dist.TorchDistribution, observed: Tensor) -> None:
-        self.law, self.observed = law, observed
+        self.law = law
+        self.observed = observed
         super().__init__(law.batch_shape, law.event_shape, validate_args=False)
 
     @property
@@ -112,7 +113,7 @@ def refuse_dependent_pixels(model: Any) -> None:
             f"{name} explains labels and not pixels, so that there is no score to leave a missing "
             "pixel out of; fill the pixels in first, as by `fill_in` of another model"
         )
-    if not model.normalised:
+    if not model.normalized:
         raise ValueError(
             f"{name} ties its pixels together by an energy, so that a missing pixel cannot be left "
             "out of its density; use a directed model"

@@ -21,7 +21,7 @@ from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_labels
 
 
-def standardised(images: Tensor) -> Tensor:
+def standardized(images: Tensor) -> Tensor:
     """Return images (B, C, H, W) scaled to mean 0 and deviation 1 each."""
     return F.layer_norm(images, images.shape[1:])
 

@@ -1,0 +1,156 @@
+"""Shape codes: objects of several kinds, whose codes say which parts they have, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.figures.part_whole import learned_templates, parses, prior_samples
+from capsule_zoo.guides import AmortizedShapeCodes, RoutingShapeCodes
+from capsule_zoo.guides.shape_codes import ShapeCodesGuide
+from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference.training.kinds import start_kinds
+from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.models import Capsules, ShapeCodes
+from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.registry import Entry, register
+from capsule_zoo.sizes import Takes
+
+GUIDE_SIZES = dict(channels=64, width=384, hidden=2, max_scale=0.8, anisotropy=1.6)
+SMALL = dict(
+    image_shape=(1, 12, 12),
+    kinds=2,
+    parts=3,
+    codes=2,
+    template_size=5,
+    guide_sizes=dict(channels=6, width=8, hidden=1),
+)
+# Objects learn from part sets, without rendering, hundreds of times as many images a second.
+# With 400 updates in clusters 15 of 32 kinds stayed in use, with 1,200 updates 27 (one run each).
+SHARES = {"parts": 0.7, "clusters": 0.05, "objects": 0.1, "all": 0.15}
+ON_PART_SETS: dict[str, Any] = dict(objective=Trace_ELBO(), lr=2e-3, warmup=0)
+
+
+def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
+    """Return the parts that a guide draws for every image, as data of the scope "objects"."""
+    drawn = infer(guide, split.images, ["part_presence", "part_pose"], seed)
+    sets = as_part_sets(Capsules(drawn["part_presence"], drawn["part_pose"]))
+    return Split(sets, split.labels, f"parts of {split.name}")
+
+
+def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
+    """Return a data set of part sets in place of images."""
+    reader = guide.with_scope("parts")
+    train = part_sets(reader, data.train, seed)
+    test = part_sets(reader, data.test[:1], seed)
+    seen = data.validation
+    validation = part_sets(reader, seen, seed) if len(seen) else test[:0]
+    return Dataset(data.name, train, validation, test, data.class_names)
+
+
+def clustered(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Split:
+    """Return part sets with the cluster of each as its label, and start the kinds from them."""
+    sets = part_sets(guide.with_scope("parts"), data.train, seed)
+    return Split(sets.images, start_kinds(guide.model, sets.images, seed), sets.name)
+
+
+def stages(entry: Entry) -> list[Stage]:
+    """Return the stages of training: parts, objects on parsed parts, and all together.
+
+    The objects start from clusters of parsed images. At first each image belongs to its cluster.
+    """
+    model, guide = entry.model, entry.guide
+    objects = model.with_scope("objects"), guide.with_scope("objects")
+    on_clusters = {**ON_PART_SETS, "labels": True, "schedule": "constant"}
+    whole = dict(objective=Trace_ELBO(), warmup=50)
+    return [
+        Stage(
+            "parts",
+            SHARES["parts"],
+            model.with_scope("parts"),
+            guide.with_scope("parts"),
+            settings=dict(objective=Trace_ELBO()),
+        ),
+        Stage(
+            "objects, each image in its cluster",
+            SHARES["clusters"],
+            *objects,
+            prepare=partial(clustered, guide=guide),
+            settings=on_clusters,
+        ),
+        Stage(
+            "objects",
+            SHARES["objects"],
+            *objects,
+            prepare=partial(parsed, guide=guide),
+            settings={**ON_PART_SETS, "schedule": "linear"},
+        ),
+        Stage("parts and objects together", SHARES["all"], model, guide, settings=whole),
+    ]
+
+
+def _with_laws(entry: Entry, pose: str, objects: str) -> AmortizedShapeCodes:
+    """Return the entry's guide with other laws of the poses and codes, and the same weights."""
+    return entry.guide.with_laws(pose, objects)
+
+
+def _routing(entry: Entry) -> RoutingShapeCodes:
+    """Return a guide with ridge regressions above the entry's own encoder of parts."""
+    own = ("width", "hidden")  # of the network that routing does not have
+    sizes = {name: size for name, size in entry.guide.options.items() if name not in own}
+    return RoutingShapeCodes(entry.model, **sizes).copy_matching(entry.guide)
+
+
+GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
+    "delta": partial(_with_laws, pose="delta", objects="normal"),
+    "normal": partial(_with_laws, pose="normal", objects="normal"),
+    "points": partial(_with_laws, pose="delta", objects="delta"),
+    "routing": _routing,
+}
+
+
+@register(
+    "shape-codes",
+    small=SMALL,
+    takes={
+        "sizes": Takes(ShapeCodes, without=("channels", "image_size")),
+        "guide_sizes": Takes(AmortizedShapeCodes, without=("pose",), defaults=GUIDE_SIZES),
+    },
+)
+def shape_codes(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    guide_sizes: Mapping[str, Any] = GUIDE_SIZES,
+    kinds: int = 32,
+    parts: int = 16,
+    codes: int = 16,
+    **sizes: Any,
+) -> Entry:
+    """An object of some kind, with a code that shapes its parts; see `models.shape_codes`.
+
+    Args:
+        image_shape: (channels, height, width).
+        guide_sizes: arguments of `AmortizedShapeCodes` that replace those of `GUIDE_SIZES`.
+        kinds, parts, codes, sizes: arguments of `ShapeCodes`.
+    """
+    channels, height, width = image_shape
+    model = ShapeCodes(kinds, parts, codes, channels=channels, image_size=(height, width), **sizes)
+    return Entry(
+        model=model,
+        guide=AmortizedShapeCodes(model, "delta", **{**GUIDE_SIZES, **guide_sizes}),
+        guides=GUIDES,
+        objective=Trace_ELBO(),
+        training={"batch_size": 128},
+        figures=PICTURES,
+        stages=stages,
+    )
+
+
+PICTURES = {
+    "parses": lambda entry, images: parses(entry.model, entry.guide, images),
+    "templates": lambda entry, images: learned_templates(entry.model),
+    "samples": lambda entry, images: prior_samples(entry.model),
+}

@@ -1,0 +1,81 @@
+"""The options of an experiment, which are the same for every experiment."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """The choices that a user has in every experiment.
+
+    Attributes:
+        minutes: training time; None for a full run, whose length the experiment knows.
+        seed: seed of all random numbers.
+        data_root: see `load_dataset`.
+        device: where to train.
+        run: a run folder, or the name of trained weights, to measure instead of a new training run.
+        progress: report every stage and show progress bars, on stderr.
+        processes: the number of runs of a study that are trained side by side; by default as many
+            as torch has threads. With 1 they follow each other in this process.
+        runs: the folder in which training runs are saved, and from which they go on; None to save
+            nothing.
+        full: minutes of a full run, which the experiment fills in.
+
+    Raises:
+        ValueError: `minutes` or `processes` is not positive.
+    """
+
+    minutes: float | None = None
+    seed: int = 0
+    data_root: str | Path | None = None
+    device: str = "cpu"
+    run: str | None = None
+    progress: bool = True
+    processes: int | None = None
+    runs: Path | None = None
+    full: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minutes is not None and not self.minutes > 0:
+            raise ValueError(
+                f"minutes must be positive, not {self.minutes!r}; leave it out for a full run"
+            )
+        if self.processes is not None and self.processes < 1:
+            raise ValueError(f"processes must be 1 or more, not {self.processes!r}")
+
+    @property
+    def budget(self) -> float:
+        """The training time of the whole experiment, in minutes.
+
+        Raises:
+            ValueError: neither the user nor the experiment gives a time.
+        """
+        budget = self.minutes or self.full
+        if budget is None:
+            raise ValueError("minutes are needed: this function has no full length of its own")
+        return budget
+
+    def shortened(self, steps: int) -> int:
+        """Return the number of steps in this run, if a full run takes `steps`; at least 2."""
+        length = self.budget / (self.full or self.budget)
+        return max(2, round(steps * min(length, 1)))
+
+    def limit(self, steps: int) -> dict[str, float]:
+        """Return the limit of a training run: the given minutes, or else a number of steps."""
+        return {"steps": steps} if self.minutes is None else {"minutes": self.minutes}
+
+    def say(self, words: str) -> None:
+        """Report the next stage."""
+        if self.progress:
+            print(f"== {words}", file=sys.stderr, flush=True)
+
+    def refuse_run(self) -> None:
+        """Raise ValueError if a run is given, because the experiment measures its own runs."""
+        if self.run:
+            raise ValueError(
+                "run names what was trained before, but this experiment measures its own training "
+                "runs; leave --run out"
+            )

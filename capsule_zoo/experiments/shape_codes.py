@@ -1,0 +1,260 @@
+"""Shape codes on published parts: prior samples, classes without labels, and turned digits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.entries.shape_codes import ON_PART_SETS, clustered, parsed, part_sets
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.part_whole_prior import looks, ratio
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides.shape_codes import ShapeCodesGuide
+from capsule_zoo.guides.turns import turned
+from capsule_zoo.inference import fit
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
+from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.records import Metrics, Numbers
+from capsule_zoo.registry import Entry, create, load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PARTS_OF = "part-whole-mnist"
+REDRAWS, PROBED = 10, 10_000
+TURNS = 24
+OBJECT = ["object_kind", "object_pose", "object_code"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Attributes:
+        kinds: numbers of kinds that are tried.
+        main: the number of kinds that is measured in all ways.
+        codes: numbers of a shape code.
+        sigma_min: least deviation of a part's pose.
+        sigma_top: deviation of an object's pose.
+        cluster_steps: updates in which every image belongs to its cluster.
+        steps: updates after them.
+        batch_size: part sets of an update.
+        images: images in every Frechet distance.
+        held_out: images on which the loss of redrawn parts is measured.
+        turned: digits that are turned by any angle.
+    """
+
+    kinds: tuple[int, ...] = (10, 32, 64)
+    main: int = 32
+    codes: int = 16
+    sigma_min: float = 0.005
+    sigma_top: float = 0.03
+    cluster_steps: int = 1200
+    steps: int = 2500
+    batch_size: int = 256
+    images: int = 5000
+    held_out: int = 1000
+    turned: int = 300
+
+
+@experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
+def objects(options: Options, **settings: Any) -> Result:
+    """Objects with shape codes on frozen, published parts of MNIST (30 minutes).
+
+    For each number of kinds: prior samples compared with digits in the features of a classifier,
+    and the classes found without labels (each kind counts as its commonest training class). For
+    32 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
+    that are turned by any angle, read at the turn at which the objects explain the parts best.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    data = load_dataset("mnist", root=options.data_root)
+    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
+    real = classifier.read(data.test.images[: chosen.images])
+    numbers: Numbers = {}
+    grid: dict[str, Numbers] = {}
+    main: Entry | None = None
+    rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
+    table: dict[str, dict[str, float]] = {}
+    for kinds in chosen.kinds:
+        options.say(f"Training objects of {kinds} kinds")
+        entry = on_published_parts(kinds, chosen, options.seed)
+        sets, held_out = train_objects(entry, data, chosen, options)
+        found = classes_found(entry, sets, held_out)
+        samples = mean_images(entry.model, chosen.images, seed=options.seed)
+        found |= looks(classifier.read(samples), real)
+        rows[f"{kinds} kinds"] = samples[:12]
+        for name, value in found.items():
+            grid.setdefault(name, {})[str(kinds)] = value
+        table[f"{kinds} kinds"] = {name: value[0] for name, value in found.items()}
+        if kinds == chosen.main:
+            main = entry
+            numbers |= lost(entry, data.test.images[: chosen.held_out], options.seed)
+            numbers |= probes(entry, sets, held_out)
+            numbers |= turned_digits(entry, sets, data.test[: chosen.turned])
+    shown = {"": draw(rows)}
+    metrics: Metrics = {**grid, **numbers}
+    return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+
+
+def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
+    """Return an untrained entry whose parts are those of the published part-whole weights."""
+    source = load(PARTS_OF)
+    pyro.set_rng_seed(seed)
+    entry = create(
+        "shape-codes",
+        kinds=kinds,
+        image_shape=source.model.image_shape,
+        parts=source.model.levels[-1].size,
+        codes=chosen.codes,
+        sigma_min=chosen.sigma_min,
+        sigma_top=chosen.sigma_top,
+    )
+    entry.model.template_logits.data.copy_(source.model.template_logits)
+    entry.guide.copy_matching(source.guide)
+    return entry
+
+
+def train_objects(
+    entry: Entry, data: Dataset, chosen: Settings, options: Options
+) -> tuple[Split, Split]:
+    """Train objects on frozen parts, and return the part sets of training and test images."""
+    pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
+    shared: dict[str, Any] = dict(ON_PART_SETS)
+    shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
+    clusters = clustered(data, options.seed, guide=entry.guide)
+    steps = options.shortened(chosen.cluster_steps)
+    fit(*pair, clusters, labels=True, steps=steps, schedule="constant", **shared)
+    sets = parsed(data, options.seed, guide=entry.guide)
+    fit(*pair, sets, steps=options.shortened(chosen.steps), schedule="linear", **shared)
+    return sets.train, part_sets(entry.guide.with_scope("parts"), data.test, options.seed)
+
+
+class Object(NamedTuple):
+    """What a guide infers of the objects of N part sets.
+
+    Attributes:
+        belief: q(k), (N, K).
+        pose, code: centers for the likeliest kind, (N, 6) and (N, d).
+        explained: estimate of log p(parts), (N,), in nats.
+    """
+
+    belief: Tensor
+    pose: Tensor
+    code: Tensor
+    explained: Tensor
+
+    def features(self) -> np.ndarray:
+        """Return the belief, the code and the pose side by side."""
+        return torch.cat([self.belief, self.code, self.pose], dim=-1).numpy()
+
+
+@torch.no_grad()
+def read_objects(guide: ShapeCodesGuide, sets: Tensor) -> Object:
+    """Infer the objects of part sets (N, 1, P, 7)."""
+    guide, found = guide.with_scope("objects"), []
+    for few in sets.split(500):
+        parts = from_part_sets(few)
+        proposals = guide.propose(parts)
+        logits = guide.kind_logits(parts, proposals)
+        best, rows = logits.argmax(-1), torch.arange(len(few))
+        centers = proposals.pose[rows, best], proposals.code[rows, best]
+        found.append(Object(logits.softmax(-1), *centers, logits.logsumexp(-1)))
+    return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def classes_found(entry: Entry, train: Split, test: Split) -> Numbers:
+    """Measure how well kinds match the classes, which training never saw, and how many are used.
+
+    A kind counts as its commonest class among training images, for the likeliest kind
+    (`classes_found`) and for one that is drawn (`drawn_class`). Where there are as many kinds as
+    classes, also with one kind for each class (`classes_one_to_one`).
+    """
+    belief, asked = (read_objects(entry.guide, split.images).belief for split in (train, test))
+    kinds = belief.shape[1]
+    classes = int(train.labels.max()) + 1
+    count = torch.zeros(kinds, classes)
+    count.index_put_((belief.argmax(-1), train.labels), torch.ones(len(belief)), accumulate=True)
+    commonest = count.argmax(1)
+    drawn = torch.multinomial(asked, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    answers = {"classes_found": commonest[asked.argmax(-1)], "drawn_class": commonest[drawn]}
+    if kinds == classes:
+        kind, own = linear_sum_assignment(-count.numpy())
+        single = torch.zeros(kinds, dtype=torch.long)
+        single[torch.from_numpy(kind)] = torch.from_numpy(own)
+        answers["classes_one_to_one"] = single[asked.argmax(-1)]
+    found: Numbers = {
+        name: mean_and_error((given == test.labels).double()) for name, given in answers.items()
+    }
+    share = belief.mean(0)
+    entropy = torch.special.entr(share).sum()
+    found["kinds_in_use"] = (float((share > 0.1 / kinds).sum()), None, len(belief))
+    found["kinds_perplexity"] = (float(entropy.exp()), None, len(belief))
+    return found
+
+
+def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
+    """Measure the share of what parts explain that is lost if their object draws them again."""
+    drawn = infer(entry.guide, images, seed=seed)
+    held = {name: drawn[name] for name in OBJECT}
+    empty = {**drawn, "part_presence": torch.zeros_like(drawn["part_presence"])}
+    inferred = image_log_likelihood(entry.model, images, drawn)
+    background = image_log_likelihood(entry.model, images, empty)
+    again = [image_log_likelihood(entry.model, images, held, seed + i) for i in range(REDRAWS)]
+    redrawn = torch.stack(again).mean(0)
+    return {"share_lost": ratio(inferred - redrawn, inferred - background)}
+
+
+def probes(entry: Entry, train: Split, test: Split) -> Numbers:
+    """Fit linear probes on kind, code and pose, and on the parts alone."""
+    found: Numbers = {}
+    ours = [read_objects(entry.guide, split.images).features() for split in (train, test)]
+    parts = [split.images.flatten(1).numpy() for split in (train, test)]
+    for name, (features, asked) in {"probe": ours, "probe_parts": parts}.items():
+        for ending, n in {"": PROBED, "_all": len(train)}.items():
+            labels = train.labels[:n]
+            found[name + ending] = linear_probe(features[:n], labels, asked, test.labels)
+    return found
+
+
+def turned_digits(entry: Entry, train: Split, test: Split) -> Numbers:
+    """Classify digits turned by any angle with a probe that was fitted on upright ones.
+
+    Each is parsed at every one of 24 turns, and read where its parts are explained best.
+    """
+    probe = fit_probe(
+        read_objects(entry.guide, train.images[:PROBED]).features(), train.labels[:PROBED]
+    )
+    degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
+    images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
+    reader = entry.guide.with_scope("parts")
+    seen = []
+    for turn in range(TURNS):
+        angle = images.new_full((len(images),), 2 * math.pi * turn / TURNS)
+        sets = part_sets(reader, Split(turned(images, angle), test.labels))
+        seen.append(read_objects(entry.guide, sets.images))
+    best = torch.stack([each.explained for each in seen]).argmax(0)
+    features = np.stack([each.features() for each in seen])[best.numpy(), np.arange(len(best))]
+    right = probe.predict(features) == test.labels.numpy()
+    away = (degrees + 360 * best / TURNS + 180) % 360 - 180  # from upright, after the turn
+    return {
+        "rotated_turned": mean_and_error(right.astype(float)),
+        "turn_within_20": mean_and_error((away.abs() <= 20).double()),
+    }
+
+
+def draw(rows: dict[str, Tensor]) -> Figure:
+    """Draw digits, and twelve samples of the prior for each number of kinds."""
+    return image_rows(rows, "Digits, and samples of the prior of shape codes")

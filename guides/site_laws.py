@@ -1,0 +1,205 @@
+"""The law of one latent site in a free-form guide, chosen by the law of the site in the model.
+
+    discrete, or relaxed     the model's own family, with logits of its own
+    continuous               Delta(transform(loc))  or  transform(Normal(loc, scale))
+
+`transform` maps the reals to the support of the site (`torch.distributions.biject_to`). It is left
+out where the support is the reals already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.distributions.torch import Independent
+from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from torch import Tensor
+from torch.distributions import (
+    Bernoulli,
+    Categorical,
+    MixtureSameFamily,
+    OneHotCategorical,
+    OneHotCategoricalStraightThrough,
+    RelaxedBernoulli,
+    RelaxedOneHotCategorical,
+    biject_to,
+    constraints,
+)
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
+from torch.distributions.transforms import Transform
+
+_RELAXED = (
+    LogitRelaxedBernoulli,
+    RelaxedBernoulli,
+    ExpRelaxedCategorical,
+    RelaxedOneHotCategorical,
+)
+# A subclass, such as a faster Bernoulli or a law of labels, is served by the first of its bases
+_DISCRETE = {
+    OneHotCategoricalStraightThrough: dist.OneHotCategoricalStraightThrough,
+    OneHotCategorical: dist.OneHotCategorical,
+    Categorical: dist.Categorical,
+    Bernoulli: dist.Bernoulli,
+}
+_SURE = 3.0  # logit of a value that another guide holds for certain
+
+
+class UnservedSite(ValueError):
+    """The error raised for a site that no free-form law fits."""
+
+
+def innermost(law: Any) -> Any:
+    """Return the family inside `to_event`, `expand`, `mask` and mixtures of one family."""
+    while True:
+        if isinstance(law, (Independent, ExpandedDistribution, MaskedDistribution)):
+            law = law.base_dist
+        elif isinstance(law, MixtureSameFamily):
+            law = law.component_distribution
+        else:
+            return law
+
+
+@dataclass(frozen=True, eq=False)
+class ByLogits:
+    """A family that logits define: Bernoulli, Categorical, one-hot, or one of these relaxed.
+
+    Attributes:
+        family: the class of the law.
+        dtype: of the logits.
+        temperature: temperature of a relaxed law, else None.
+        categories: number of logits of a choice whose value is their index, else None.
+    """
+
+    family: Any
+    dtype: torch.dtype
+    temperature: Tensor | None
+    categories: int | None
+
+    def law(self, logits: Tensor, event_dim: int) -> dist.TorchDistribution:
+        """Return the law with these logits."""
+        if self.temperature is None:
+            law = self.family(logits=logits)
+        else:
+            law = self.family(self.temperature.to(logits), logits=logits)
+        return law.to_event(event_dim - law.event_dim)
+
+    def start(self, law: Any, value: Tensor) -> Tensor:
+        """Return logits to start from: even ones, or those of another law of the site.
+
+        Args:
+            law: the law of the site in another guide, or None.
+            value: a draw from it. It decides where the law has no logits, as a point has none.
+        """
+        shape = value.shape if self.categories is None else (*value.shape, self.categories)
+        if law is None:
+            return value.new_zeros(shape, dtype=self.dtype)
+        logits = getattr(innermost(law), "logits", None)
+        if isinstance(logits, Tensor):
+            return logits.expand(shape)
+        if self.categories is not None:
+            return _SURE * F.one_hot(value.long(), self.categories).to(self.dtype)
+        if self.temperature is None:
+            return _SURE * (2 * value - 1)
+        of_logits = issubclass(self.family, LogitRelaxedBernoulli | ExpRelaxedCategorical)
+        return value if of_logits else value.logit(eps=1e-3)
+
+
+@dataclass(frozen=True, eq=False)
+class Continuous:
+    """A continuous law: a point, or a normal law in unconstrained coordinates.
+
+    Attributes:
+        transform: the map from the reals to the support; None where the support is the reals.
+    """
+
+    transform: Transform | None
+
+    def point(self, loc: Tensor, event_dim: int) -> dist.TorchDistribution:
+        """Return the point whose unconstrained coordinates are `loc`."""
+        value = loc if self.transform is None else self.transform(loc)
+        return dist.Delta(value, event_dim=event_dim)
+
+    def normal(self, loc: Tensor, scale: Tensor, event_dim: int) -> dist.TorchDistribution:
+        """Return the law that is normal in the unconstrained coordinates."""
+        law = dist.Normal(loc, scale)
+        if self.transform is None:
+            return law.to_event(event_dim)
+        ranks = self.transform.domain.event_dim, self.transform.codomain.event_dim
+        law = law.to_event(event_dim + ranks[0] - ranks[1])
+        return dist.TransformedDistribution(law, [self.transform])
+
+    def start(self, law: Any, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return unconstrained centers and deviations; a deviation of 0 stands for a point.
+
+        Args:
+            law: the law of the site in another guide, or None.
+            value: a draw from it. It is the center where the law's mean is unknown.
+        """
+        loc = value if self.transform is None else self.transform.inv(value)
+        if law is not None:
+            try:
+                mean, stddev = self._moments(law)
+            except NotImplementedError:  # of a law without moments in closed form
+                return loc, torch.zeros_like(loc)
+            if mean.isfinite().all() and stddev.isfinite().all():
+                return mean.expand_as(loc), stddev.expand_as(loc)
+        return loc, torch.zeros_like(loc)
+
+    def _moments(self, law: Any) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of a law in the unconstrained coordinates.
+
+        Raises:
+            NotImplementedError: they are unknown.
+        """
+        if isinstance(law, dist.TransformedDistribution):
+            mean = law.base_dist.mean
+            pushed = mean
+            for transform in law.transforms:
+                pushed = transform(pushed)
+            back = pushed if self.transform is None else self.transform.inv(pushed)
+            if back.shape == mean.shape and torch.allclose(back, mean):
+                return mean, law.base_dist.stddev
+            raise NotImplementedError
+        if self.transform is not None:
+            raise NotImplementedError
+        return law.mean, law.stddev
+
+
+def family_of(name: str, law: Any) -> ByLogits | Continuous:
+    """Return the family that serves a site, from a law of the site in the model.
+
+    Raises:
+        UnservedSite: none does; the message names the site.
+    """
+    inner = innermost(law)
+    logits: Any = getattr(inner, "logits", None)
+    if isinstance(inner, _RELAXED):
+        return ByLogits(type(inner), logits.dtype, inner.temperature, None)
+    for base, family in _DISCRETE.items():
+        if isinstance(inner, base):
+            categories = logits.shape[-1] if family is dist.Categorical else None
+            return ByLogits(family, logits.dtype, None, categories)
+    if inner.support.is_discrete:
+        raise UnservedSite(
+            f"site {name!r} has the law {type(inner).__name__}, which is discrete and not defined "
+            "by logits alone, so no free-form law fits it; build the model with Bernoulli or "
+            "Gaussian units, or use a guide that is made for this model"
+        )
+    support = inner.support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support is constraints.real:
+        return Continuous(None)
+    try:
+        return Continuous(biject_to(inner.support))
+    except NotImplementedError:
+        raise UnservedSite(
+            f"site {name!r} has the law {type(inner).__name__}, and torch.distributions.biject_to "
+            f"has no transform from the reals to its support, {inner.support}; register one, or "
+            "use a guide that is made for this model"
+        ) from None

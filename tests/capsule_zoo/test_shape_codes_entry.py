@@ -1,0 +1,109 @@
+"""The entry shape-codes: training in stages through a run folder, and its experiment's measures."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import TraceEnum_ELBO
+from pyro.infer.autoguide import AutoNormal, init_to_sample
+
+from capsule_zoo.data import Split
+from capsule_zoo.experiments.shape_codes import classes_found, lost, read_objects, turned_digits
+from capsule_zoo.inference import evaluate, fit
+from capsule_zoo.models import Capsules
+from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.registry import Entry, create, load, small_sizes
+from capsule_zoo.runs import folder as runs
+
+
+def made(**sizes) -> Entry:
+    pyro.set_rng_seed(0)
+    return create("shape-codes", **{**small_sizes("shape-codes"), **sizes})
+
+
+def test_one_command_trains_all_stages_and_a_resumed_one_goes_on(tmp_path):
+    sizes = small_sizes("shape-codes")
+    given = dict(data="digits", sizes=sizes, batch_size=50, limits={"steps": 20})
+    entry, run = runs.train("shape-codes", tmp_path / "run", given, progress=False)
+    history = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert len(history) == run.steps > 4
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["entry"] == "shape-codes"
+    twin = load(tmp_path / "run")
+    assert torch.equal(twin.model.kind_logits, entry.model.kind_logits)
+    assert entry.model.kind_logits.std() > 0  # the kinds started from clusters
+    longer = {"limits": {"steps": 60}}
+    _, more = runs.train("shape-codes", tmp_path / "run", longer, resume=True, progress=False)
+    assert more.steps > run.steps
+
+
+def test_automatic_guides_fit_the_model_that_enumerates_its_kinds():
+    model = made().model.with_enumerated_kinds()
+    images = torch.rand(3, *model.image_shape, generator=torch.Generator().manual_seed(0))
+    guide = AutoNormal(poutine.block(model, hide=["object_kind"]), init_loc_fn=init_to_sample)
+    objective = TraceEnum_ELBO(max_plate_nesting=2)
+    settings = dict(steps=30, lr=0.02, batch_size=3, freeze="model", progress=False)
+    run = fit(model, guide, images, objective=objective, **settings)
+    assert run.history.loss.iloc[-5:].mean() < run.history.loss.iloc[:5].mean()
+    found = evaluate(model, guide, images, num_particles=3, discrete=False)
+    assert torch.isfinite(torch.as_tensor(found.sample_stats["log_weight"].values)).all()
+    assert "object_kind" not in found.posterior
+
+
+def labeled_sets(entry: Entry, number: int = 90) -> Split:
+    """Part sets of two kinds, far apart, whose kind is the class."""
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.arange(number) % 2
+    place = torch.randn(2, 3, 6, generator=generator)
+    with torch.no_grad():
+        entry.model.shapes.transform.copy_(place - torch.tensor([1.0, 0, 0, 0, 1, 0]))
+        entry.model.shapes.presence_logits.fill_(4)
+        entry.model.shapes.raw_scale.fill_(-2)
+    noise = 0.05 * torch.randn(number, 3, 6, generator=generator)
+    parts = Capsules(torch.ones(number, 3), place[labels] + noise)
+    return Split(as_part_sets(parts), labels)
+
+
+def test_kinds_that_are_classes_are_found_to_be_classes():
+    entry = made(kinds=2)
+    sets = labeled_sets(entry)
+    found = classes_found(entry, sets, sets)
+    assert found["classes_found"][0] == found["classes_one_to_one"][0] == 1
+    assert found["kinds_in_use"][0] == 2
+    assert found["kinds_perplexity"][0] == pytest.approx(2, abs=0.05)
+    mixed = Split(sets.images, torch.zeros(len(sets), dtype=torch.long))
+    assert classes_found(entry, mixed, mixed)["classes_found"][0] == 1
+    swapped = Split(sets.images, 1 - sets.labels)
+    assert classes_found(entry, sets, swapped)["classes_found"][0] == 0
+
+
+def test_nothing_is_lost_where_objects_tell_their_parts_exactly():
+    """And all of it where the object says that no part is there."""
+    entry = made()
+    with torch.no_grad():
+        entry.guide.read_parts.pool.read.bias.unflatten(0, (3, -1))[:, 0] = (
+            9  # every part is present
+        )
+        entry.model.template_logits.fill_(3)
+        entry.model.shapes.presence_logits.fill_(-9)
+        entry.model.shapes.presence_codes.zero_()
+        entry.model.shapes.log_affinity.fill_(20)
+    images = torch.rand(4, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
+    share, _, count = lost(entry, images, seed=0)["share_lost"]
+    assert share == pytest.approx(1, abs=0.02)
+    assert count == 4
+
+
+def test_turned_digits_are_read_at_one_of_the_turns():
+    entry = made()
+    images = torch.rand(60, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
+    sets = labeled_sets(entry, 60)
+    found = turned_digits(entry, sets, Split(images[:4], sets.labels[:4]))
+    assert 0 <= found["rotated_turned"][0] <= 1
+    assert found["turn_within_20"][2] == 4
+    features = read_objects(entry.guide, sets.images).features()
+    assert features.shape == (60, 2 + 2 + 6)

@@ -1,0 +1,235 @@
+"""Studies and sessions: runs share the time, are saved as they end, and go on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pyro
+import pytest
+import torch
+from miniature import few_digits
+
+from capsule_zoo import experiments
+from capsule_zoo.cli import main
+from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
+from capsule_zoo.experiments.study import Job, Study, choose, divide, side_by_side
+from capsule_zoo.experiments.training import train
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create
+
+QUIET = Options(progress=False, processes=1)
+SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, hidden=4)
+
+
+@pytest.fixture(autouse=True)
+def scratch_experiments(monkeypatch):
+    """Whatever a test registers is forgotten."""
+    experiments.list_experiments()
+    monkeypatch.setattr(experiments, "_experiments", dict(experiments._experiments))
+
+
+def where(job):
+    number, parent = job
+    return number, os.getpid() != parent, torch.get_num_threads()
+
+
+def test_jobs_keep_their_order_on_one_thread_of_other_processes():
+    found = side_by_side(where, [(number, os.getpid()) for number in (7, 8)])
+    assert found == [(7, True, 1), (8, True, 1)]
+
+
+def test_time_is_shared_by_the_cost_of_a_step():
+    """So that every variant takes about as many steps, whatever its cost and the seeds."""
+    study = Study({"cheap": "a", "dear": "b"}, seeds=2, costs={"dear": 3.0})
+    jobs = study.jobs(replace(QUIET, minutes=16, seed=5, runs=Path("runs")))
+    assert [(job.name, job.options.seed, job.options.minutes) for job in jobs] == [
+        ("dear", 5, 6),
+        ("dear", 6, 6),
+        ("cheap", 5, 2),
+        ("cheap", 6, 2),
+    ]  # the longest go first
+    assert len({job.folder for job in jobs}) == 4
+    assert {job.options.minutes for job in study.jobs(QUIET)} == {None}
+    assert divide(12, ("a", "b"), {"b": 3.0}) == {"a": 3, "b": 9}
+    assert divide(12, {"a": "any variant", "b": None}) == {"a": 6, "b": 6}
+
+
+def test_an_unknown_variant_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="unknown decoder 'autoencode'; did you mean 'autoenc"):
+        choose("decoder", ["autoencode"], {"autoencoder": 1})
+
+
+def count(job: Job[Path]) -> dict:
+    """Note that a run was made, and fail for the seed that is written down."""
+    notes = job.variant
+    with (notes / "runs.txt").open("a") as file:
+        file.write(f"{job.options.seed}\n")
+    if (notes / f"fail-{job.options.seed}").exists():
+        raise InterruptedError
+    return {"drawn": torch.rand(()).item(), "pair": (1, 2)}
+
+
+def test_a_study_that_was_interrupted_repeats_only_what_had_not_ended(tmp_path):
+    study = Study({"one": tmp_path}, seeds=3)
+    options = replace(QUIET, runs=tmp_path / "saved")
+    (tmp_path / "fail-1").touch()
+    with pytest.raises(InterruptedError):
+        study.run(count, options)
+    (tmp_path / "fail-1").unlink()
+    found = study.run(count, options)
+    assert (tmp_path / "runs.txt").read_text().split() == ["0", "1", "1", "2"]
+    assert list(found) == [("one", 0), ("one", 1), ("one", 2)]
+    assert study.run(count, options) == found  # all of them read
+    assert found["one", 0]["pair"] == [1, 2]  # as JSON gives it, whether it is read or new
+
+
+def test_a_study_in_this_process_leaves_random_numbers_alone(tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    Study({"one": tmp_path}).run(count, QUIET)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def trained_pair(options: Options, steps: tuple[int, ...]) -> list:
+    """A first pair trained in pieces, and what is drawn after it."""
+    pyro.set_rng_seed(1)
+    data = few_digits(24, 8, size=12)
+    entry = create("vae", **SIZES)
+    how = dict(schedule="constant", batch_size=8)
+    for end in steps:
+        run = train(entry, data, options, name="first", steps=end, **how)
+    second = create("vae", **SIZES)
+    drawn = torch.rand(3)
+    return [*entry.model.state_dict().values(), *second.model.state_dict().values(), drawn], run
+
+
+def test_a_run_goes_on_where_it_stopped_to_the_bit(tmp_path):
+    """Parameters, what is drawn afterwards, and history: stopped on the way, ended, or neither."""
+    expected, whole = trained_pair(QUIET, (5,))
+    saving = replace(QUIET, runs=tmp_path)
+    trained_pair(saving, (3,))
+    for _ in range(2):  # from step 3, and from the end
+        found, run = trained_pair(saving, (5,))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert run.steps == whole.steps == 5
+        assert run.history["loss"].tolist() == whole.history["loss"].tolist()
+
+
+def test_a_run_continues_another(tmp_path):
+    data = few_digits(24, 8, size=12)
+    how = dict(schedule="constant", batch_size=8)
+    entries = [create("vae", **SIZES) for _ in range(2)]
+    entries[1].model.load_state_dict(entries[0].model.state_dict())
+    entries[1].guide.load_state_dict(entries[0].guide.state_dict())
+    options = replace(QUIET, runs=tmp_path)
+    train(entries[0], data, options, name="whole", steps=4, **how)
+    train(entries[1], data, options, name="half", steps=2, **how)
+    train(entries[1], data, options, name="rest", after="half", steps=4, **how)
+    states = [entry.model.state_dict() for entry in entries]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    with pytest.raises(ValueError, match=r"give options\.runs"):
+        train(entries[1], data, QUIET, name="rest", after="half", steps=4, **how)
+
+
+def register_toy(calls: list[str]) -> None:
+    @experiment("test/toy", data="none", minutes=10)
+    def toy(options: Options, *, images: int = 3, share: float = 0.5, name: str = "a") -> Result:
+        """Train nothing, but save a file.
+
+        Args:
+            images: number of images.
+        """
+        calls.append("again" if (options.runs / "file").exists() else "new")
+        (options.runs / "file").write_text("half a run")
+        if name == "broken":
+            raise InterruptedError
+        return Result({"images": (float(images), None, 1), "budget": (options.budget, None, 1)})
+
+
+def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
+    register_toy([])
+    reproduce("test/toy", replace(QUIET, minutes=4), folder=tmp_path, images=7)
+    record = read_record("test/toy", tmp_path)
+    assert record["settings"] == {"images": 7, "share": 0.5, "name": "a"}
+    assert record["command"] == "capsule-zoo reproduce test/toy --minutes 4 --set images=7"
+    values = {name: metric["value"] for name, metric in record["metrics"].items()}
+    assert values == {"images": 7, "budget": 4}
+    chosen = find_experiment("test/toy")
+    assert chosen.settings["images"].what == "number of images."
+    for wrong, message in (
+        ({"image": 3}, "unknown setting of test/toy 'image'; did you mean 'images'?"),
+        ({"images": "many"}, "images of test/toy must be a whole number, not 'many'"),
+        ({"images": 0}, "images of test/toy must be positive, not 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reproduce("test/toy", QUIET, folder=tmp_path / "new", **wrong)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_same_command_goes_on_and_another_begins_anew(tmp_path):
+    calls: list[str] = []
+    register_toy(calls)
+    for settings in ({"images": 1}, {"images": 1}, {"images": 2}):
+        with pytest.raises(InterruptedError):
+            reproduce("test/toy", QUIET, folder=tmp_path, name="broken", **settings)
+    with pytest.raises(InterruptedError):
+        reproduce("test/toy", replace(QUIET, seed=1), folder=tmp_path, name="broken", images=1)
+    assert calls == ["new", "again", "new", "new"]
+    shutil.rmtree(tmp_path / ".unfinished")
+    for _ in range(2):  # what ended leaves nothing to go on with
+        reproduce("test/toy", QUIET, folder=tmp_path)
+    assert calls[4:] == ["new", "new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test"]
+
+
+def test_kept_runs_lie_with_the_entry(tmp_path):
+    register_toy([])
+    reproduce("test/toy", QUIET, folder=tmp_path / "results", keep=tmp_path / "kept")
+    assert (tmp_path / "kept" / "runs" / "file").read_text() == "half a run"
+    assert not (tmp_path / "results" / ".unfinished").exists()
+
+
+def test_time_of_earlier_sessions_counts_until_they_saved_something(tmp_path):
+    register_toy([])
+    with pytest.raises(InterruptedError):
+        reproduce("test/toy", QUIET, folder=tmp_path, name="broken")
+    (clock,) = tmp_path.glob(".unfinished/test/toy/*/clock.json")
+    content = json.loads(clock.read_text())
+    clock.write_text(json.dumps({**content, "seconds": 50.0}))
+    saved = clock.parent / "file"
+    began = content["began"]
+    for path in (clock, saved):
+        os.utime(path, (began + 100, began + 100))
+    chosen = find_experiment("test/toy")
+    with_broken = chosen.filled({"name": "broken"})
+    session = experiments.Session.begin(tmp_path, "test/toy", QUIET, with_broken)
+    assert session.seconds_before == pytest.approx(150, abs=1)
+
+
+def test_settings_from_the_command_line(tmp_path, capsys):
+    register_toy([])
+    words = ["reproduce", "test/toy", "--out", str(tmp_path), "--set", "images=9", "--json"]
+    with pytest.raises(SystemExit):
+        main(words)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["images"]["value"] == 9
+    with pytest.raises(SystemExit):
+        main(["reproduce", "test/toy", "--settings"])
+    shown = capsys.readouterr().out
+    assert "Train nothing" in shown and "--set images=3\n      number of images." in shown
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", "test/toy", "--out", str(tmp_path), "--set", "imags=9"])
+    assert ended.value.code == 2 and "did you mean 'images'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", experiments.list_experiments())
+def test_every_setting_has_a_description_and_fits_a_record(name):
+    chosen = find_experiment(name)
+    chosen.check(chosen.filled({}))
+    json.dumps(chosen.filled({}))
+    for setting in chosen.settings.values():
+        assert setting.what, f"{setting.name} of {name} is not described under Args"

@@ -1,0 +1,163 @@
+"""Guides to shape codes: routing is coordinate ascent, kinds weigh as they should."""
+
+from __future__ import annotations
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+
+from capsule_zoo.guides import AmortizedPartWhole, AmortizedShapeCodes, RoutingShapeCodes
+from capsule_zoo.guides.routing_shape_codes import fit_code, fit_pose
+from capsule_zoo.inference import fit, loss_per_image
+from capsule_zoo.inference.training.kinds import start_kinds
+from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
+from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
+
+SIZES = dict(kinds=3, parts=6, codes=2, image_size=8, template_size=4)
+
+
+def made(seed: int = 0, **options) -> ShapeCodes:
+    pyro.set_rng_seed(seed)
+    model = ShapeCodes(**{**SIZES, **options}).double()
+    with torch.no_grad():
+        model.shapes.pose_codes *= 4
+        model.shapes.transform += 0.3 * torch.randn_like(model.shapes.transform)
+        model.shapes.presence_logits += 2
+        model.shapes.raw_scale -= 3
+    return model
+
+
+def some_images(number: int = 4) -> torch.Tensor:
+    return torch.rand(number, 1, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+
+
+def test_ridge_steps_are_at_the_minimum():
+    """The gradient of what each step minimizes is zero at its answer."""
+    torch.manual_seed(0)
+    shape = (2, 3, 5)  # images, kinds, parts
+    target, place = (torch.randn(*shape, 6).double() for _ in range(2))
+    weight, precision = torch.rand(*shape, 6).double(), 1 + torch.rand(6).double()
+    pose, scale = fit_pose(target, place, weight, precision)
+    pose.requires_grad_()
+    votes = poses.compose(pose[..., None, :], place)
+    away = pose - poses.identity_like(pose)
+    cost = (weight * (target - votes).square()).sum() + (precision * away.square()).sum()
+    (slope,) = torch.autograd.grad(cost, pose, create_graph=True)
+    assert slope.abs().max() < 1e-10
+    curvature = torch.autograd.grad(slope[0, 0, 0], pose)[0][0, 0, 0]
+    assert scale[0, 0, 0].item() == pytest.approx((curvature.item() / 2) ** -0.5)
+
+    directions, codes = torch.randn(*shape, 6, 2).double(), torch.randn(3, 5, 2).double()
+    rest, believed = torch.randn(*shape).double(), torch.rand(*shape).double()
+    code, _ = fit_code(target, directions, weight, codes, rest, believed)
+    code.requires_grad_()
+    told = torch.einsum("kpd,bkd->bkp", codes, code)
+    cost = (weight * (target - torch.einsum("bkpid,bkd->bkpi", directions, code)).square()).sum()
+    cost = cost + code.square().sum() + (believed * told.square() - 2 * rest * told).sum()
+    (slope,) = torch.autograd.grad(cost, code)
+    assert slope.abs().max() < 1e-10
+
+
+def test_routing_finds_the_object_that_drew_the_parts():
+    model = made(sigma_top=0.05).with_scope("objects")
+    values = {
+        "object_kind": torch.tensor([[0], [1], [2], [1]]),
+        "object_pose": poses.identity_like(some_images()) + 0.05 * torch.randn(4, 1, 6),
+        "object_code": torch.randn(4, 1, 2).double(),
+    }
+    sets = poutine.condition(model, values)(batch_size=4).detach()
+    guide = RoutingShapeCodes(model, channels=2, iterations=20).double()
+    nodes = poutine.trace(guide).get_trace(sets).nodes
+    best = nodes["object_kind"]["fn"].logits.argmax(-1)
+    assert best.tolist() == values["object_kind"].tolist()
+    drawn = [
+        model.log_joint_of_kinds(from_part_sets(sets), *at_every_kind)
+        for at_every_kind in (
+            (values["object_pose"].expand(4, 3, 6), values["object_code"].expand(4, 3, 2)),
+            guide.propose(from_part_sets(sets))[:2],
+        )
+    ]
+    rows = torch.arange(4)
+    truth, found = (joint[rows, best[:, 0]] for joint in drawn)
+    assert (found > truth).all()  # the fitted object explains the parts better than the drawn one
+
+
+def test_enumerated_kinds_have_the_loss_that_drawn_kinds_have_on_average():
+    """And the exact sum has the same value in every call, where proposals are points."""
+    model = made().with_scope("objects")
+    sets = model(batch_size=3).detach()
+    guide = AmortizedShapeCodes(model, objects="delta", channels=2, width=8).double()
+    with torch.no_grad():  # kinds that are in doubt
+        model.shapes.raw_scale += 5
+    objective = TraceEnum_ELBO(max_plate_nesting=2)
+    exact = [
+        loss_per_image(objective, model, guide.with_enumerated_kinds(), sets).item()
+        for _ in range(2)
+    ]
+    found = guide.propose(from_part_sets(sets))
+    joint = model.log_joint_of_kinds(from_part_sets(sets), found.pose, found.code)
+    assert exact[0] == exact[1] == pytest.approx(-joint.logsumexp(-1).mean().item(), rel=1e-10)
+    drawn = [loss_per_image(Trace_ELBO(), model, guide, sets).item() for _ in range(20)]
+    # at the best law of the kind, log p(k, ...) - log q(k) is the same for every kind
+    assert drawn == pytest.approx([exact[0]] * 20, rel=1e-10)
+
+
+def test_a_part_that_is_off_is_as_wide_as_in_the_model():
+    model = made(sigma_off=0.7).discretized()
+    guide = AmortizedShapeCodes(model, "normal", channels=2, width=8).double().discretized()
+    nodes = poutine.trace(guide).get_trace(some_images(20)).nodes
+    scale = nodes["part_pose"]["fn"].base_dist.scale
+    off = nodes["part_presence"]["value"] == 0
+    assert off.any() and not off.all()
+    torch.testing.assert_close(scale[off], torch.full_like(scale[off], 0.7))
+    assert (scale[~off] < 0.1).all()
+
+
+@pytest.mark.parametrize("kind", [AmortizedShapeCodes, RoutingShapeCodes])
+def test_a_turned_view_turns_the_object_with_its_parts(kind):
+    """The same answer in the frame of the view, at whichever angle the image is looked at."""
+    model = made(rotations=4).discretized()
+    guide = kind(model, objects="delta", channels=2).double().discretized()
+    images = some_images()
+    quarter = torch.full((4,), torch.pi / 2).double()
+    found = []
+    for seen, angle in ((images, None), (images.rot90(-1, (2, 3)), quarter)):
+        torch.manual_seed(3)
+        found.append(poutine.trace(guide).get_trace(seen, angle=angle).nodes)
+    turn = poses.rotation(quarter[:1])
+    for site in ("part_pose", "object_pose"):
+        upright, turned = (nodes[site]["value"] for nodes in found)
+        torch.testing.assert_close(poses.compose(turn, upright), turned, atol=1e-6, rtol=0)
+
+
+def test_kinds_start_from_clusters_and_all_stay_in_use():
+    """Three shapes of parts, mixed: each becomes a kind, and the bound rises from there."""
+    model = made().with_scope("objects")
+    torch.manual_seed(4)
+    shapes = torch.randn(3, 6, 6).double()
+    which = torch.arange(300) % 3
+    place = shapes[which] + 0.05 * torch.randn(300, 6, 6).double()
+    sets = as_part_sets(Capsules(torch.ones(300, 6).double(), place))
+    clusters = start_kinds(model, sets, seed=0)
+    pairs = {(a, b) for a, b in zip(which.tolist(), clusters.tolist(), strict=True)}
+    assert len(pairs) == 3
+    guide = AmortizedShapeCodes(model, channels=2, width=16).double()
+    run = fit(model, guide, sets, steps=60, lr=5e-3, batch_size=100, warmup=0, progress=False)
+    assert run.history.loss.iloc[-10:].mean() < run.history.loss.iloc[:10].mean()
+    kinds = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.argmax(-1)
+    assert (kinds[:, 0] == clusters).float().mean() > 0.95
+    with pytest.raises(ValueError, match="fewer kinds"):
+        start_kinds(model, sets[:2])
+
+
+def test_guides_to_other_models_are_refused():
+    with pytest.raises(ValueError, match="ShapeCodes"):
+        AmortizedShapeCodes(PartWholeCapsules(2, 2, image_size=8))
+    with pytest.raises(ValueError, match="PartWholeCapsules"):
+        AmortizedPartWhole(made())
+    with pytest.raises(ValueError, match="objects"):
+        AmortizedShapeCodes(made(), objects="low_rank")
+    with pytest.raises(ValueError, match="iterations"):
+        RoutingShapeCodes(made(), iterations=0)

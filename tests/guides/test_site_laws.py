@@ -1,0 +1,151 @@
+"""A free-form guide serves every kind of site, from what the model declares and draws."""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.guides import FreeForm, Guide
+from capsule_zoo.guides.site_laws import UnservedSite, family_of
+from capsule_zoo.inference import check_pair, evaluate, refine
+from capsule_zoo.models import Model, Site
+from capsule_zoo.models.blocks.exponential_family import FastBernoulli
+from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
+
+HALF = torch.tensor(0.5, dtype=torch.float64)
+LAWS = {
+    "real": dist.Normal(torch.zeros(3).double(), 1.0).to_event(1),
+    "positive": dist.LogNormal(torch.zeros(()).double(), 1.0),
+    "bounded": dist.Uniform(-torch.ones(2).double(), 2.0).to_event(1),
+    "simplex": dist.Dirichlet(2 * torch.ones(3).double()),
+    "switch": FastBernoulli(logits=torch.zeros(4).double()).to_event(1),
+    "kind": dist.OneHotCategorical(logits=torch.zeros(3).double()),
+    "choice": dist.Categorical(logits=torch.zeros(3).double()),
+    "relaxed_switch": LogitRelaxedBernoulli(HALF, logits=torch.zeros(()).double()),
+    "relaxed_kind": LogRelaxedOneHot(HALF, logits=torch.zeros(3).double()),
+}
+DISCRETE = ("switch", "kind", "choice")
+
+
+class AllKinds(Model):
+    """One site of every kind that the zoo or its users may have; all shift the image."""
+
+    space = ImageSpace((1, 2, 2), (-torch.inf, torch.inf))
+    laws = LAWS
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(
+            Site(name, ("images",), law.event_dim, discrete=name in DISCRETE)
+            for name, law in self.laws.items()
+        )
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1) as rows:
+            values = [pyro.sample(name, law) for name, law in self.laws.items()]
+            total = sum(v.double().reshape(len(rows), -1).sum(1) for v in values)
+            mean = total[:, None, None, None].expand(-1, 1, 2, 2)
+            return pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
+
+
+class Points(Guide):
+    """The same value of every site for all images."""
+
+    def __init__(self, model, values):
+        super().__init__(model)
+        self.values = values
+
+    def forward(self, images, labels=None):
+        with pyro.plate("images", len(images), dim=-1):
+            for site in self.model.latent_sites:
+                value = self.values[site.name].expand(len(images), *self.values[site.name].shape)
+                pyro.sample(site.name, dist.Delta(value, event_dim=site.event_dim))
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 1, 2, 2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("law", ["delta", "normal"])
+def test_every_kind_of_site_is_served(images, law):
+    model = AllKinds()
+    found = refine(model, None, images, steps=6, law=law)
+    assert (found.end >= found.start).all() and found.end.isfinite().all()
+    check_pair(model, found.guide, images)
+    nodes = poutine.trace(found.guide).get_trace(images).nodes
+    for name, prior in LAWS.items():
+        assert prior.support.check(nodes[name]["value"]).all(), name
+    idata = evaluate(model, found.guide, images, num_particles=3, discrete=False)
+    assert bool(torch.as_tensor(idata.sample_stats.log_weight.values).isfinite().all())
+    assert idata.attrs["is_bound"] == (law == "normal")
+
+
+@pytest.mark.parametrize("law", ["delta", "normal"])
+def test_it_starts_at_the_values_of_another_guide(images, law):
+    """Points become centers; of a discrete value, the start finds it the likeliest."""
+    values = {name: prior.sample() for name, prior in LAWS.items()}
+    model = AllKinds()
+    free = FreeForm(model, images, Points(model, values), law)
+    nodes = poutine.trace(free).get_trace(images).nodes
+    for name in ("real", "positive", "bounded", "simplex"):
+        drawn = nodes[name]["value"]
+        near = 0 if law == "delta" else 0.5
+        torch.testing.assert_close(drawn, values[name].expand_as(drawn), atol=near + 1e-9, rtol=0)
+    assert torch.equal((free.logits["switch"] > 0).double()[0], values["switch"])
+    assert torch.equal(free.logits["kind"][0].argmax(), values["kind"].argmax())
+    assert torch.equal(free.logits["choice"][0].argmax(), values["choice"])
+    for name in ("relaxed_switch", "relaxed_kind"):
+        assert torch.equal(free.logits[name][0], values[name])
+
+
+def test_it_starts_at_the_laws_of_another_free_form_guide(images):
+    """Normal laws in unconstrained coordinates, and logits, are taken over as they are."""
+    model = AllKinds()
+    first = FreeForm(model, images, law="normal")
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    again = dict(FreeForm(model, images, first, "normal").named_parameters())
+    for name, parameter in first.named_parameters():
+        value, expected = again[name], parameter
+        if name in ("logits.kind", "logits.choice", "logits.relaxed_kind"):
+            value, expected = value.log_softmax(-1), parameter.log_softmax(-1)
+        torch.testing.assert_close(value, expected, msg=name)
+
+
+def test_a_site_that_nothing_serves_is_named():
+    counts = dist.Poisson(torch.ones(2)).to_event(1)
+    with pytest.raises(UnservedSite, match="site 'count' has the law Poisson, which is discrete"):
+        family_of("count", counts)
+    trials = dist.Binomial(3, logits=torch.zeros(2)).to_event(1)  # more than its logits
+    with pytest.raises(UnservedSite, match="'tries' has the law Binomial, which is discrete"):
+        family_of("tries", trials)
+    on_a_sphere = dist.ProjectedNormal(torch.ones(3))
+    with pytest.raises(UnservedSite, match="has no transform from the reals"):
+        family_of("axis", on_a_sphere)
+
+
+def test_a_site_of_no_image_is_named(images):
+    class Shared(AllKinds):
+        sites = (Site("real", (), event_dim=1),)
+
+    with pytest.raises(UnservedSite, match=r"'real' of Shared lies outside the plate 'images'"):
+        FreeForm(Shared(), images)
+
+
+def test_a_start_that_lacks_a_site_is_named(images):
+    model = AllKinds()
+
+    class Empty(Guide):
+        def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="init, a Empty, draws no site 'real'"):
+        FreeForm(model, images, Empty(model))

@@ -1,0 +1,114 @@
+"""Training in stages: as one run, resumed wherever it was stopped, and through the command line."""
+
+from __future__ import annotations
+
+import pyro
+import pytest
+import torch
+
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.inference import CheckpointError
+from capsule_zoo.inference.training.checkpoint import load_checkpoint
+from capsule_zoo.inference.training.stages import Stage, fit_stages
+from capsule_zoo.registry import Entry, create, small_sizes
+
+LIMITS = dict(steps=40, batch_size=10, progress=False)
+
+
+def some_data(number: int = 30) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(number, 1, 12, 12, generator=generator)
+    labels = torch.arange(number) % 3
+    splits = (slice(0, 20), slice(20, 25), slice(25, number))
+    return Dataset("noise", *(Split(images[s], labels[s]) for s in splits))
+
+
+def made(seed: int = 0) -> Entry:
+    pyro.set_rng_seed(seed)
+    return create("shape-codes", **small_sizes("shape-codes"))
+
+
+def values(entry: Entry) -> dict[str, torch.Tensor]:
+    modules = (entry.model, entry.guide)
+    return {f"{i}.{n}": v for i, m in enumerate(modules) for n, v in m.state_dict().items()}
+
+
+def changed(before: dict, after: dict) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def copied(entry: Entry) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in values(entry).items()}
+
+
+def test_each_stage_trains_its_own_level():
+    """Parts are not moved while objects learn, and the reverse; together both move."""
+    entry, data = made(), some_data()
+    stages = entry.stages(entry)
+    lower = {n for n in values(entry) if any(w in n for w in ("template", "encoder", "pool"))}
+    moved = []
+    for stage in stages:
+        before = copied(entry)
+        fit_stages([stage], data, **LIMITS)
+        moved.append(changed(before, values(entry)))
+    parts, clusters, objects, together = moved
+    assert parts >= lower
+    assert not any(name.startswith(("1.body", "1.center", "0.kind_logits")) for name in parts)
+    assert not clusters & lower and not objects & lower
+    assert "0.shapes.pose_codes" in objects and "1.body.0.weight" in objects
+    assert together >= lower | {"0.shapes.pose_codes", "1.body.0.weight"}
+
+
+def test_a_run_has_the_steps_of_all_its_stages():
+    entry = made()
+    run = fit_stages(entry.stages(entry), some_data(), **LIMITS)
+    shares = [stage.share for stage in entry.stages(entry)]
+    expected = sum(max(1, round(40 * share / sum(shares))) for share in shares)
+    assert run.steps == len(run.history) == expected
+    assert run.history["step"].tolist() == list(range(1, expected + 1))
+    assert run.history["seconds"].is_monotonic_increasing
+    assert run.stopped.startswith("reached")
+
+
+class Stopped(Exception):
+    """Raised by a checkpoint place, as if the machine had been turned off."""
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_run_resumed_in_any_stage_ends_like_one_without_a_stop(stage, tmp_path):
+    from capsule_zoo.inference.training.checkpoint import save_checkpoint
+
+    whole = made()
+    expected = fit_stages(whole.stages(whole), some_data(), validate_every=4, **LIMITS)
+    path, entry = tmp_path / "run.safetensors", made()
+
+    def place(tree: dict) -> None:
+        save_checkpoint(path, tree)
+        if tree["stage"] == stage:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        limits = dict(validate_every=4, **LIMITS)
+        fit_stages(entry.stages(entry), some_data(), checkpoint=place, **limits)
+    assert load_checkpoint(path)["stage"] == stage
+    twin = made(seed=9)
+    limits = dict(validate_every=4, **LIMITS)
+    run = fit_stages(twin.stages(twin), some_data(), resume=path, checkpoint=path, **limits)
+    assert not changed(values(whole), values(twin))
+    assert run.steps == expected.steps
+    assert run.history["loss"].tolist() == expected.history["loss"].tolist()
+
+
+def test_wrong_calls_are_refused(tmp_path):
+    entry = made()
+    stages = entry.stages(entry)
+    with pytest.raises(ValueError, match="stages is empty"):
+        fit_stages([], some_data(), steps=3)
+    with pytest.raises(ValueError, match="give epochs, steps or minutes"):
+        fit_stages(stages, some_data())
+    with pytest.raises(ValueError, match="share"):
+        Stage("none", 0.0, entry.model, entry.guide)
+    path = tmp_path / "run.safetensors"
+    fit_stages(stages, some_data(), checkpoint=path, **LIMITS)
+    with pytest.raises(CheckpointError, match="with these 2 stages"):
+        fit_stages(stages[:2], some_data(), resume=path, **LIMITS)

@@ -1,0 +1,314 @@
+"""Shape codes: sums over kinds and parents against brute force, and interventions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.distributions import Delta
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+from pyro.poutine.util import prune_subsample_sites
+
+from capsule_zoo.guides import RoutingShapeCodes
+from capsule_zoo.inference import evaluate, loss_per_image
+from capsule_zoo.inference.evaluation.summary import summarize
+from capsule_zoo.models import Capsules, ShapeCodes, poses
+from capsule_zoo.models.shape_codes import as_part_sets
+
+KINDS, PARTS, CODES, BATCH = 3, 2, 2, 2
+
+
+def made(seed: int = 0, **options) -> ShapeCodes:
+    pyro.set_rng_seed(seed)
+    sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, image_size=6, template_size=4)
+    model = ShapeCodes(**{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}).double()
+    with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def images() -> torch.Tensor:
+    return torch.rand(BATCH, 1, 6, 6, generator=torch.Generator().manual_seed(1)).double()
+
+
+def a_parse(model: ShapeCodes) -> tuple[Capsules, torch.Tensor, torch.Tensor]:
+    """Parts, and a pose and a code for every kind."""
+    presence = torch.randn(BATCH, PARTS).double()
+    if not model.relaxed:
+        presence = (presence > 0).double()
+    identity = poses.identity_like(presence)
+    pose = identity + 0.3 * torch.randn(BATCH, PARTS, 6)
+    by_kind = identity + 0.1 * torch.randn(BATCH, KINDS, 6)
+    return Capsules(presence, pose), by_kind, torch.randn(BATCH, KINDS, CODES).double()
+
+
+def log_joint(model: ShapeCodes, values: dict) -> torch.Tensor:
+    """The log density of everything in the trace of a model run on given values, (B,)."""
+    trace = poutine.trace(poutine.condition(model, values)).get_trace(images())
+    trace = prune_subsample_sites(trace)
+    trace.compute_log_prob()
+    nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and "log_prob" in n]
+    return sum(n["log_prob"].reshape(BATCH, -1).sum(1) for n in nodes if n["name"] != "image")
+
+
+def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
+    """The same with every kind and every choice of parents, one by one, (B, K)."""
+    model = model.with_selection("enumerate")
+    found = []
+    for kind in range(KINDS):
+        terms = []
+        for choice in itertools.product((0, 1), repeat=PARTS):
+            values = {
+                "object_kind": torch.full((BATCH, 1), kind),
+                "object_pose": pose[:, kind, None],
+                "object_code": code[:, kind, None],
+                "part_parent": torch.tensor(choice).expand(BATCH, PARTS),
+                "part_presence": parts.presence,
+                "part_pose": parts.pose,
+            }
+            terms.append(log_joint(model, values))
+        found.append(torch.stack(terms).logsumexp(0))
+    return torch.stack(found, -1)
+
+
+def points(parts: Capsules, pose, code):
+    """A guide of points at given values, whose law of the kind is the best one."""
+
+    def guide(images, labels=None, model=None):
+        with pyro.plate("images", BATCH, dim=-2):
+            with pyro.plate("parts", PARTS, dim=-1):
+                pyro.sample("part_presence", Delta(parts.presence))
+                pyro.sample("part_pose", Delta(parts.pose, event_dim=1))
+            logits = guide.model.log_joint_of_kinds(parts, pose, code)
+            law = pyro.distributions.Categorical(logits=logits[:, None])
+            kind = pyro.sample("object_kind", law, infer={"enumerate": "parallel"})
+            rows = torch.arange(BATCH)[:, None]
+            pyro.sample("object_pose", Delta(pose[rows, kind], event_dim=1))
+            pyro.sample("object_code", Delta(code[rows, kind], event_dim=1))
+
+    return guide
+
+
+def gradients(value: torch.Tensor, model: ShapeCodes) -> list[torch.Tensor]:
+    names = [n for n, _ in model.named_parameters() if "template" not in n]
+    found = torch.autograd.grad(value, [model.get_parameter(n) for n in names])
+    return [g for _, g in zip(names, found, strict=True)]
+
+
+@pytest.mark.parametrize("presence", ["relaxed", "discrete"])
+@pytest.mark.parametrize("selection", ["marginal", "enumerate"])
+def test_brute_force_closed_form_and_enumeration_agree(presence, selection):
+    """Value and gradient, the dummy included, whichever way the parents are summed out."""
+    model = made(presence=presence, selection=selection)
+    parts, pose, code = a_parse(model)
+    exact = brute_force(model, parts, pose, code).logsumexp(-1)
+    closed = model.log_joint_of_kinds(parts, pose, code).logsumexp(-1)
+    torch.testing.assert_close(closed, exact, rtol=1e-10, atol=1e-10)
+
+    guide = points(parts, pose, code)
+    guide.model = model
+    loss = TraceEnum_ELBO(max_plate_nesting=2).differentiable_loss(model, guide, images())
+    with torch.no_grad():
+        image = model.image_law(parts).log_prob(images()[:, None])
+    torch.testing.assert_close(-loss, (exact + image[:, 0]).sum(), rtol=1e-10, atol=1e-10)
+    expected = gradients(exact.sum(), model)
+    for value in (closed.sum(), -loss):
+        for found, wanted in zip(gradients(value, model), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_the_model_that_enumerates_kinds_has_the_same_sum():
+    """With one pose and one code for all kinds, as Pyro's automatic guides have them."""
+    model = made()
+    parts, pose, code = a_parse(model)
+    pose, code = (x[:, :1].expand(-1, KINDS, -1) for x in (pose, code))
+
+    def guide(images):
+        with pyro.plate("images", BATCH, dim=-2):
+            with pyro.plate("parts", PARTS, dim=-1):
+                pyro.sample("part_presence", Delta(parts.presence))
+                pyro.sample("part_pose", Delta(parts.pose, event_dim=1))
+            pyro.sample("object_pose", Delta(pose[:, :1], event_dim=1))
+            pyro.sample("object_code", Delta(code[:, :1], event_dim=1))
+
+    loss = TraceEnum_ELBO(max_plate_nesting=2).loss(model.with_enumerated_kinds(), guide, images())
+    closed = model.log_joint_of_kinds(parts, pose, code).logsumexp(-1)
+    image = model.image_law(parts).log_prob(images()[:, None])[:, 0]
+    assert -loss == pytest.approx((closed + image).sum().item(), rel=1e-10)
+
+
+def test_on_part_sets_the_poses_of_absent_parts_are_summed_out():
+    model = made().with_scope("objects")
+    parts, pose, code = a_parse(model)
+    parts = parts._replace(presence=torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double())
+    moved = parts._replace(pose=torch.where(parts.presence[..., None] > 0, parts.pose, 7.0))
+    first, second = (model.log_joint_of_kinds(each, pose, code) for each in (parts, moved))
+    torch.testing.assert_close(first, second)
+    # a part that is present: the density of the whole model, which sees poses only of such parts
+    whole = model.with_scope("scene").discretized()
+    there = parts._replace(presence=torch.ones(BATCH, PARTS).double())
+    torch.testing.assert_close(
+        model.log_joint_of_kinds(there, pose, code), whole.log_joint_of_kinds(there, pose, code)
+    )
+
+
+def test_importance_weights_average_to_the_likelihood_of_part_sets():
+    """Against the integral over a single number of code, with the object's pose nearly fixed."""
+    pyro.set_rng_seed(0)
+    model = ShapeCodes(2, 3, 1, image_size=6, template_size=4, sigma_top=1e-4, epsilon=0.5)
+    model = model.double()
+    with torch.no_grad():
+        model.shapes.pose_codes *= 6
+        model.shapes.presence_codes *= 20
+        model.kind_logits += torch.tensor([0.5, -0.5])
+    on_parts = model.with_scope("objects")
+    sets = on_parts(batch_size=3).detach()
+    assert sets.shape == (3, 1, 3, 7)
+    parts = Capsules(sets[:, 0, :, 0], sets[:, 0, :, 1:])
+    grid = torch.linspace(-7, 7, 4001).double()
+    pose = poses.identity_like(grid).expand(len(grid), 2, 6)
+    exact, kinds = [], []
+    for presence, place in zip(*parts, strict=True):
+        one = Capsules(presence.expand(len(grid), -1), place.expand(len(grid), -1, -1))
+        code = grid[:, None, None].expand(-1, 2, 1)
+        joint = on_parts.log_joint_of_kinds(one, pose, code)
+        joint = joint - on_parts.object_pose_law().log_prob(pose)
+        exact.append((joint.logsumexp(-1).logsumexp(0) + (grid[1] - grid[0]).log()).item())
+        kinds.append(joint.logsumexp(0).softmax(-1))
+    guide = RoutingShapeCodes(on_parts, channels=2).double()
+    believed = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.exp()
+    torch.testing.assert_close(believed[:, 0], torch.stack(kinds), atol=0.05, rtol=0)
+    found = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
+    iwae = summarize(found)["iwae"]
+    assert found.attrs["bound_on"] == "log p(part)"
+    assert found.attrs["is_bound"]
+    assert iwae == pytest.approx(sum(exact) / 3, abs=0.03)
+    assert summarize(found)["elbo"] < sum(exact) / 3
+
+
+@pytest.mark.parametrize("site", ["object_kind", "object_pose", "object_code"])
+def test_interventions_change_the_parts_and_nothing_above_them(site):
+    model = made(sigma_top=0.3).discretized()
+    values = {
+        "object_kind": torch.full((BATCH, 1), 2),
+        "object_pose": poses.identity_like(images()).expand(BATCH, 1, 6) + 0.5,
+        "object_code": torch.full((BATCH, 1, CODES), 3.0).double(),
+    }
+    traces = []
+    for program in (model, poutine.do(model, {site: values[site]})):
+        torch.manual_seed(5)
+        traces.append(poutine.trace(program).get_trace(batch_size=BATCH).nodes)
+    free, forced = traces
+    law = forced["part_pose"]["fn"]
+    assert not torch.equal(
+        law.component_distribution.mean, free["part_pose"]["fn"].component_distribution.mean
+    )
+    held = {name: free[name]["value"] for name in values if name != site} | {site: values[site]}
+    expected = model.shapes(*(held[name] for name in values))
+    if site == "object_code":  # the draws above the intervened site are those of the free run
+        torch.testing.assert_close(law.component_distribution.mean, expected.vote)
+    conditioned = poutine.trace(poutine.condition(model, values)).get_trace(batch_size=BATCH)
+    assert torch.equal(conditioned.nodes["object_code"]["value"], values["object_code"])
+    assert conditioned.nodes["_RETURN"]["value"].shape == (BATCH, 1, 6, 6)
+
+
+def test_votes_and_presences_are_those_of_the_story():
+    """A (N + U c) and sigmoid(g + w c), part by part and image by image."""
+    model = made()
+    _, pose, code = a_parse(model)
+    kinds = torch.tensor([2, 1])
+    law = model.shapes(kinds[:, None], pose[:, :1], code[:, :1])
+    shapes = model.shapes
+    for b, k in enumerate(kinds.tolist()):
+        for i in range(PARTS):
+            bent = shapes.place[k, i] + shapes.pose_codes[k, i] @ code[b, 0]
+            torch.testing.assert_close(law.vote[b, i, 1], poses.compose(pose[b, 0], bent))
+            told = shapes.presence_logits[k, i] + shapes.presence_codes[k, i] @ code[b, 0]
+            torch.testing.assert_close(law.presence_logits[b, i, 1], told)
+            torch.testing.assert_close(law.log_weights[b, i, 1], shapes.log_affinity[k, i])
+            torch.testing.assert_close(law.scale_on[b, i, 1], shapes.scale[k, i])
+    identity = poses.identity_like(pose).expand(BATCH, PARTS, 6)
+    torch.testing.assert_close(law.vote[..., 0, :], identity)
+    assert (law.presence_logits[..., 0] == shapes.dummy_logit).all()
+
+
+def test_prior_draws_have_the_shapes_of_their_sites_and_render():
+    model = made()
+    trace = poutine.trace(model).get_trace(batch_size=4)
+    nodes = trace.nodes
+    assert nodes["object_kind"]["value"].shape == (4, 1)
+    assert nodes["object_pose"]["value"].shape == (4, 1, 6)
+    assert nodes["object_code"]["value"].shape == (4, 1, CODES)
+    assert nodes["part_pose"]["value"].shape == (4, PARTS, 6)
+    pyro.render_model(model, model_kwargs={"batch_size": 2}, render_distributions=False)
+
+
+def test_known_kinds_are_observed():
+    """Labels are the kinds: they have a density in the model, and the guide does not draw them."""
+    model = made()
+    guide = RoutingShapeCodes(model, channels=2).double()
+    kinds = torch.tensor([2, 0])
+    nodes = poutine.trace(model).get_trace(images(), kinds).nodes
+    assert nodes["object_kind"]["is_observed"]
+    assert nodes["object_kind"]["value"][:, 0].tolist() == kinds.tolist()
+    assert "object_kind" not in poutine.trace(guide).get_trace(images(), kinds).nodes
+    loss = loss_per_image(Trace_ELBO(), model, guide, images(), kinds)
+    assert torch.isfinite(loss)
+    with pytest.raises(ValueError, match="labels"):
+        model(images(), torch.tensor([3, 0]))
+
+
+def test_at_rest_the_parts_are_those_of_the_first_kind():
+    model = made().with_scope("parts")
+    assert {site.name for site in model.sites} == {"part_presence", "part_pose"}
+    law = poutine.trace(model).get_trace(batch_size=BATCH).nodes["part_pose"]["fn"]
+    votes = law.component_distribution.mean[..., 1, :]
+    torch.testing.assert_close(votes, model.shapes.place[0].expand(BATCH, PARTS, 6))
+
+
+def test_clusters_become_the_means_and_deviations_of_their_kinds():
+    model = made().with_scope("objects")
+    generator = torch.Generator().manual_seed(3)
+    clusters = torch.arange(2000) % 2
+    place = torch.randn(2, PARTS, 6, generator=generator).double()
+    noise = torch.randn(2000, PARTS, 6, generator=generator).double()
+    share = torch.tensor([[0.9, 0.2], [0.5, 1.0]]).double()
+    there = torch.bernoulli(share[clusters], generator=generator)
+    logits = model.shapes.start_from(Capsules(there, place[clusters] + 0.1 * noise), clusters)
+    torch.testing.assert_close(
+        logits.softmax(-1)[:2], torch.full((2,), 0.5).double(), atol=1e-3, rtol=0
+    )
+    torch.testing.assert_close(model.shapes.place[:2], place, atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        model.shapes.scale[:2], torch.full_like(place, 0.1), atol=0.02, rtol=0
+    )
+    found = model.shapes.presence_logits[:2].sigmoid()
+    torch.testing.assert_close(found, share, atol=0.06, rtol=0)
+
+
+def test_part_sets_hold_presence_and_pose():
+    parts = Capsules(torch.ones(4, PARTS), torch.randn(4, PARTS, 6))
+    sets = as_part_sets(parts)
+    assert sets.shape == (4, 1, PARTS, 7)
+    assert torch.equal(sets[:, 0, :, 1:], parts.pose)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"kinds": 0}, "kinds"),
+        ({"codes": 0}, "codes"),
+        ({"sigma_top": 0.0}, "sigma_top"),
+        ({"dummy_presence": 1.0}, "dummy_presence"),
+        ({"selection": "sum"}, "selection"),
+    ],
+)
+def test_sizes_out_of_range_are_refused_by_name(sizes, named):
+    with pytest.raises(ValueError, match=named):
+        ShapeCodes(**sizes)
+    with pytest.raises(ValueError, match="scope"):
+        made().with_scope("images")

@@ -1,0 +1,42 @@
+"""Type checkers know the attributes of models and guides, and refuse all others."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """
+from capsule_zoo.guides import AmortizedPartWhole, Guide
+from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+
+model = PartWholeCapsules(3, 4)
+guide = AmortizedPartWhole(model)
+"""
+KNOWN = """
+class Own(Guide[VariationalAutoencoder]):
+    def sizes(self) -> int:
+        return self.model.latent + self.num_parameters
+
+size: int = guide.model.levels[0].size
+turned: AmortizedPartWhole = guide.with_turns(2)
+"""
+REFUSED = {
+    "model.nonsense(5)": '"PartWholeCapsules" has no attribute "nonsense"',
+    "guide.model.levelz": '"PartWholeCapsules" has no attribute "levelz"; maybe "levels"?',
+    "guide.with_turn(2)": '"AmortizedPartWhole" has no attribute "with_turn"',
+    "AmortizedPartWhole(VariationalAutoencoder())": 'expected "PartWholeCapsules"',
+}
+
+
+@pytest.mark.slow
+def test_nonsense_is_refused_and_nothing_else(monkeypatch, tmp_path):
+    mypy = pytest.importorskip("mypy.api")
+    monkeypatch.chdir(ROOT)
+    code = HEAD + KNOWN + "\n".join(REFUSED)
+    settings = ["--config-file", "setup.cfg", "--cache-dir", str(tmp_path)]
+    said, failed, _ = mypy.run([*settings, "-c", code])
+    assert not failed
+    errors = [line for line in said.splitlines() if ": error: " in line]
+    assert len(errors) == len(REFUSED), said
+    for error, expected in zip(errors, REFUSED.values(), strict=True):
+        assert expected in error
