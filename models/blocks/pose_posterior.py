@@ -3,7 +3,7 @@
 Given |u| the place t is normal and the angle of u is von Mises; see `similarities`. The density of
 log |u| is one-dimensional: its values at the nodes of a fine quadrature are joined by straight
 lines. This law can be drawn from, and its density is known, exactly. It differs from the posterior
-by about 0.001 nats.
+by about 0.00002 nats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from capsule_zoo.models.blocks.similarities import (
     scale_nodes,
 )
 
-FINE = 129  # nodes of log |u|
+FINE = 1025  # nodes of log |u|
 _MOST_CONCENTRATED = 1e8
 
 

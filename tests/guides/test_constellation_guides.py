@@ -76,8 +76,8 @@ def test_the_log_weight_of_every_exact_draw_is_the_evidence():
     idata = evaluate(model, guide, scenes.points, num_particles=5)
     weights = torch.from_numpy(idata.sample_stats.log_weight.values[0])
     expected = guide.parse(scenes.points).log_evidence.expand(5, -1)
-    torch.testing.assert_close(weights, expected, rtol=0, atol=0.03)
-    assert (weights - expected).abs().mean() < 0.005
+    torch.testing.assert_close(weights, expected, rtol=0, atol=2e-3)
+    assert (weights - expected).abs().mean() < 2e-4
 
 
 def test_the_exact_guide_gives_the_gradient_of_the_evidence():
@@ -85,7 +85,7 @@ def test_the_exact_guide_gives_the_gradient_of_the_evidence():
     model, scenes = model_of(sigma=0.2), scenes_of(SMALL, 8, 0.2, seed=3)
     guide = ExactMatching(model)
     pyro.set_rng_seed(0)
-    objective = Trace_ELBO(num_particles=400, vectorize_particles=True, max_plate_nesting=1)
+    objective = Trace_ELBO(num_particles=150, vectorize_particles=True, max_plate_nesting=1)
     objective.differentiable_loss(model, guide, scenes.points).backward()
     delta, value = 1e-3, model.log_sigma.item()
     ends = []
@@ -93,7 +93,7 @@ def test_the_exact_guide_gives_the_gradient_of_the_evidence():
         model.log_sigma.data.fill_(value + shift)
         ends.append(guide.parse(scenes.points).log_evidence.sum().item())
     slope = (ends[1] - ends[0]) / (2 * delta)
-    assert -model.log_sigma.grad.item() == pytest.approx(slope, abs=0.05 * abs(slope) + 0.6)
+    assert -model.log_sigma.grad.item() == pytest.approx(slope, abs=0.05 * abs(slope) + 1.0)
 
 
 @pytest.mark.parametrize("guide", [RansacMatching, SinkhornMatching])
