@@ -28,6 +28,12 @@ def test_objects_of_one_kind_may_be_exchanged_and_others_not():
     assert segmentation_accuracy(turned, TRUE, HERE, [0, 1, 0]).item() == expected
 
 
+def test_an_object_that_is_called_clutter_is_wrong_and_so_is_clutter_that_is_not():
+    found = torch.tensor([[-1, 0, 1, 1, 2, 2, -1]])
+    assert segmentation_accuracy(found, TRUE, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
+    assert segmentation_accuracy(TRUE, found, HERE, [0, 1, 0]).item() == pytest.approx(6 / 7)
+
+
 def test_relabeling_exchanges_objects_of_one_kind_only():
     swapped = torch.tensor([[2, 2, 1, 1, 0, 0, -1]])
     assert torch.equal(relabeled(swapped, TRUE, [0, 1, 0]), TRUE)
