@@ -6,7 +6,8 @@ training settings. A factory registers it, in any module of `capsule_zoo.entries
     @register("part-whole")
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
 
-Every factory takes `image_shape`, so that any data set can be tried on any entry. A factory outside
+Every factory of a model of images takes `image_shape`, so that any data set can be tried on any
+of them; a factory of a model of points does not. A factory outside
 the zoo registers as well, once its module has been imported.
 """
 
@@ -49,11 +50,12 @@ NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
 
 @dataclass(frozen=True)
 class _Registered:
-    """A factory, its small sizes, and the constructors to which it passes further sizes."""
+    """A factory, its small sizes, the constructors to which it passes sizes, and its data set."""
 
     factory: Callable[..., Entry]
     small: Mapping[str, Any]
     takes: Mapping[str, Takes]
+    data: str
 
 
 _registered: dict[str, _Registered] = {}
@@ -117,7 +119,11 @@ class Entry:
 
 
 def register(
-    name: str, *, small: Mapping[str, Any] | None = None, takes: Mapping[str, Takes] | None = None
+    name: str,
+    *,
+    small: Mapping[str, Any] | None = None,
+    takes: Mapping[str, Takes] | None = None,
+    data: str = "digits",
 ) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
     """Return a decorator that registers a factory under `name`, lower case with hyphens.
 
@@ -125,6 +131,7 @@ def register(
         small: small sizes at which the entry is created and runs quickly, as tests need.
         takes: for each parameter that holds further sizes, such as `**sizes`, the constructor that
             takes them; `create` then knows their names and types.
+        data: the data set that the entry is trained on if no other is named.
 
     Raises:
         ValueError: the name is taken, or not of that form.
@@ -138,7 +145,7 @@ def register(
                 f"an entry named {name!r} is registered already, by "
                 f"{_registered[name].factory.__module__}; choose another name"
             )
-        _registered[name] = _Registered(factory, dict(small or {}), dict(takes or {}))
+        _registered[name] = _Registered(factory, dict(small or {}), dict(takes or {}), data)
         return factory
 
     return decorate
@@ -158,6 +165,16 @@ def summary(name: str) -> str:
 def small_sizes(name: str) -> dict:
     """Return sizes for `create` at which a registered entry is small and runs quickly."""
     return dict(_look_up(name).small)
+
+
+def default_data(name: str) -> str:
+    """Return the name of the data set that an entry is trained on if no other is named."""
+    return _look_up(name).data
+
+
+def takes_images(name: str) -> bool:
+    """Return False for an entry of points: its factory takes no `image_shape`."""
+    return "image_shape" in sizes_of(name)
 
 
 def sizes_of(name: str) -> dict[str, Size]:

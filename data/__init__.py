@@ -2,6 +2,7 @@
 
 from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
+from capsule_zoo.data.constellations import Scenes, draw_scenes, read_scenes
 from capsule_zoo.data.datasets import dataset_names, load_dataset
 from capsule_zoo.data.files import MissingData
 from capsule_zoo.data.missing import hide, occluded
@@ -18,6 +19,7 @@ __all__ = [
     "MissingData",
     "Requests",
     "Rotations",
+    "Scenes",
     "Shifts",
     "SmallNORB",
     "Split",
@@ -25,8 +27,10 @@ __all__ = [
     "Toys3D",
     "Views",
     "dataset_names",
+    "draw_scenes",
     "hide",
     "load_dataset",
     "occluded",
+    "read_scenes",
     "transforms",
 ]

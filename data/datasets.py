@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.constellations import constellations, constellations_of
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Size,
@@ -43,7 +44,8 @@ def load_dataset(
 
     Args:
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
-            from a flat folder whose images are all of one class.
+            from a flat folder whose images are all of one class. `constellations:FILE.npz` reads
+            scenes of points, see `data.constellations.read_scenes`.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
@@ -77,8 +79,8 @@ def load_dataset(
 
 
 def dataset_names() -> list[str]:
-    """Return the names that `load_dataset` accepts; PATH is a folder of the user."""
-    return [*sorted(_READERS), "folder:PATH"]
+    """Return the names that `load_dataset` accepts; PATH and FILE.npz are the user's."""
+    return [*sorted(_READERS), "constellations:FILE.npz", "folder:PATH"]
 
 
 def affnist(root: Path | None, size: Size | None = None) -> Source:
@@ -147,6 +149,7 @@ _READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
     "affnist": affnist,
     "rotated-mnist": rotated_mnist,
     "smallnorb": lambda root, size: _of_views(SmallNORB(root), size),
+    "constellations": lambda root, size: _of_points(constellations, size),
     "toys3d": lambda root, size: _of_views(Toys3D(), size),
 }
 
@@ -157,9 +160,17 @@ def _reader(name: str) -> Callable[[Path | None, Size | None], Source]:
     kind, _, path = name.partition(":")
     if kind == "folder" and path:
         return lambda root, size: folder(Path(path).expanduser(), size)
+    if kind == "constellations" and path:
+        return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
+
+
+def _of_points(read: Callable[[], Source], size: Size | None) -> Source:
+    if size is not None:
+        raise ValueError("size is a number of pixels, and scenes of points have none; leave it out")
+    return read()
 
 
 def _checked_size(size: int | Size | str | None) -> Size | None:

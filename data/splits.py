@@ -146,7 +146,16 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """The shape (channels, height, width) of an image, in pixels."""
+        """The shape (channels, height, width) of an image, in pixels.
+
+        Raises:
+            ValueError: the data set holds points, not images.
+        """
+        if self.train.images.dim() != 4:
+            raise ValueError(
+                f"the data set {self.name!r} holds scenes of points, which have no pixels; use it "
+                "with a model of points, such as constellations"
+            )
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 

@@ -4,6 +4,12 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
+from capsule_zoo.guides.constellations import (
+    ExactMatching,
+    MixtureMatching,
+    RansacMatching,
+    SinkhornMatching,
+)
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.label import ExactLabel
@@ -28,12 +34,15 @@ __all__ = [
     "EMObjects",
     "EMRouting",
     "ExactLabel",
+    "ExactMatching",
     "ExactSwitches",
     "FreeForm",
     "Guide",
     "MeanFieldSwitches",
+    "MixtureMatching",
     "PartReader",
     "PartWholeGuide",
+    "RansacMatching",
     "RecognitionMachine",
     "RecurrentEncoder",
     "RoutedCapsules",
@@ -41,5 +50,6 @@ __all__ = [
     "RoutingPartWhole",
     "RoutingShapeCodes",
     "SetTransformers",
+    "SinkhornMatching",
     "VBRouting",
 ]

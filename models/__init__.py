@@ -19,6 +19,7 @@ from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -34,6 +35,7 @@ __all__ = [
     "Capsules",
     "Classifier",
     "ConditionalAutoencoder",
+    "Constellations",
     "ContinuousCapsNet",
     "ConvolutionalClassifier",
     "GenerativeCapsNet",

@@ -32,8 +32,16 @@ from capsule_zoo.inference import (
     reconstruct,
 )
 from capsule_zoo.inference.check import is_discrete, latent_sites
-from capsule_zoo.models import ImageSpace
-from capsule_zoo.registry import Entry, create, list_models, load, save, small_sizes
+from capsule_zoo.models import ImageSpace, Model
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    list_models,
+    load,
+    save,
+    small_sizes,
+    takes_images,
+)
 
 NAMES = list_models()
 PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]
@@ -47,10 +55,7 @@ def make(name: str, guide: str | None = None, seed: int = 0) -> Entry:
 
 
 def images_for(entry: Entry, number: int = BATCH, dtype: torch.dtype = torch.float32):
-    low, high = entry.model.pixel_range
-    generator = torch.Generator().manual_seed(1)
-    uniform = torch.rand(number, *entry.model.image_shape, generator=generator, dtype=dtype)
-    return low + (high - low) * uniform
+    return entry.model.space.example(number, dtype, torch.Generator().manual_seed(1))
 
 
 def labels_for(entry: Entry, number: int = BATCH) -> torch.Tensor | None:
@@ -86,14 +91,22 @@ def svi_steps(entry: Entry, steps: int = 3) -> None:
         svi.step(images_for(entry), labels_for(entry))
 
 
+def finite(model: Model, drawn: torch.Tensor) -> bool:
+    """Return True for finite values; NaN stands for an absent point in scenes of points."""
+    images = isinstance(model.space, ImageSpace)
+    return bool(torch.isfinite(drawn).all() if images else not drawn.isinf().any())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_prior_draws_images_of_the_declared_shape_and_range(name):
     entry = make(name)
     model = entry.model.discretized()
     trace = poutine.trace(model).get_trace(batch_size=3)
     drawn = trace.nodes["_RETURN"]["value"]
-    assert drawn.shape == (3, *model.image_shape)
-    assert torch.isfinite(drawn).all()
+    assert drawn.shape == images_for(entry, 3).shape
+    assert finite(model, drawn)
+    if not isinstance(model.space, ImageSpace):
+        return
     mean = trace.nodes["image"]["fn"].mean
     low, high = model.pixel_range
     beyond = 1e-6 if model.means_in_range else 0.5 * (high - low)
@@ -106,7 +119,7 @@ def test_declared_sites_are_those_that_are_drawn(name, discrete):
     model = make(name).model
     model = model.discretized() if discrete else model
     trace = prune_subsample_sites(poutine.trace(model).get_trace(batch_size=3))
-    drawn = {n: s for n, s in latent_sites(trace).items() if n != "image"}
+    drawn = {n: s for n, s in latent_sites(trace).items() if n != model.space.site}
     declared = {site.name: site for site in model.sites}
     assert drawn.keys() == declared.keys()
     for site_name, site in declared.items():
@@ -118,7 +131,7 @@ def test_declared_sites_are_those_that_are_drawn(name, discrete):
         assert is_discrete(node["fn"]) == site.discrete, site_name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if takes_images(name)])
 def test_images_may_have_the_shape_of_any_data_set(name):
     sizes = {**small_sizes(name), "image_shape": (3, 28, 30)}
     assert create(name, **sizes).model.image_shape == (3, 28, 30)
@@ -212,7 +225,25 @@ def test_precision_is_kept_through_loss_and_gradients(name, guide, dtype):
     assert {p.grad.dtype for p in parameters_of(entry).values() if p.grad is not None} == {dtype}
 
 
+def bad_points(entry: Entry) -> dict[str, torch.Tensor]:
+    points = images_for(entry)
+    most = points.shape[1]
+    return {
+        "one scene": points[0],
+        "empty": points[:0],
+        "infinite": points / 0,
+        "half a point": torch.cat([points, 0 * points + torch.tensor([0.0, math.nan])], dim=1),
+        "one point": points.masked_fill(torch.arange(most)[:, None] > 0, math.nan),
+        "too many": torch.cat([points, points], dim=1),
+        "three coordinates": torch.cat([points, points[..., :1]], dim=2),
+        "whole numbers": (points * 255).long(),
+    }
+
+
 def bad_images(entry: Entry) -> dict[str, torch.Tensor]:
+    """Return batches that the entry must refuse, by what is wrong with them."""
+    if not isinstance(entry.model.space, ImageSpace):
+        return bad_points(entry)
     images, (_, high) = images_for(entry), entry.model.pixel_range
     return {
         "no channels": images[:, 0],
@@ -226,22 +257,28 @@ def bad_images(entry: Entry) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", bad_images(make(NAMES[0])))
-@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def bad_kinds(only: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+    """Return each pair with each kind of bad images of its entry, or with these kinds only."""
+    kinds = {name: bad_images(make(name)) for name in NAMES}
+    return [(*pair, kind) for pair in PAIRS for kind in kinds[pair[0]] if kind in only or not only]
+
+
+@pytest.mark.parametrize(("name", "guide", "kind"), bad_kinds())
 def test_bad_images_are_refused_by_name(name, guide, kind):
     entry = make(name, guide)
     images = bad_images(entry)[kind]
     for call in (entry.model, entry.guide):
-        with pytest.raises(ValueError, match="images"):
+        with pytest.raises(ValueError, match=entry.model.observes):
             call(images)
     before = values_of(entry)
-    with pytest.raises(ValueError, match=r"images|split"):
+    with pytest.raises(ValueError, match=rf"{entry.model.observes}|split"):
         fit(entry.model, entry.guide, images, steps=1, progress=False)
     assert not moved(entry, before)
 
 
-@pytest.mark.parametrize("kind", ["too bright", "wrong size"])
-@pytest.mark.parametrize(("name", "guide"), PAIRS)
+@pytest.mark.parametrize(
+    ("name", "guide", "kind"), bad_kinds(("too bright", "wrong size", "infinite", "too many"))
+)
 def test_bad_images_are_refused_by_functions_without_validation(name, guide, kind):
     entry = make(name, guide)
     images, labels = bad_images(entry)[kind], labels_for(entry)
@@ -256,7 +293,7 @@ def test_bad_images_are_refused_by_functions_without_validation(name, guide, kin
             lambda: encode(*pair, images),
             lambda: classify(entry.model, images) if taught else reconstruct(*pair, images),
         ):
-            with pytest.raises(ValueError, match="images"):
+            with pytest.raises(ValueError, match=entry.model.observes):
                 use()
 
 
@@ -264,7 +301,8 @@ def test_bad_images_are_refused_by_functions_without_validation(name, guide, kin
 def test_a_call_checks_its_batch_once_and_only_while_validation_is_on(name, guide, monkeypatch):
     """A check reads all pixels and waits for the device: fast code turns validation off."""
     entry, counts = make(name, guide), {"calls": 0, "checks": 0}
-    check = ImageSpace.check
+    kind = type(entry.model.space)
+    check = kind.check
 
     def called(module, arguments, options):
         batch = arguments[0] if arguments else options.get(module.observes)
@@ -274,7 +312,7 @@ def test_a_call_checks_its_batch_once_and_only_while_validation_is_on(name, guid
         counts["checks"] += 1
         check(space, batch)
 
-    monkeypatch.setattr(ImageSpace, "check", checked)
+    monkeypatch.setattr(kind, "check", checked)
     for program in (entry.model, entry.guide):
         program.register_forward_pre_hook(called, with_kwargs=True)
     for validate in (True, False):
@@ -403,12 +441,14 @@ def test_under_an_outer_plate_the_prior_draws_every_index_afresh(name, discrete)
     entry = double_pair(name, discrete=discrete)
     program = functools.partial(entry.model, batch_size=2)
     trace = poutine.trace(under_plate(entry, program)).get_trace()
-    assert trace.nodes["_RETURN"]["value"].shape == (PARTICLES, 2, *entry.model.image_shape)
+    shape = images_for(entry, 2).shape
+    assert trace.nodes["_RETURN"]["value"].shape == (PARTICLES, *shape)
     sites = drawn_in(trace)
-    image = sites["image"]["value"]
+    observed = entry.model.space.site
+    image = sites[observed]["value"]
     assert not torch.equal(image[0], image[1])
     # what a chain has come from does not appear in its trace: only the image's law can be compared
-    assert_one_by_one(program, (), sites, only=None if entry.model.normalized else "image")
+    assert_one_by_one(program, (), sites, only=None if entry.model.normalized else observed)
 
 
 def vectorized_objectives(entry: Entry) -> list[ELBO]:
@@ -438,7 +478,7 @@ def test_vectorized_tools_of_pyro_run(name, guide):
     prior = Predictive(entry.model, num_samples=3, parallel=True)(batch_size=2)
     assert set(prior) >= {site.name for site in entry.model.sites}
     for values in (drawn, prior):
-        assert all(len(value) == 3 and torch.isfinite(value).all() for value in values.values())
+        assert all(len(v) == 3 and finite(entry.model, v) for v in values.values())
     weights, _, _ = vectorized_importance_weights(
         entry.model, entry.guide, images, num_samples=3, max_plate_nesting=nesting
     )

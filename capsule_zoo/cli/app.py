@@ -15,6 +15,7 @@ import typer
 
 from capsule_zoo.cli.discovery import list_entries, options, show
 from capsule_zoo.cli.explore import explore
+from capsule_zoo.cli.parse import parse
 from capsule_zoo.cli.report import report
 from capsule_zoo.cli.reproduce import reproduce
 from capsule_zoo.cli.run_commands import (
@@ -78,6 +79,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     compare,
     sample,
     figure,
+    parse,
     publish,
     reproduce,
     explore,

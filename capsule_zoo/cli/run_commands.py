@@ -33,7 +33,7 @@ INTERRUPTED = 130  # the status of a program that Ctrl-C ended
 def train(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="See: capsule-zoo list.")],
     data: Annotated[
-        str | None, typer.Option(help="Data set, or folder:PATH.  [default: digits]")
+        str | None, typer.Option(help="Data set, or folder:PATH.  [default: the entry's]")
     ] = None,
     data_root: DataRoot = None,
     size: Annotated[
@@ -83,6 +83,7 @@ def train(
       capsule-zoo train part-whole --data mnist --minutes 60 --resume
     """
     from capsule_zoo.inference.training.workers import is_first_process
+    from capsule_zoo.registry import default_data
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.measurements import measuring_command
 
@@ -98,7 +99,9 @@ def train(
         transform=transform,
         limits=limits or None,
     )
-    folder = out or _run_folder(entry, given.get("data", "digits"), given.get("seed", 0))
+    folder = out or _run_folder(
+        entry, given.get("data") or default_data(entry), given.get("seed", 0)
+    )
     made, run = runs.train(
         entry,
         folder,

@@ -17,7 +17,14 @@ from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.modes import seeded
-from capsule_zoo.registry import Entry, create, list_models, small_sizes, unknown
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    list_models,
+    small_sizes,
+    takes_images,
+    unknown,
+)
 from capsule_zoo.runs.folder import open_run
 
 VIEWS: dict[type[Model], type[Any]] = {
@@ -65,7 +72,8 @@ def open_source(
     elif source in list_models():
         dataset = load_dataset(data or "digits", root)
         with seeded(0):
-            entry = create(source, image_shape=dataset.image_shape)
+            shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
+            entry = create(source, **shape)
         title = f"{source}, not trained"
     else:
         known = sorted({*trained, *list_models()})

@@ -20,6 +20,7 @@ SABOUR = "Sabour, Frosst & Hinton 2017"
 POTAPOV = "Potapov 2018, the authors' stored scores"
 SASTRY = "Sastry, Recurrent Capsule Network"
 GREGOR = "Gregor, Danihelka, Graves, Rezende & Wierstra 2015"
+NAZABAL = "Nazabal, Tsagkas & Williams 2021"
 OTHERS = "public reproductions on small budgets"
 
 
@@ -58,6 +59,7 @@ OURS_TRANSFORMED = "our affine test images are drawn as affNIST's are, not its o
 BINARIZED = "each binarized once, in its own way"
 GRAY = "the paper's pixels are gray, ours binarized"
 SMALL = "the paper's full network; ours is the small preset"
+SCENES = "the paper's own scenes; ours are drawn as it describes, and exclude empty scenes"
 LONG = "64 steps there; statically binarized"
 
 PART_WHOLE = (
@@ -309,4 +311,27 @@ RECURRENT = (
     ),
 )
 
-PUBLISHED = (*PART_WHOLE, *ENERGY, *MATRIX, *GENERATIVE, *RECURRENT)
+_SEGMENTATION = {  # of points, for noise 0, 0.1 and 0.25 on the templates
+    "constellation autoencoder": ("exact", ("0.828", "0.754", "0.623")),
+    "RANSAC, templates given": ("ransac", ("1.000", "0.992", "0.965")),
+    "variational EM with permutations": ("sinkhorn", ("0.899", "0.882", "0.785")),
+    "variational EM with a mixture": ("mixture", ("0.753", "0.757", "0.744")),
+}
+_NOISE = {"0": "0", "01": "0.1", "025": "0.25"}
+
+CONSTELLATIONS = tuple(
+    Published(
+        "constellations/parse",
+        f"segmentation_{guide}_{suffix}",
+        f"Segmentation accuracy of points, noise {noise}",
+        number,
+        system,
+        NAZABAL,
+        higher=True,
+        note=SCENES,
+    )
+    for system, (guide, numbers) in _SEGMENTATION.items()
+    for (suffix, noise), number in zip(_NOISE.items(), numbers, strict=True)
+)
+
+PUBLISHED = (*PART_WHOLE, *ENERGY, *MATRIX, *GENERATIVE, *RECURRENT, *CONSTELLATIONS)

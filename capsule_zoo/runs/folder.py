@@ -32,7 +32,17 @@ from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.records import save_figure, write_json
-from capsule_zoo.registry import Entry, create, load, read_recipe, recipe, save, unknown
+from capsule_zoo.registry import (
+    Entry,
+    create,
+    default_data,
+    load,
+    read_recipe,
+    recipe,
+    save,
+    takes_images,
+    unknown,
+)
 
 LIMITS = ("epochs", "steps", "minutes")
 EPOCHS = 10  # if neither the user nor the entry gives a limit
@@ -162,7 +172,8 @@ def train(
     if resume:
         settings = RunSettings.read(folder, name).resumed(given, folder)
     else:
-        settings = RunSettings(**given)
+        settings = RunSettings(**{"data": default_data(name), **given})
+    _refuse_pixels(name, settings)
     transform = make_transform(settings.transform)
     entry, data = _begin(name, settings, data_root)
     arguments = settings.for_fit(entry)
@@ -246,12 +257,25 @@ def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[En
     size = settings.size or (None if shape is None else shape[1:])
     data = load_dataset(settings.data, data_root, size=size)
     pyro.set_rng_seed(settings.seed)
-    sizes = {"image_shape": data.image_shape, **settings.sizes}
+    shapes = {"image_shape": data.image_shape} if takes_images(name) else {}
+    sizes = {**shapes, **settings.sizes}
     try:
         entry = create(name, **sizes)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{name} cannot be made with {_words(settings.sizes)}: {error}") from error
     return entry.use_guide(settings.guide or entry.default_guide), data
+
+
+def _refuse_pixels(name: str, settings: RunSettings) -> None:
+    """Raise ValueError for settings of images that a model of points does not have."""
+    if takes_images(name):
+        return
+    for option, value in (("size", settings.size), ("transform", settings.transform)):
+        if value is not None:
+            raise ValueError(
+                f"{name} observes points, which have no pixels: {option}={value} says nothing to "
+                f"it; leave --{option} out"
+            )
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
@@ -315,7 +339,8 @@ def open_run(
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
     name = data or read_recipe(source).get("data", RunSettings.data)
-    dataset = load_dataset(name, data_root, size=entry.model.image_shape[1:])
+    size = entry.model.image_shape[1:] if takes_images(entry.name) else None
+    dataset = load_dataset(name, data_root, size=size)
     return entry, dataset, folder
 
 

@@ -30,7 +30,7 @@ from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.registry import Entry, unknown
+from capsule_zoo.registry import Entry, takes_images, unknown
 from capsule_zoo.runs.folder import RunSettings
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def compare_run(
 ) -> Comparison:
     """Compare guides to one trained model.
 
-    The entry's own guide is used unchanged. Every other guide is created from the entry and tuned
-    on training images with the model frozen. A guide of points gets two rows: its MAP objective,
-    which is not a bound, and `<name>, widened`, which is a bound.
+    The entry's own guide is used unchanged. Every other guide is created from the entry and, if it
+    has parameters, tuned on training images with the model frozen. A guide of points gets two rows:
+    its MAP objective, which is not a bound, and `<name>, widened`, which is a bound.
 
     Raises:
         ValueError: no guide, one that does not fit, or an entry that gives no bound.
@@ -163,6 +163,7 @@ def compare_run(
         guide = entry.guide
         if name != entry.default_guide:
             guide = entry.make_guide(name)
+        if name != entry.default_guide and [*guide.parameters()]:
             fit(
                 entry.model,
                 guide,
@@ -207,6 +208,10 @@ def refuse_without_bound(entry: Entry) -> None:
 
 def refuse_without_images(entry: Entry) -> None:
     """Raise ValueError with the right command if an entry draws no images."""
+    if not takes_images(entry.name):
+        raise ValueError(
+            f"{entry.name} draws points and no images; see: capsule-zoo figure samples RUN"
+        )
     if isinstance(entry.model, Classifier):
         raise ValueError(
             f"{entry.name} is a classifier, which draws labels and no images; see: "

@@ -27,6 +27,7 @@ from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits, GaussianUnits, Units
+from capsule_zoo.models.blocks.spaces import tiled
 
 Values = Mapping[str, Tensor]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -270,7 +271,7 @@ def calibrated(
         joint = log_joint(model, values, images)[:, None].round(decimals=8)  # keeps ties
         return torch.cat([*columns, joint], 1)
 
-    repeated = images.repeat(draws, 1, 1, 1)
+    repeated = tiled(images, draws)
     nodes = poutine.trace(guide).get_trace(repeated).nodes
     found = quantities({name: nodes[name]["value"] for name in values}, repeated)
     ranks = sbc_ranks(quantities(values, images), found.unflatten(0, (draws, len(images))))

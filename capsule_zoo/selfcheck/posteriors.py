@@ -13,6 +13,7 @@ from torch import Tensor
 from capsule_zoo.guides import (
     AmortizedPartWhole,
     ExactLabel,
+    ExactMatching,
     ExactSwitches,
     MeanFieldSwitches,
     RecognitionMachine,
@@ -23,6 +24,7 @@ from capsule_zoo.models import (
     RBM,
     CapsuleHelmholtzMachine,
     Capsules,
+    Constellations,
     ConvolutionalClassifier,
     PartWholeCapsules,
 )
@@ -75,6 +77,18 @@ def exact_label(number: int, kind: type[ConvolutionalClassifier]) -> Outcome:
         for parameter in model.parameters():
             parameter.mul_(3)  # otherwise all labels are about equally likely
     return calibrated(model, ExactLabel(model), *prior_draws(model, number), draws=15)
+
+
+@check("sbc_exact_matching", of=[ExactMatching], share=0.04, sigma=0.2)
+@check("sbc_exact_matching_scene_noise", of=[ExactMatching], share=0.04, sigma=0.0)
+def exact_matching(number: int, sigma: float) -> Outcome:
+    """Check presences, matchings and poses of triangles, with noise on templates or on scenes."""
+    triangle = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [0.0, 1.0]])
+    model = Constellations([triangle, triangle], sigma, sigma_floor=0.15, clutter=1).double()
+    values, points = prior_draws(model, number)
+    several = (~points[..., 0].isnan()).sum(1) > 1  # others say nothing of a pose, and are refused
+    values = {name: value[several] for name, value in values.items()}
+    return calibrated(model, ExactMatching(model), values, points[several], draws=15)
 
 
 @check("sbc_part_parents", of=[PartWholeCapsules], enumerated=False)

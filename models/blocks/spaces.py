@@ -11,6 +11,7 @@ differ in size, as sets of points do, a batch is padded, and NaN marks the paddi
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -40,6 +41,10 @@ class ObservationSpace(ABC):
     def check(self, batch: Tensor) -> None:
         """Raise ValueError, with a remedy, unless `batch` is a batch of this space."""
 
+    @abstractmethod
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw a batch that `check` accepts, uniformly; tests of every model use it."""
+
     def as_batch(self, values: Tensor) -> Tensor:
         """Return values of the observed site, (*batch, *observation), as one batch."""
         return values.reshape(-1, *values.shape[values.dim() - len(self.dims) :])
@@ -61,6 +66,10 @@ class AnyImages(ObservationSpace):
         _check_form(batch)
         _check_pixels(batch, 0.0, 1.0)
 
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw grey images of 8x8 pixels, uniform in [0, 1]."""
+        return torch.rand(number, 1, 8, 8, generator=generator, dtype=dtype)
+
 
 @dataclass(frozen=True)
 class ImageSpace(AnyImages):
@@ -75,6 +84,13 @@ class ImageSpace(AnyImages):
     shape: tuple[int, int, int]
     pixel_range: tuple[float, float] = (0.0, 1.0)
     may_miss: bool = False
+
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw images with uniform pixels, over [0, 1] where the range has no ends."""
+        ends = self.pixel_range
+        low, high = ends if all(map(math.isfinite, ends)) else (0.0, 1.0)
+        uniform = torch.rand(number, *self.shape, generator=generator, dtype=dtype)
+        return low + (high - low) * uniform
 
     @property
     def fill(self) -> float:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from capsule_zoo import cli
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.blocks.classifier import Classifier
-from capsule_zoo.registry import create, list_models, load, small_sizes
+from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs import folder as runs
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,9 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
 
 
 def check_pictures(entry, terminal: Terminal) -> None:
-    if not isinstance(entry.model, Classifier):
+    if not takes_images(entry.name):
+        assert "figure samples RUN" in terminal.refused("sample", "run")
+    elif not isinstance(entry.model, Classifier):
         assert "drawn in run/draws.png" in terminal.run("sample", "run", "--n", 2)
     for figure in entry.figures:
         assert f"drawn in run/{figure}.png" in terminal.run("figure", figure, "run")

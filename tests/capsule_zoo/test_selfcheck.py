@@ -17,6 +17,7 @@ from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.inference.objectives import wake_sleep
 from capsule_zoo.models import PartWholeCapsules, capsule_rbm
+from capsule_zoo.models.blocks.pose_posterior import SimilarityPosterior
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, ParentMixture
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
@@ -91,6 +92,17 @@ BROKEN: dict[str, tuple[Patch, set[str]]] = {
     "labels without a look": (
         replace(ExactLabel, "forward", even_labels),
         {"sbc_exact_label", "sbc_exact_label_spread_loss"},
+    ),
+    "turns that are half as sure": (
+        replace(
+            SimilarityPosterior,
+            "_angle",
+            lambda original, self, scale: (
+                0.3 * original(self, scale)[0],
+                original(self, scale)[1],
+            ),
+        ),
+        {"sbc_exact_matching", "sbc_exact_matching_scene_noise"},
     ),
     "parents forget how likely they were": (
         replace(

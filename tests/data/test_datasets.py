@@ -87,7 +87,8 @@ def test_all_names_are_listed():
         "smallnorb",
         "toys3d",
     }
-    assert set(dataset_names()) == expected | {"folder:PATH"}
+    points = {"constellations", "constellations:FILE.npz"}
+    assert set(dataset_names()) == expected | points | {"folder:PATH"}
 
 
 # --- torchvision's data sets ----------------------------------------------------------------------

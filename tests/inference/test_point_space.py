@@ -53,6 +53,9 @@ class PointSpace(ObservationSpace):
         if (batch.isnan().any(-1) != batch.isnan().all(-1)).any():
             raise ValueError("points are NaN in one axis only; a point is absent in both")
 
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return torch.randn(number, self.most, 2, dtype=dtype, generator=generator)
+
     def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:
         return (predicted - observed).square().nansum((1, 2))
 

@@ -1,0 +1,44 @@
+"""The command `capsule-zoo parse`, which finds the objects in a user's scenes of points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule_zoo.cli.options import AsJson, print_json, print_metrics
+
+
+def parse(
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Arrays points and present.")],
+    guide: Annotated[str, typer.Option(help="exact, ransac, sinkhorn or mixture.")] = "exact",
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise on templates, in their units.  [default: 0.1]")
+    ] = None,
+    clutter: Annotated[
+        int | None, typer.Option(help="Most clutter points of a scene.  [default: 0]")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Run of constellations to parse with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: FILE-parsed.npz]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the objects in scenes of points, and write the object and corner of every point.
+
+    FILE.npz holds points (S, N, 2) and present (S, N), and may hold templates (objects, corners,
+    2), padded by NaN. Each scene is scaled to [-1, 1] first.
+
+    \b
+    Examples:
+      capsule-zoo parse scenes.npz
+      capsule-zoo parse scenes.npz --guide ransac --sigma 0.05 --clutter 3
+    """
+    from capsule_zoo.runs.scenes import parse_file
+
+    out = out or file.with_name(f"{file.stem}-parsed.npz")
+    sizes = {"sigma": sigma, "clutter": clutter}
+    given = {name: value for name, value in sizes.items() if value is not None}
+    found = parse_file(file, out, guide, run, **given)
+    print_metrics(found)
+    print(f"written to {out}")
+    print_json(as_json, found)

@@ -1,0 +1,171 @@
+"""Constellations parsed by every guide, on the same scenes (Nazabal, Tsagkas and Williams 2021).
+
+Scenes hold a square, a triangle and a square, each present with probability 1/2, at least one of
+them. The templates and the noise are given. Names end in the noise sigma on the templates: 0, 01
+for 0.1 and 025 for 0.25.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.constellations import Scenes, draw_scenes
+from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.figures.constellations import SHOWN, scene_rows
+from capsule_zoo.guides.constellations import MatchingGuide
+from capsule_zoo.guides.matching_exact import Group, Matchings, groups
+from capsule_zoo.inference.evaluation.segmentation import (
+    adjusted_rand_index,
+    relabeled,
+    segmentation_accuracy,
+    variation_of_information,
+)
+from capsule_zoo.models.blocks.exact_cover import all_covers
+from capsule_zoo.models.blocks.scene_law import SceneLaw
+from capsule_zoo.registry import create
+from capsule_zoo.runs.scenes import GUIDES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIGMAS = {"0": 0.0, "01": 0.1, "025": 0.25}
+SCENES = 1024
+TIMED = 512  # scenes
+
+
+@experiment("constellations/parse", data="constellations", role="comparison", lead="025")
+def parse(options: Options) -> Result:
+    """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (minutes).
+
+    `segmentation` is the share of points with the right object, where equal squares may be
+    exchanged, `scenes` the share of scenes that are right altogether, `rand` the adjusted Rand
+    index, `variation` the variation of information in nats. `evidence` is log p(points) in nats for
+    the exact guide and a lower bound for the others; the mixture's is left out because it puts
+    scenes into no matching at all. `expected_segmentation` and `expected_scenes` are what the exact
+    posterior expects of its own parse: no method can do better on average. `ambiguous` is the share
+    of scenes with a second reading at least half as likely as the first.
+    """
+    options.refuse_run()
+    metrics: Metrics = {}
+    figures: dict[str, Figure] = {}
+    for suffix, sigma in SIGMAS.items():
+        scenes = draw_scenes(SCENES, sigma, seed=options.seed)
+        entry = create("constellations", sigma=sigma)
+        model = entry.model.double()
+        law, parses = model.law(), {}
+        for name in GUIDES:
+            options.say(f"{name} on scenes with sigma {sigma:g}")
+            guide = GUIDES[name](model)
+            found, seconds = timed(guide, scenes)
+            parses[name] = (found.objects, found.corners)
+            rows = measures(found, scenes, law)
+            metrics |= {f"{measure}_{name}_{suffix}": row for measure, row in rows.items()}
+            if suffix == "01":
+                metrics[f"seconds_{name}"] = (seconds, None, TIMED)
+        options.say("The exact posterior's own accuracy")
+        metrics |= {f"{name}_{suffix}": row for name, row in ceilings(law, scenes.points).items()}
+        title = f"Scenes with noise {sigma:g}, as each guide parses them"
+        chosen = hard_scenes(parses, scenes, law)
+        shown = {"true": (scenes.objects[chosen], scenes.corners[chosen])}
+        for name, (objects, corners) in parses.items():
+            alike = relabeled(objects[chosen], scenes.objects[chosen], law.kinds)
+            shown[name] = (alike, corners[chosen])
+        figures[suffix] = scene_rows(law, scenes.points[chosen], shown, title)
+        if suffix == "025":
+            figures["ambiguous"] = two_readings(law, scenes)
+    return Result(metrics, figures)
+
+
+def timed(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
+    """Return the guide's parse of all scenes, and the seconds that the first 512 took."""
+    began = time.perf_counter()
+    first = guide.parse(scenes.points[:TIMED])
+    seconds = time.perf_counter() - began
+    if len(scenes) <= TIMED:
+        return first, seconds
+    rest = guide.parse(scenes.points[TIMED:])
+    pairs = zip(vars(first).values(), vars(rest).values(), strict=True)
+    return Matchings(*(torch.cat(pair) for pair in pairs)), seconds
+
+
+def measures(found: Matchings, scenes: Scenes, law: SceneLaw) -> Metrics:
+    """Compute all measures of a parse against the truth."""
+    compared = found.objects, scenes.objects, scenes.present
+    accuracy = segmentation_accuracy(*compared, law.kinds)
+    rows = {
+        "segmentation": mean_and_error(accuracy),
+        "scenes": mean_and_error((accuracy > 1 - 1e-6).float()),
+        "rand": mean_and_error(adjusted_rand_index(*compared)),
+        "variation": mean_and_error(variation_of_information(*compared)),
+    }
+    if found.log_evidence.isfinite().all():
+        rows["evidence"] = mean_and_error(found.log_evidence)
+    return rows
+
+
+@torch.no_grad()
+def ceilings(law: SceneLaw, points: Tensor) -> Metrics:
+    """Compute what the exact posterior expects of its own parse; see `parse`."""
+    rows = [row for group in groups(law, points) for row in _expected(group)]
+    names = ("expected_segmentation", "expected_scenes", "ambiguous")
+    found = zip(names, torch.tensor(rows).T, strict=True)
+    return {name: mean_and_error(values) for name, values in found}
+
+
+def _expected(group: Group) -> list[tuple[float, float, float]]:
+    """Return a scene's expected accuracy, probability of its parse, and whether it is ambiguous."""
+    objects, probability = group.posterior()
+    here = torch.ones_like(objects, dtype=torch.bool)
+    found = []
+    for own in probability:
+        parse = objects[own.argmax()].expand_as(objects)
+        accuracy = segmentation_accuracy(parse, objects, here, group.law.kinds).to(own)
+        same = accuracy > 1 - 1e-6
+        first = own[same].sum()
+        exchanged = same.sum()  # readings that differ by an exchange of equal objects only
+        second = own[~same].max() * exchanged if (~same).any() else own.new_zeros(())
+        found.append(((own * accuracy).sum().item(), first.item(), float(second > first / 2)))
+    return found
+
+
+@torch.no_grad()
+def two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
+    """Draw scenes whose two likeliest readings are most nearly as likely as each other."""
+    first, second = Matchings.empty(scenes.points), Matchings.empty(scenes.points)
+    ratio = torch.zeros(len(scenes))
+    for group in groups(law, scenes.points):
+        objects, probability = group.posterior()
+        ways, best = all_covers(group.plan), probability.argmax(1)
+        rest = probability.clone()
+        for own, reading in zip(rest, objects[best], strict=True):
+            here = torch.ones_like(objects, dtype=torch.bool)
+            accuracy = segmentation_accuracy(reading.expand_as(objects), objects, here, law.kinds)
+            own[accuracy > 1 - 1e-6] = 0
+        ratio[group.rows] = (rest.amax(1) / probability.amax(1)).float()
+        group.write(first, list(ways[best].T))
+        group.write(second, list(ways[rest.argmax(1)].T))
+    chosen = ratio.argsort(descending=True)[:SHOWN]
+    shown = {"true": (scenes.objects[chosen], scenes.corners[chosen])}
+    for name, found in (("first reading", first), ("second reading", second)):
+        alike = relabeled(found.objects[chosen], scenes.objects[chosen], law.kinds)
+        shown[name] = (alike, found.corners[chosen])
+    title = "Scenes with two readings that are nearly as likely as each other"
+    return scene_rows(law, scenes.points[chosen], shown, title)
+
+
+def hard_scenes(parses: dict[str, tuple[Tensor, Tensor]], scenes: Scenes, law: SceneLaw) -> Tensor:
+    """Return eight scenes with all objects or two: four that guides parse differently, four not."""
+    right = [
+        segmentation_accuracy(objects, scenes.objects, scenes.present, law.kinds)
+        for objects, _ in parses.values()
+    ]
+    wrong = torch.stack(right).lt(1 - 1e-6).sum(0)
+    many = scenes.present.sum(1) >= 2 * min(law.sizes)
+    order = (wrong * many).argsort(descending=True, stable=True)
+    easy = (many & (wrong == 0)).nonzero()[:, 0]
+    return torch.cat([order[:4], easy[:4]])

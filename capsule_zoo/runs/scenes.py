@@ -1,0 +1,86 @@
+"""Parses of a user's scenes of points, from a file into a file."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from capsule_zoo.data.constellations import read_scenes, rescaled
+from capsule_zoo.data.files import write_whole
+from capsule_zoo.guides.constellations import (
+    ExactMatching,
+    MatchingGuide,
+    MixtureMatching,
+    RansacMatching,
+    SinkhornMatching,
+)
+from capsule_zoo.models import Constellations
+from capsule_zoo.nearest import unknown
+from capsule_zoo.registry import create, load
+
+GUIDES: dict[str, type[MatchingGuide]] = {
+    "exact": ExactMatching,
+    "ransac": RansacMatching,
+    "sinkhorn": SinkhornMatching,
+    "mixture": MixtureMatching,
+}
+
+
+def parse_file(
+    file: str | Path, out: str | Path, guide: str = "exact", run: str | None = None, **sizes: Any
+) -> dict[str, Any]:
+    """Write the object and the corner of every point of a file of scenes, and log evidence.
+
+    Every scene is shifted and scaled to the square [-1, 1]^2 first. `out` is a NumPy archive of
+    `objects` and `corners`, (S, N), -1 for clutter and absent points, and of `log_evidence`, (S,),
+    in nats, of the scaled scenes.
+
+    Args:
+        file: see `data.constellations.read_scenes`; its templates, if any, replace the zoo's.
+        guide: "exact", "ransac", "sinkhorn" or "mixture".
+        run: a run folder whose trained templates and noise are used.
+        sizes: arguments of `Constellations`, such as `sigma` and `clutter`.
+
+    Returns:
+        The number of scenes and of points, and the mean log evidence.
+
+    Raises:
+        ValueError: a file, a guide, a run or a size that does not fit; nothing is written.
+    """
+    points, present, templates = read_scenes(file)
+    if guide not in GUIDES:
+        raise ValueError(unknown("guide", guide, list(GUIDES)))
+    chosen = GUIDES[guide](_model(run, templates, sizes))
+    found = chosen.parse(rescaled(points.double(), present), present)
+    archive = io.BytesIO()
+    np.savez(archive, **{name: value.numpy() for name, value in vars(found).items()})
+    write_whole(out, archive.getvalue())
+    return {
+        "scenes": len(points),
+        "points": int(present.sum()),
+        "clutter": int((present & (found.objects < 0)).sum()),
+        "log_evidence": found.log_evidence.mean().item(),
+    }
+
+
+def _model(
+    run: str | None, templates: tuple[torch.Tensor, ...] | None, sizes: Mapping[str, Any]
+) -> Constellations:
+    if run is None:
+        if templates is None:
+            return create("constellations", **sizes).model.double()  # type: ignore[return-value]
+        return Constellations(templates, **sizes).double()
+    model = load(run).model
+    if not isinstance(model, Constellations):
+        raise ValueError(f"{run} is not a run of constellations, and cannot parse scenes of points")
+    if templates is not None or sizes:
+        wrong = [*sizes, *(["the templates of the file"] if templates is not None else [])]
+        raise ValueError(
+            f"{run} has its own templates and sizes; leave out --run, or {' and '.join(wrong)}"
+        )
+    return model.double()

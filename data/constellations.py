@@ -1,0 +1,286 @@
+"""Scenes of points of the plane: corners of a few objects, each in a random similarity.
+
+Every object of a list of templates is present with probability 1/2; at least one is. Noise is added
+to the corners of its template, whose sides are 2 long. The template is then scaled to mean square
+distance 1 from its centre, and moved by a similarity y ~ Normal(0, I_4) with
+
+    x = F y,    F = [1 0 p_x p_y; 0 1 p_y -p_x]    # for a corner p
+
+The scene is shifted and scaled as a whole, so that its smallest coordinate is -1 and its largest 1.
+Clutter, uniform in the square [-1, 1]^2, may be added to it, and the order of the points is random.
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 4.1.
+    Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), section 5.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.files import MissingData
+from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.sources import Source
+
+SQUARE = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))
+TRIANGLE = ((-1.0, -1.0), (1.0, -1.0), (0.0, 1.0))
+SHAPES: dict[str, tuple[tuple[float, float], ...]] = {
+    "square": SQUARE,
+    "triangle": TRIANGLE,
+    "pentagon": ((-1.0, 0.0), (0.0, -1.0), (1.0, -0.5), (1.0, 0.5), (0.0, 1.0)),
+    "corner": ((-1.0, -1.0), (0.0, -1.0), (1.0, -1.0), (1.0, 0.0), (1.0, 1.0)),
+}
+TEMPLATES = (SQUARE, TRIANGLE, SQUARE)
+TRAINING, TESTING = 10_000, 2000  # scenes of the data set "constellations"
+VALIDATION = 200  # of the scenes for training
+Templates = Sequence[Sequence[Sequence[float]] | Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """A set of scenes of points, and where every point comes from.
+
+    Attributes:
+        points: (S, N, 2); NaN where a scene has fewer points than N.
+        present: (S, N), False where there is no point.
+        objects: the number of each point's object, (S, N); -1 for clutter and for absent points.
+        corners: the number of the corner of that object, (S, N), or -1.
+    """
+
+    points: Tensor
+    present: Tensor
+    objects: Tensor
+    corners: Tensor
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, chosen: slice | Tensor) -> Scenes:
+        return Scenes(
+            self.points[chosen], self.present[chosen], self.objects[chosen], self.corners[chosen]
+        )
+
+
+def draw_scenes(
+    number: int,
+    sigma: float = 0.1,
+    *,
+    clutter: int = 0,
+    templates: Templates = TEMPLATES,
+    seed: int = 0,
+) -> Scenes:
+    """Draw scenes of points in double precision; the same arguments give the same scenes.
+
+    Args:
+        number: of scenes.
+        sigma: deviation of the noise on every corner, in the units of the templates.
+        clutter: the largest number of clutter points; their number is uniform from 0 to this.
+        templates: the corners of every object, each (corners, 2), centred on their mean.
+        seed: not negative.
+
+    Raises:
+        ValueError: a number that is out of range, or a template with fewer than two points.
+    """
+    shapes = check_templates(templates)
+    number, clutter = operator.index(number), operator.index(clutter)
+    if number < 1 or clutter < 0:
+        raise ValueError(
+            f"number must be at least 1 and clutter at least 0, not {number} and {clutter}"
+        )
+    if not 0 <= sigma < math.inf:
+        raise ValueError(f"sigma must be a finite number and at least 0, not {sigma!r}")
+    generator = seeded_generator(seed)
+    objects = torch.repeat_interleave(
+        torch.arange(len(shapes)), torch.tensor([len(shape) for shape in shapes])
+    )
+    corners = torch.cat([torch.arange(len(shape)) for shape in shapes])
+    there = _presences(number, len(shapes), generator)[:, objects]
+    points = rescaled(_placed(number, shapes, sigma, generator), there)
+    count = torch.randint(clutter + 1, (number, 1), generator=generator)
+    noise = 2 * torch.rand(number, clutter, 2, generator=generator, dtype=torch.float64) - 1
+    points = torch.cat([points, noise], 1)
+    present = torch.cat([there, torch.arange(clutter) < count], 1)
+    stray = torch.full((clutter,), -1)
+    order = torch.rand(present.shape, generator=generator).masked_fill(~present, 2).argsort(1)
+    present = present.gather(1, order)
+    return Scenes(
+        points.gather(1, order[..., None].expand_as(points)).masked_fill(~present[..., None], _NAN),
+        present,
+        torch.cat([objects, stray])[order].masked_fill(~present, -1),
+        torch.cat([corners, stray])[order].masked_fill(~present, -1),
+    )
+
+
+_NAN = float("nan")
+
+
+def check_templates(templates: Templates) -> tuple[Tensor, ...]:
+    """Return templates as centred float64 tensors (corners, 2).
+
+    Raises:
+        ValueError: no template, one with fewer than two different points, or one with NaN.
+    """
+    shapes = []
+    for index, template in enumerate(templates):
+        shape = torch.as_tensor(template, dtype=torch.float64)
+        if shape.dim() != 2 or shape.shape[1] != 2 or not torch.isfinite(shape).all():
+            raise ValueError(
+                f"template {index} must be finite numbers (corners, 2), not {tuple(shape.shape)}"
+            )
+        shape = shape - shape.mean(0)
+        if len(shape) < 2 or not shape.abs().max() > 0:
+            raise ValueError(
+                f"template {index} has fewer than two different points, so that its scale and its "
+                "angle cannot be inferred; give two points or more"
+            )
+        shapes.append(shape)
+    if not shapes:
+        raise ValueError("templates is empty; give the corners of one object or more")
+    return tuple(shapes)
+
+
+def _presences(number: int, objects: int, generator: torch.Generator) -> Tensor:
+    """Draw presences (number, objects), each 1/2, given that one object at least is present."""
+    codes = torch.randint(1, 2**objects, (number, 1), generator=generator)
+    return (codes >> torch.arange(objects)) % 2 == 1
+
+
+def _placed(
+    number: int, shapes: Sequence[Tensor], sigma: float, generator: torch.Generator
+) -> Tensor:
+    """Draw all corners of all objects, (number, corners, 2), before the scene is rescaled."""
+    placed = []
+    for shape in shapes:
+        noise = torch.randn(number, *shape.shape, generator=generator, dtype=torch.float64)
+        radius = shape.square().sum(1).mean().sqrt()
+        local = torch.view_as_complex((shape + sigma * noise) / radius)
+        pose = torch.randn(number, 1, 4, generator=generator, dtype=torch.float64)
+        place = torch.complex(pose[..., 0], pose[..., 1])
+        turn = torch.complex(pose[..., 2], -pose[..., 3])
+        placed.append(torch.view_as_real(place + turn * local))
+    return torch.cat(placed, 1)
+
+
+def rescaled(points: Tensor, present: Tensor) -> Tensor:
+    """Return scenes whose smallest coordinate is -1 and largest is 1; the axes share both."""
+    low = points.masked_fill(~present[..., None], math.inf).amin((1, 2), keepdim=True)
+    high = points.masked_fill(~present[..., None], -math.inf).amax((1, 2), keepdim=True)
+    return 2 * (points - low) / (high - low) - 1
+
+
+def constellations() -> Source:
+    """Return scenes with noise 0.1 as a data set; the label is the number of objects less 1."""
+    train, test = (
+        draw_scenes(number, 0.1, seed=seed) for seed, number in enumerate((TRAINING, TESTING))
+    )
+    parts = [(scenes.points.float(), _labels(scenes)) for scenes in (train, test)]
+    names = tuple(f"{count} objects" for count in range(1, len(TEMPLATES) + 1))
+    return Source(parts[0], parts[1], names, validation=VALIDATION)
+
+
+def constellations_of(path: Path) -> Source:
+    """Return the user's scenes as a data set of one class; a fifth of them is for testing.
+
+    Raises:
+        MissingData, ValueError: see `read_scenes`; or the file holds a single scene.
+    """
+    points = read_scenes(path)[0].float()
+    if len(points) < 2:
+        raise ValueError(
+            f"{path} holds 1 scene, but 2 or more are needed: one to train on and one to test on"
+        )
+    test = max(1, len(points) // 5)
+    parts = [
+        (each, torch.zeros(len(each), dtype=torch.int64))
+        for each in (points[:-test], points[-test:])
+    ]
+    return Source(parts[0], parts[1], ("scene",), validation=(len(points) - test) // 10)
+
+
+def _labels(scenes: Scenes) -> Tensor:
+    """Return the number of objects of each scene, less 1."""
+    objects = torch.arange(len(TEMPLATES))
+    return (scenes.objects[:, None] == objects[:, None]).any(-1).sum(-1) - 1
+
+
+def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None]:
+    """Read a user's scenes: points (S, N, 2), present (S, N), and templates if the file has any.
+
+    The file is a NumPy archive (`numpy.savez`) of `points` and `present`, and optionally of
+    `templates` (objects, corners, 2), in which NaN pads the smaller templates.
+
+    Raises:
+        MissingData: there is no such file, or it is not such an archive.
+        ValueError: its arrays do not fit.
+    """
+    path = Path(path).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays: dict[str, Any] = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise MissingData(
+            f"{path} cannot be read as a NumPy archive ({error}); write it by "
+            "numpy.savez(path, points=..., present=...)"
+        ) from error
+    if missing := {"points", "present"} - arrays.keys():
+        raise ValueError(
+            f"{path} lacks {' and '.join(sorted(missing))}; it holds {', '.join(arrays) or 'none'}"
+        )
+    points, present = check_points(arrays["points"], arrays["present"])
+    if "templates" not in arrays:
+        return points, present, None
+    templates = torch.as_tensor(np.asarray(arrays["templates"], dtype=np.float64))
+    if templates.dim() != 3:
+        raise ValueError(
+            f"templates must be (objects, corners, 2), padded by NaN, not {tuple(templates.shape)}"
+        )
+    return points, present, check_templates([t[~t.isnan().any(1)] for t in templates])
+
+
+def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
+    """Return points (S, N, 2) and their mask (S, N); absent points become NaN.
+
+    Raises:
+        ValueError: shapes that do not fit, values that are not finite where a point is present, or
+            a scene with fewer than two points.
+    """
+    points = torch.as_tensor(points)
+    if not points.is_floating_point():
+        points = points.double()
+    if points.dim() != 3 or points.shape[-1] != 2 or not len(points):
+        raise ValueError(
+            f"points must be (S, N, 2) with one scene or more, not {tuple(points.shape)}; add the "
+            "missing dimension with points[None]"
+        )
+    if present is None:
+        present = ~points.isnan().all(-1)
+    present = torch.as_tensor(present)
+    if present.shape != points.shape[:-1]:
+        raise ValueError(
+            f"present must be {tuple(points.shape[:-1])}, one number for each point, not "
+            f"{tuple(present.shape)}"
+        )
+    if not ((present == 0) | (present == 1)).all():
+        raise ValueError("present must hold 0 and 1, or False and True, only")
+    present = present.bool()
+    if not points[present].isfinite().all():
+        raise ValueError(
+            "points holds NaN or infinite coordinates of points that are present; set present to 0 "
+            "there, or clean them"
+        )
+    if (few := present.sum(1) < 2).any():
+        raise ValueError(
+            f"scene {int(few.nonzero()[0])} has fewer than two points, which say nothing of an "
+            "object's scale and angle; leave such scenes out"
+        )
+    return points.masked_fill(~present[..., None], _NAN), present

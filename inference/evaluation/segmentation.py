@@ -1,0 +1,115 @@
+"""How well scenes of points are parsed: the object of every point compared with its true object.
+
+The numbers of objects mean nothing where their templates are equal: two squares may be exchanged.
+Points that are absent count nowhere. Clutter, -1, is a segment of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score, mutual_info_score
+from torch import Tensor
+
+FEW_OBJECTS = 4  # whose exchanges are all tried, for all scenes at once
+
+
+def segmentation_accuracy(
+    found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None = None
+) -> Tensor:
+    """Compute the share of each scene's points that have the right object, (S,), at best.
+
+    The best relabeling of the objects counts. It may exchange objects of one kind.
+
+    Args:
+        found, true: numbers of objects, (S, N); -1 for clutter.
+        present: (S, N), True where there is a point.
+        kinds: of the objects, the same number for equal templates; None if any two objects may be
+            exchanged, as for learned templates.
+
+    Raises:
+        ValueError: shapes that differ, a scene without points, or a number of an object that is
+            out of range.
+    """
+    objects = _check(found, true, present, kinds)
+    kinds = [0] * objects if kinds is None else list(kinds)
+    number = torch.arange(objects, device=found.device)
+    own = (found[..., None] == number) & present[..., None]  # (S, N, objects)
+    agree = torch.einsum("snf,snt->sft", own.float(), (true[..., None] == number).float())
+    matched = ((found < 0) & (true < 0) & present).sum(1).float()
+    for kind in set(kinds):
+        members = [k for k in range(objects) if kinds[k] == kind]
+        matched += _best_match(agree[:, members][:, :, members])
+    return matched / present.sum(1)
+
+
+def _best_match(agree: Tensor) -> Tensor:
+    """Return the best sum over one-to-one matches of rows to columns, (S,), for (S, n, n)."""
+    size = agree.shape[1]
+    if size <= FEW_OBJECTS:
+        rows = torch.arange(size)
+        orders = itertools.permutations(range(size))
+        return torch.stack([agree[:, rows, list(order)].sum(1) for order in orders]).amax(0)
+    found = []
+    for table in agree.cpu().numpy():
+        rows, columns = linear_sum_assignment(table, maximize=True)
+        found.append(float(table[rows, columns].sum()))
+    return torch.tensor(found, device=agree.device)
+
+
+def relabeled(found: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
+    """Return parses (S, N) whose equal objects have the numbers that agree best with the truth."""
+    orders = [
+        [*order, -1]  # the last number is that of clutter, -1
+        for order in itertools.permutations(range(len(kinds)))
+        if all(kinds[k] == kinds[other] for k, other in enumerate(order))
+    ]
+    options = torch.tensor(orders, device=found.device)[:, found]  # (orders, S, N)
+    best = (options == true).sum(-1).argmax(0)
+    return options[best, torch.arange(len(found), device=found.device)]
+
+
+def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
+    """Compute the adjusted Rand index of each scene's segments, (S,); 1 where they are equal."""
+    _check(found, true, present, None)
+    scores = [adjusted_rand_score(t, f) for f, t in _scenes(found, true, present)]
+    return torch.tensor(scores)
+
+
+def variation_of_information(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
+    """Compute H(found | true) + H(true | found) of each scene's segments, (S,), in nats."""
+    _check(found, true, present, None)
+    scores = [
+        mutual_info_score(f, f) + mutual_info_score(t, t) - 2 * mutual_info_score(t, f)
+        for f, t in _scenes(found, true, present)
+    ]
+    return torch.tensor(scores).clamp(min=0)
+
+
+def _scenes(found: Tensor, true: Tensor, present: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [
+        (f[p].numpy(), t[p].numpy())
+        for f, t, p in zip(found.cpu(), true.cpu(), present.cpu(), strict=True)
+    ]
+
+
+def _check(found: Tensor, true: Tensor, present: Tensor, kinds: Sequence[int] | None) -> int:
+    """Return the number of objects."""
+    if not found.shape == true.shape == present.shape or found.dim() != 2:
+        raise ValueError(
+            "found, true and present must be (S, N), all of one shape, not "
+            f"{tuple(found.shape)}, {tuple(true.shape)} and {tuple(present.shape)}"
+        )
+    if not present.any(1).all():
+        raise ValueError("a scene has no point that is present; leave such scenes out")
+    most = int(max(found.max(), true.max())) + 1
+    if kinds is not None and most > len(kinds):
+        raise ValueError(
+            f"objects are numbered up to {most - 1}, but kinds names {len(kinds)} of them; give "
+            "one number for each object"
+        )
+    return len(kinds) if kinds is not None else max(most, 1)

@@ -1,0 +1,114 @@
+"""Constellations on the command line, in pictures and in the experiment."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from capsule_zoo import cli
+from capsule_zoo.data import draw_scenes
+from capsule_zoo.data.constellations import SHAPES
+from capsule_zoo.experiments import Options
+from capsule_zoo.experiments import constellations as experiment
+from capsule_zoo.figures.constellations import scene_parses, scene_samples
+from capsule_zoo.registry import create
+
+
+def run(capsys: pytest.CaptureFixture, *words: object, status: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    printed = capsys.readouterr()
+    assert ended.value.code == status, printed.err
+    return printed.err if status else printed.out
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Return a file of six scenes of squares and triangles, far from the square [-1, 1]^2."""
+    shapes = [SHAPES["square"], SHAPES["triangle"]]
+    scenes = draw_scenes(6, 0.02, templates=shapes, seed=1)
+    templates = np.full((2, 4, 2), np.nan)
+    templates[0], templates[1, :3] = shapes
+    path = tmp_path / "scenes.npz"
+    np.savez(
+        path,
+        points=700 + 300 * scenes.points.nan_to_num(),
+        present=scenes.present,
+        templates=templates,
+    )
+    return path, scenes
+
+
+@pytest.mark.parametrize("guide", ["exact", "ransac", "sinkhorn"])
+def test_parse_writes_the_object_and_corner_of_every_point(file, guide, capsys):
+    path, scenes = file
+    words = ("parse", path, "--guide", guide, "--sigma", 0.02, "--json")
+    found = json.loads(run(capsys, *words).splitlines()[-1])
+    assert found["scenes"] == 6 and found["points"] == int(scenes.present.sum())
+    with np.load(path.with_name("scenes-parsed.npz")) as archive:
+        assert np.array_equal(archive["objects"], scenes.objects)
+        assert archive["log_evidence"].mean() == pytest.approx(found["log_evidence"])
+        triangles = (scenes.objects == 1).numpy()
+        assert np.array_equal(archive["corners"][triangles], scenes.corners.numpy()[triangles])
+
+
+def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, capsys):
+    path = file[0]
+    out = tmp_path / "out.npz"
+    np.savez(tmp_path / "five.npz", points=np.random.rand(1, 5, 2), present=np.ones((1, 5)))
+    for words, expected in (
+        (("parse", tmp_path / "five.npz"), "scenes of 5 points"),
+        (("parse", path, "--guide", "exakt"), "exact"),
+        (("parse", tmp_path / "none.npz"), "cannot be read"),
+        (("train", "constellations", "--size", "28"), "no pixels"),
+        (("train", "constellations", "--transform", "rotate=9"), "no pixels"),
+        (("train", "vae", "--data", "constellations"), "no pixels"),
+        (("train", "constellations", "--data", "digits"), "points must"),
+        (("explore", "constellations"), "no view"),
+    ):
+        more = ("--out", out) if words[0] != "explore" else ()
+        said = run(capsys, *words, *more, status=2)
+        assert expected in said and said.count("\n") == 1, said
+        assert not out.exists()
+
+
+def test_pictures_show_what_was_found():
+    entry = create("constellations", sigma=0.02)
+    points = draw_scenes(3, 0.02, seed=2).points
+    figure = scene_parses(entry.model, entry.guide, points)
+    assert len(figure.axes) == 3
+    for axis, scene in zip(figure.axes, points, strict=True):
+        dots = [line for line in axis.lines if line.get_marker() == "o"]
+        drawn = np.concatenate([line.get_xydata() for line in dots])
+        seen = scene[~scene[:, 0].isnan()].numpy()
+        assert np.allclose(np.sort(drawn[:, 0]), np.sort(seen[:, 0]))
+        for line in axis.lines:  # the corners of every template lie on points
+            if line.get_marker() == "None":
+                for corner in line.get_xydata():
+                    assert np.abs(seen - corner).sum(1).min() < 0.15
+    assert len(scene_samples(entry.model).axes) == 8
+
+
+def test_the_experiment_says_how_good_the_exact_posterior_can_be(monkeypatch):
+    monkeypatch.setattr(experiment, "SCENES", 24)
+    monkeypatch.setattr(experiment, "SIGMAS", {"025": 0.25})
+    chosen = {name: experiment.GUIDES[name] for name in ("exact", "ransac")}
+    monkeypatch.setattr(experiment, "GUIDES", chosen)
+    result = experiment.parse(Options(progress=False))
+    metrics = result.metrics
+    for guide in ("exact", "ransac"):
+        assert metrics[f"evidence_{guide}_025"][0] <= metrics["evidence_exact_025"][0] + 1e-6
+        assert (
+            0.5 < metrics[f"scenes_{guide}_025"][0] <= metrics[f"segmentation_{guide}_025"][0] <= 1
+        )
+    expected, error, count = metrics["expected_segmentation_025"]
+    assert count == 24 and metrics["expected_scenes_025"][0] < expected <= 1
+    found = metrics["segmentation_exact_025"]
+    assert abs(found[0] - expected) < 5 * (found[1] + error)
+    assert {"025", "ambiguous"} == result.figures.keys()
+    with pytest.raises(ValueError, match="leave --run out"):
+        experiment.parse(Options(run="any"))
+    assert torch.get_default_dtype() == torch.float32

@@ -1,0 +1,250 @@
+"""Guides to constellations: against sums over all matchings, and against each other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pyro
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.data.constellations import SHAPES, TEMPLATES, draw_scenes
+from capsule_zoo.guides import ExactMatching, MixtureMatching, RansacMatching, SinkhornMatching
+from capsule_zoo.guides.matching_em import Corners, Poses, fit_poses, patterns, round_off
+from capsule_zoo.guides.matching_exact import groups
+from capsule_zoo.inference import evaluate
+from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
+from capsule_zoo.models import Constellations
+from capsule_zoo.models.blocks.matching_laws import RandomMatching, from_codes
+from capsule_zoo.models.blocks.scene_law import log_equivalent, log_joint
+from capsule_zoo.models.blocks.similarities import Template, as_complex, place_corners
+
+SMALL = ("square", "triangle")
+
+
+def model_of(names: tuple[str, ...] = SMALL, sigma: float = 0.1, **sizes) -> Constellations:
+    return Constellations([torch.tensor(SHAPES[n]) for n in names], sigma, **sizes).double()
+
+
+def scenes_of(names: tuple[str, ...], number: int, sigma: float = 0.1, clutter: int = 0, seed=0):
+    shapes = [SHAPES[name] for name in names]
+    return draw_scenes(number, sigma, templates=shapes, clutter=clutter, seed=seed)
+
+
+def every_matching(sizes: tuple[int, ...], number: int, clutter: int) -> torch.Tensor:
+    """Return all matchings of `number` points, by loops over sets of objects and over orders."""
+    first = [sum(sizes[:k]) for k in range(len(sizes))]
+    found = []
+    for there in itertools.product([False, True], repeat=len(sizes)):
+        codes = [
+            1 + f + c for f, n, t in zip(first, sizes, there, strict=True) if t for c in range(n)
+        ]
+        if 0 <= number - len(codes) <= clutter:
+            found += set(itertools.permutations(codes + [0] * (number - len(codes))))
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.15])
+def test_exact_evidence_is_the_sum_over_all_matchings(sigma):
+    model = model_of(("triangle", "triangle"), sigma, sigma_floor=0.05, clutter=1)
+    law, scenes = model.law(), scenes_of(("triangle", "triangle"), 12, 0.1, clutter=1, seed=1)
+    found = ExactMatching(model).parse(scenes.points)
+    for scene, evidence in enumerate(found.log_evidence):
+        points = scenes.points[scene : scene + 1]
+        present = ~points[0, :, 0].isnan()
+        codes = every_matching((3, 3), int(present.sum()), 1)
+        full = torch.full((len(codes), 1, points.shape[1]), -1)
+        full[:, 0, present] = codes
+        joint = log_joint(law, points, *from_codes(law, full))
+        torch.testing.assert_close(joint.logsumexp(0)[0], evidence, rtol=0, atol=1e-5)
+        prior = torch.stack(
+            [
+                RandomMatching(law, torch.tensor(t).double(), full.shape[-1]).log_prob(full)
+                + math.log(0.25)
+                for t in itertools.product([0, 1], repeat=2)
+            ]
+        )
+        # the model's own law of matchings is what log_joint has beside the points
+        assert (prior.logsumexp(0).isfinite() == joint.isfinite()).all()
+
+
+def test_the_log_weight_of_every_exact_draw_is_the_evidence():
+    model, scenes = model_of(clutter=1), scenes_of(SMALL, 10, clutter=1, seed=2)
+    guide = ExactMatching(model)
+    idata = evaluate(model, guide, scenes.points, num_particles=5)
+    weights = torch.from_numpy(idata.sample_stats.log_weight.values[0])
+    expected = guide.parse(scenes.points).log_evidence.expand(5, -1)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=2e-3)
+    assert (weights - expected).abs().mean() < 2e-4
+
+
+def test_the_exact_guide_gives_the_gradient_of_the_evidence():
+    """Its draws carry no gradient, and need none: this is the E step of EM."""
+    model, scenes = model_of(sigma=0.2), scenes_of(SMALL, 8, 0.2, seed=3)
+    guide = ExactMatching(model)
+    pyro.set_rng_seed(0)
+    objective = Trace_ELBO(num_particles=150, vectorize_particles=True, max_plate_nesting=1)
+    objective.differentiable_loss(model, guide, scenes.points).backward()
+    delta, value = 1e-3, model.log_sigma.item()
+    ends = []
+    for shift in (-delta, delta):
+        model.log_sigma.data.fill_(value + shift)
+        ends.append(guide.parse(scenes.points).log_evidence.sum().item())
+    slope = (ends[1] - ends[0]) / (2 * delta)
+    assert -model.log_sigma.grad.item() == pytest.approx(slope, abs=0.05 * abs(slope) + 1.0)
+
+
+@pytest.mark.parametrize("guide", [RansacMatching, SinkhornMatching])
+def test_other_guides_bound_the_evidence_by_the_joint_of_their_matching(guide):
+    names = ("square", "triangle", "square")
+    model, scenes = model_of(names, 0.1, clutter=1), scenes_of(names, 24, 0.1, clutter=1, seed=4)
+    exact = ExactMatching(model).parse(scenes.points)
+    found = guide(model).parse(scenes.points)
+    assert (found.log_evidence <= exact.log_evidence + 1e-6).all()
+    law = model.law()
+    own = log_joint(law, scenes.points, found.objects, found.corners)
+    own = own + log_equivalent(law, found.objects)
+    assert (found.log_evidence >= own - 1e-6).all()
+
+
+def test_ransac_finds_the_exact_parse_where_noise_is_small():
+    names = ("square", "triangle", "square")
+    model, scenes = model_of(names, 0.02), scenes_of(names, 60, 0.02, seed=5)
+    exact, found = (g(model).parse(scenes.points) for g in (ExactMatching, RansacMatching))
+    right = segmentation_accuracy(found.objects, exact.objects, scenes.present, [0, 1, 0])
+    assert (right == 1).all()
+    assert (exact.log_evidence - found.log_evidence).mean() < 0.05
+
+
+def test_the_exact_posterior_knows_how_often_it_is_right():
+    """On scenes of the generator: their frame is scaled and shifted, which the poses absorb."""
+    model, scenes = model_of(("square", "square"), 0.25), scenes_of(("square", "square"), 300, 0.25)
+    model.sigma_pose = 0.5
+    own, right = [], []
+    for group in groups(model.law(), scenes.points):
+        objects, probability = group.posterior()
+        best = objects[probability.argmax(1)]
+        true = scenes.objects[group.rows[:, None], group.slots]
+        for k in range(len(best)):
+            every = torch.ones_like(objects, dtype=torch.bool)
+            same = segmentation_accuracy(best[k].expand_as(objects), objects, every, [0, 0]) == 1
+            own.append(probability[k][same].sum().item())
+            right.append(torch.equal(best[k], true[k]) or torch.equal(1 - best[k], true[k]))
+    own, right = torch.tensor(own), torch.tensor(right).float()
+    error = ((own * (1 - own)).sum().sqrt() / len(own)).item()
+    assert right.mean().item() == pytest.approx(own.mean().item(), abs=4 * error)
+    assert right.mean() < 1  # some scenes are truly ambiguous
+
+
+def test_poses_are_a_ridge_regression_on_responsible_points():
+    model = model_of()
+    law = model.law()
+    torch.manual_seed(6)
+    points = torch.randn(1, 7, 2).double()
+    places = as_complex(points)
+    corners = Corners.of(law, (0, 1), 0, places)
+    responsibility = torch.rand(1, 7, 7).double()
+    start = torch.complex(torch.randn(1, 2).double(), torch.randn(1, 2).double())
+    zero = torch.zeros(1, 2).double()
+    before = Poses(start, start.conj(), zero, zero, start * 0)
+    found = fit_poses(places, corners, responsibility, before, law.tau)
+    for k, owned in enumerate((range(4), range(4, 7))):
+        variance = corners.noises[k].variance(before.turn[0, k].abs())
+        rows, values = [], []
+        for i, j in itertools.product(range(7), owned):
+            x, y = corners.place[j].real.item(), corners.place[j].imag.item()
+            weight = (responsibility[0, i, j] / variance).sqrt()
+            rows += [weight * torch.tensor(r).double() for r in ([1, 0, x, y], [0, 1, y, -x])]
+            values += [weight * points[0, i, 0], weight * points[0, i, 1]]
+        rows, values = torch.stack(rows), torch.stack(values)
+        precision = rows.T @ rows + torch.eye(4).double() / law.tau**2
+        mean = torch.linalg.solve(precision, rows.T @ values)
+        own = torch.stack(
+            [
+                found.place[0, k].real,
+                found.place[0, k].imag,
+                found.turn[0, k].real,
+                -found.turn[0, k].imag,
+            ]
+        )
+        torch.testing.assert_close(own, mean)
+        torch.testing.assert_close(found.var_turn[0, k], precision.inverse()[2, 2])
+        torch.testing.assert_close(found.var_place[0, k], precision.inverse()[0, 0])
+
+
+def test_rounding_finds_the_best_permutation():
+    weights = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(7))
+    orders = list(itertools.permutations(range(4)))
+    sums = torch.stack([weights[:, range(4), list(o)].sum(1) for o in orders], 1)
+    expected = torch.tensor([orders[i] for i in sums.argmax(1)])
+    assert torch.equal(round_off(weights), expected)
+
+
+def test_patterns_name_each_set_of_equal_objects_once():
+    law = model_of(("square", "triangle", "square"), clutter=1).law()
+    assert patterns(law, 4) == [((0,), 0), ((1,), 1)]
+    assert patterns(law, 8) == [((0, 1), 1), ((0, 2), 0)]
+
+
+def test_symmetric_matchings_are_equally_likely_and_counted():
+    model, scenes = model_of(("square", "square")), scenes_of(("square", "square"), 8, seed=8)
+    law = model.law()
+    joint = log_joint(law, scenes.points, scenes.objects, scenes.corners)
+    turned = torch.where(scenes.corners >= 0, (scenes.corners + 1) % 4, scenes.corners)
+    torch.testing.assert_close(joint, log_joint(law, scenes.points, scenes.objects, turned))
+    both = (scenes.present.sum(1) == 8).double()
+    expected = torch.where(both > 0, 2.0 * 16, 2.0 * 4).log().double()
+    torch.testing.assert_close(log_equivalent(law, scenes.objects), expected)
+
+
+def test_the_mixture_says_when_its_parse_is_no_matching():
+    names = ("square", "triangle", "square")
+    model, scenes = model_of(names), scenes_of(names, 40, seed=9)
+    found = MixtureMatching(model).parse(scenes.points)
+    for objects, corners, evidence in zip(
+        found.objects, found.corners, found.log_evidence, strict=True
+    ):
+        held = [(o, c) for o, c in zip(objects.tolist(), corners.tolist(), strict=True) if o >= 0]
+        assert math.isfinite(evidence) == (len(set(held)) == len(held))
+    assert found.log_evidence.isinf().any() and found.log_evidence.isfinite().any()
+
+
+def test_a_parse_moves_its_templates_onto_the_points():
+    """Object and corner numbers are those of the model's templates."""
+    template = Template.of(torch.tensor(TEMPLATES[1]).double())
+    points = place_corners(torch.tensor([0.1, 0.2, 0.3, -0.5]).double(), template.corners)
+    order = torch.tensor([2, 0, 1])
+    scene = torch.view_as_real(points[order])[None]
+    found = ExactMatching(model_of(sigma=0.01)).parse(scene)
+    assert found.objects.tolist() == [[1, 1, 1]]
+    assert found.corners.tolist() == [order.tolist()]
+
+
+@pytest.mark.parametrize(
+    "guide", [ExactMatching, RansacMatching, SinkhornMatching, MixtureMatching]
+)
+def test_bad_scenes_are_refused_with_a_remedy(guide):
+    used, points = guide(model_of()), torch.rand(2, 7, 2)
+    for wrong, words in (
+        ((points[0],), "points\\[None\\]"),
+        ((points, torch.ones(2, 6)), "present must be \\(2, 7\\)"),
+        ((points, torch.full((2, 7), 0.5)), "0 and 1"),
+        ((points / 0, torch.ones(2, 7)), "set present to 0"),
+        ((points, torch.arange(7).expand(2, 7) < 1), "fewer than two"),
+        ((points, torch.arange(7).expand(2, 7) < 5), "scenes of 5 points"),
+        ((torch.rand(1, 30, 2),), "at most 7"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            used.parse(*wrong)
+
+
+def test_wrong_models_are_refused():
+    with pytest.raises(ValueError, match="fewer than two different points"):
+        Constellations([torch.zeros(1, 2)])
+    with pytest.raises(ValueError, match="templates is empty"):
+        Constellations([])
+    for wrong in (dict(sigma=-1.0), dict(presence=1.0), dict(clutter=-1), dict(sigma_floor=0.0)):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Constellations([torch.tensor(SHAPES["square"])], **wrong)
