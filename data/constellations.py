@@ -2,7 +2,7 @@
 
 Every object of a list of templates is present with probability 1/2; at least one is. Noise is added
 to the corners of its template, whose sides are 2 long. The template is then scaled to mean square
-distance 1 from its centre, and moved by a similarity y ~ Normal(0, I_4) with
+distance 1 from its center, and moved by a similarity y ~ Normal(0, I_4) with
 
     x = F y,    F = [1 0 p_x p_y; 0 1 p_y -p_x]    # for a corner p
 
@@ -85,7 +85,7 @@ def draw_scenes(
         number: of scenes.
         sigma: deviation of the noise on every corner, in the units of the templates.
         clutter: the largest number of clutter points; their number is uniform from 0 to this.
-        templates: the corners of every object, each (corners, 2), centred on their mean.
+        templates: the corners of every object, each (corners, 2), centered on their mean.
         seed: not negative.
 
     Raises:
@@ -125,7 +125,7 @@ _NAN = float("nan")
 
 
 def check_templates(templates: Templates) -> tuple[Tensor, ...]:
-    """Return templates as centred float64 tensors (corners, 2).
+    """Return templates as centered float64 tensors (corners, 2).
 
     Raises:
         ValueError: no template, one with fewer than two different points, or one with NaN.

@@ -158,7 +158,8 @@ class RansacMatching(MatchingGuide):
     def __init__(self, model: Constellations, sets: int = SETS, choices: int = CHOICES) -> None:
         super().__init__(model)
         check_at_least(1, sets=sets, choices=choices)
-        self.sets, self.choices = sets, choices
+        self.sets = sets
+        self.choices = choices
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
         return explain_by_ransac(law, points, self.sets, self.choices)
@@ -185,7 +186,9 @@ class SinkhornMatching(MatchingGuide):
         super().__init__(model)
         check_at_least(1, starts=starts, steps=steps)
         check_at_least(0, seed=seed)
-        self.starts, self.steps, self.seed = starts, steps, seed
+        self.starts = starts
+        self.steps = steps
+        self.seed = seed
 
     def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
         settings = Settings(self.permutations, self.starts, self.steps)

@@ -44,10 +44,10 @@ class Settings:
     """The settings of EM.
 
     Attributes:
-        permutations: True to normalise over points as well, by Sinkhorn's algorithm.
+        permutations: True to normalize over points as well, by Sinkhorn's algorithm.
         starts: number of runs for each set of objects.
         steps: of EM.
-        sinkhorn: normalisations of rows and of columns in each step.
+        sinkhorn: normalizations of rows and of columns in each step.
         heat: deviation that is added to the noise at first, for permutations; it falls to zero
             over three quarters of the steps.
         rounds: roundings of permutations at the end, each with a fit of the poses.
@@ -193,7 +193,7 @@ def _best_run(
     for step in range(settings.steps):
         extra = settings.extra(step)
         log_density = expected_log_density(runs, corners, poses, extra)
-        responsibility = _normalised(log_density, corners, settings).exp()
+        responsibility = _normalized(log_density, corners, settings).exp()
         poses = fit_poses(runs, corners, responsibility, poses, law.tau, extra)
     weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
     score = weights.logsumexp(-1).sum(-1)
@@ -269,8 +269,8 @@ def _with_clutter(log_density: Tensor, corners: Corners) -> Tensor:
     return torch.cat([log_density, clutter], -1)
 
 
-def _normalised(log_density: Tensor, corners: Corners, settings: Settings) -> Tensor:
-    """Return log responsibilities, normalised over corners and, for permutations, over points."""
+def _normalized(log_density: Tensor, corners: Corners, settings: Settings) -> Tensor:
+    """Return log responsibilities, normalized over corners and, for permutations, over points."""
     weights = _with_clutter(log_density, corners)
     if settings.permutations:
         for _ in range(settings.sinkhorn):

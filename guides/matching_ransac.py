@@ -187,7 +187,8 @@ def _choose(
 
 def _completes(law: SceneLaw, index: int, members: Tensor, used: Tensor, number: int) -> Tensor:
     """Return where later objects can take all points that are left, but for clutter."""
-    left = number - sum((used >> i) & 1 for i in range(number))  # (b, choices)
+    bits = torch.stack([(used >> i) & 1 for i in range(number)])
+    left = number - bits.sum(0)  # (b, choices)
     sizes = used.new_tensor([len(law.templates[index])] * members.shape[1] + [0])
     left = left[..., None] - sizes
     later = law.sizes[index + 1 :]

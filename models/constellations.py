@@ -15,8 +15,8 @@ be computed.
     F(p)              = [1 0 p_x p_y; 0 1 p_y -p_x]
     s_k^2             = sigma_floor^2 + (sigma |(y_3, y_4)| / radius_k)^2
 
-Templates are centred and divided by their radius, the root mean square distance of their corners
-from the centre. `sigma` is noise on the template, in its own units, and is scaled with the object;
+Templates are centered and divided by their radius, the root mean square distance of their corners
+from the center. `sigma` is noise on the template, in its own units, and is scaled with the object;
 `sigma_floor` is noise on the scene. The paper adds its noise to the template as well, and then
 scales the scene to [-1, 1]. This is a scale and a shift that all objects share, and that the model
 leaves to the poses.
@@ -43,7 +43,7 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.matching_laws import MatchedPoints, RandomMatching
 from capsule_zoo.models.blocks.point_space import PointSpace
 from capsule_zoo.models.blocks.scene_law import SceneLaw
-from capsule_zoo.models.blocks.similarities import Noise, Template, centred, place_corners
+from capsule_zoo.models.blocks.similarities import Noise, Template, centered, place_corners
 from capsule_zoo.models.checks import check_at_least, check_positive
 
 
@@ -117,7 +117,7 @@ class Constellations(Model):
         self, points: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
         like, law = self.corners, self.law()
-        slots = self.space.most if points is None else points.shape[1]
+        slots = sum(self.sizes) + self.clutter if points is None else points.shape[1]
         objects = len(self.sizes)
         with pyro.plate("images", batch_size if points is None else len(points), dim=-1):
             on = like.new_full((objects,), self.presence)
@@ -133,7 +133,7 @@ class Constellations(Model):
         places, scales = [], []
         size = pose[..., 2:].square().sum(-1)  # |u|^2, (*batch, objects)
         for k, shape in enumerate(self.corners.split(self.sizes)):
-            corners, radius = centred(shape)
+            corners, radius = centered(shape)
             moved = place_corners(pose[..., k, :], corners)
             places.append(torch.view_as_real(moved))
             variance = (2 * self.log_floor).exp() + 0 * size[..., k]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.constellations import Scenes, draw_scenes
-from capsule_zoo.experiments import Metrics, Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.figures.constellations import SHOWN, scene_rows
 from capsule_zoo.guides.constellations import MatchingGuide
@@ -27,19 +27,24 @@ from capsule_zoo.inference.evaluation.segmentation import (
 )
 from capsule_zoo.models.blocks.exact_cover import all_covers
 from capsule_zoo.models.blocks.scene_law import SceneLaw
+from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import create
 from capsule_zoo.runs.scenes import GUIDES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SIGMAS = {"0": 0.0, "01": 0.1, "025": 0.25}
-SCENES = 1024
 TIMED = 512  # scenes
 
 
 @experiment("constellations/parse", data="constellations", role="comparison", lead="025")
-def parse(options: Options) -> Result:
+def parse(
+    options: Options,
+    *,
+    scenes: int = 1024,
+    sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
+    guides: tuple[str, ...] = tuple(GUIDES),
+) -> Result:
     """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (minutes).
 
     `segmentation` is the share of points with the right object, where equal squares may be
@@ -49,35 +54,47 @@ def parse(options: Options) -> Result:
     scenes into no matching at all. `expected_segmentation` and `expected_scenes` are what the exact
     posterior expects of its own parse: no method can do better on average. `ambiguous` is the share
     of scenes with a second reading at least half as likely as the first.
+
+    Args:
+        scenes: scenes for each noise.
+        sigmas: noises on the templates.
+        guides: names of the guides that parse the scenes.
     """
     options.refuse_run()
-    metrics: Metrics = {}
+    grids: dict[str, Table] = {}
+    numbers: Numbers = {}
+    speed: Numbers = {}
     figures: dict[str, Figure] = {}
-    for suffix, sigma in SIGMAS.items():
-        scenes = draw_scenes(SCENES, sigma, seed=options.seed)
+    for sigma in sigmas:
+        suffix = f"{sigma:g}".replace(".", "")
+        drawn = draw_scenes(scenes, sigma, seed=options.seed)
         entry = create("constellations", sigma=sigma)
         model = entry.model.double()
         law, parses = model.law(), {}
-        for name in GUIDES:
+        grid: dict[str, dict[str, Number]] = {}
+        for name in guides:
             options.say(f"{name} on scenes with sigma {sigma:g}")
             guide = GUIDES[name](model)
-            found, seconds = timed(guide, scenes)
+            found, seconds = timed(guide, drawn)
             parses[name] = (found.objects, found.corners)
-            rows = measures(found, scenes, law)
-            metrics |= {f"{measure}_{name}_{suffix}": row for measure, row in rows.items()}
+            for measure, row in measures(found, drawn, law).items():
+                grid.setdefault(measure, {})[name] = row
             if suffix == "01":
-                metrics[f"seconds_{name}"] = (seconds, None, TIMED)
+                speed[name] = (seconds, None, TIMED)
+        grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
         options.say("The exact posterior's own accuracy")
-        metrics |= {f"{name}_{suffix}": row for name, row in ceilings(law, scenes.points).items()}
+        own = ceilings(law, drawn.points)
+        numbers |= {f"{name}_{suffix}": row for name, row in own.items()}
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
-        chosen = hard_scenes(parses, scenes, law)
-        shown = {"true": (scenes.objects[chosen], scenes.corners[chosen])}
+        chosen = hard_scenes(parses, drawn, law)
+        shown = {"true": (drawn.objects[chosen], drawn.corners[chosen])}
         for name, (objects, corners) in parses.items():
-            alike = relabeled(objects[chosen], scenes.objects[chosen], law.kinds)
+            alike = relabeled(objects[chosen], drawn.objects[chosen], law.kinds)
             shown[name] = (alike, corners[chosen])
-        figures[suffix] = scene_rows(law, scenes.points[chosen], shown, title)
+        figures[suffix] = scene_rows(law, drawn.points[chosen], shown, title)
         if suffix == "025":
-            figures["ambiguous"] = two_readings(law, scenes)
+            figures["ambiguous"] = two_readings(law, drawn)
+    metrics: Metrics = {**grids, "speed": Table({"seconds": speed}), **numbers}
     return Result(metrics, figures)
 
 
@@ -93,7 +110,7 @@ def timed(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
     return Matchings(*(torch.cat(pair) for pair in pairs)), seconds
 
 
-def measures(found: Matchings, scenes: Scenes, law: SceneLaw) -> Metrics:
+def measures(found: Matchings, scenes: Scenes, law: SceneLaw) -> Numbers:
     """Compute all measures of a parse against the truth."""
     compared = found.objects, scenes.objects, scenes.present
     accuracy = segmentation_accuracy(*compared, law.kinds)
@@ -109,7 +126,7 @@ def measures(found: Matchings, scenes: Scenes, law: SceneLaw) -> Metrics:
 
 
 @torch.no_grad()
-def ceilings(law: SceneLaw, points: Tensor) -> Metrics:
+def ceilings(law: SceneLaw, points: Tensor) -> Numbers:
     """Compute what the exact posterior expects of its own parse; see `parse`."""
     rows = [row for group in groups(law, points) for row in _expected(group)]
     names = ("expected_segmentation", "expected_scenes", "ambiguous")

@@ -1,4 +1,4 @@
-"""Pictures of scenes of points: points coloured by object, and templates drawn through them."""
+"""Pictures of scenes of points: points colored by object, and templates drawn through them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 CLUTTER = "#777777"
 SHOWN = 8  # scenes
 
@@ -27,7 +27,7 @@ Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: str) -> Figure:
     """Draw up to eight scenes, once for each parse, with templates through their points.
 
-    A template is laid through an object's points by least squares. Clutter is a grey cross.
+    A template is laid through an object's points by least squares. Clutter is a gray cross.
 
     Args:
         law: holds the templates.
@@ -59,15 +59,15 @@ def _draw_scene(
     axis: Axes, law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
 ) -> None:
     for k, template in enumerate(law.templates):
-        colour = COLOURS[k % len(COLOURS)]
+        color = COLORS[k % len(COLORS)]
         own = points[0][objects[0] == k]
-        axis.plot(own[:, 0], own[:, 1], "o", color=colour, markersize=4)
+        axis.plot(own[:, 0], own[:, 1], "o", color=color, markersize=4)
         fit, _, whole = object_fit(law, points, objects, corners, k)
         if not whole.item():  # a free assignment need not give every corner one point
             continue
         turn = fit.cross[0] / fit.number
-        outline = fit.centre[0] + turn * torch.cat([template.corners, template.corners[:1]])
-        axis.plot(outline.real, outline.imag, color=colour, linewidth=0.9)
+        outline = fit.center[0] + turn * torch.cat([template.corners, template.corners[:1]])
+        axis.plot(outline.real, outline.imag, color=color, linewidth=0.9)
     stray = points[0][(objects[0] < 0) & ~points[0, :, 0].isnan()]
     axis.plot(stray[:, 0], stray[:, 1], "x", color=CLUTTER, markersize=4)
     axis.set(xticks=[], yticks=[], xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")

@@ -73,7 +73,7 @@ def _model(
 ) -> Constellations:
     if run is None:
         if templates is None:
-            return create("constellations", **sizes).model.double()  # type: ignore[return-value]
+            return create("constellations", **sizes).model.double()
         return Constellations(templates, **sizes).double()
     model = load(run).model
     if not isinstance(model, Constellations):

@@ -79,7 +79,9 @@ class RandomMatching(dist.TorchDistribution):
     support = _Codes()
 
     def __init__(self, law: SceneLaw, presence: Tensor, slots: int) -> None:
-        self.law, self.presence, self.slots = law, presence, slots
+        self.law = law
+        self.presence = presence
+        self.slots = slots
         super().__init__(presence.shape[:-1], torch.Size([slots]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> RandomMatching:
@@ -233,7 +235,8 @@ class FunctionMatchings(dist.TorchDistribution):
         draw: Callable[[int], Tensor],
         log_probability: Callable[[Tensor], Tensor],
     ) -> None:
-        self._draw, self._log_probability = draw, log_probability
+        self._draw = draw
+        self._log_probability = log_probability
         super().__init__(batch_shape, torch.Size([slots]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> FunctionMatchings:

@@ -48,9 +48,12 @@ class SimilarityPosterior(dist.TorchDistribution):
     has_rsample = True
 
     def __init__(self, fit: Fit, there: Tensor, noise: Noise, tau: float) -> None:
-        self.fit, self.there, self.noise, self.tau = fit, there, noise, tau
+        self.fit = fit
+        self.there = there
+        self.noise = noise
+        self.tau = tau
         safe = Fit(
-            torch.where(there, fit.centre, torch.zeros_like(fit.centre)),
+            torch.where(there, fit.center, torch.zeros_like(fit.center)),
             torch.where(there, fit.spread, torch.ones_like(fit.spread)),
             torch.where(there, fit.cross, torch.ones_like(fit.cross)),
             fit.number,
@@ -65,7 +68,8 @@ class SimilarityPosterior(dist.TorchDistribution):
         super().__init__(there.shape, torch.Size([4]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> SimilarityPosterior:
-        fit = Fit(*(t.expand(batch_shape) for t in self.fit[:3]), self.fit.number)
+        center, spread, cross = (t.expand(batch_shape) for t in self.fit[:3])
+        fit = Fit(center, spread, cross, self.fit.number)
         there = self.there.expand(batch_shape)
         return SimilarityPosterior(fit, there, self.noise, self.tau)
 
@@ -113,7 +117,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         """The mean of t and the variance of its coordinates, given |u|."""
         own = self.noise.variance(scale) / self.safe.number
         share = self.tau**2 / (self.tau**2 + own)
-        return self.safe.centre * share, own * share
+        return self.safe.center * share, own * share
 
     def _draw_log_scale(self, shape: torch.Size) -> Tensor:
         mass = self.mass.expand(*shape, self.mass.shape[-1])
@@ -156,7 +160,8 @@ class ObjectPoses(dist.TorchDistribution):
     has_rsample = True
 
     def __init__(self, laws: Sequence[SimilarityPosterior], dtype: torch.dtype) -> None:
-        self.laws, self.dtype = tuple(laws), dtype
+        self.laws = tuple(laws)
+        self.dtype = dtype
         super().__init__(laws[0].batch_shape, torch.Size([len(laws), 4]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ObjectPoses:

@@ -4,7 +4,7 @@ A point (x, y) is the complex number x + iy. A similarity moves a corner p of a 
 
     z = t + u p,    t = y_1 + i y_2,    u = y_3 - i y_4,    y ~ Normal(0, tau^2 I_4)
 
-so that y acts linearly, with rows [1 0 p_x p_y] and [0 1 p_y -p_x]. A template is centred, with
+so that y acts linearly, with rows [1 0 p_x p_y] and [0 1 p_y -p_x]. A template is centered, with
 sum p = 0, and has as many corners as sum |p|^2. The noise of a point is normal, with the deviation
 s of each coordinate, where
 
@@ -58,7 +58,7 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """The corners of an object, centred and scaled to mean square distance 1.
+    """The corners of an object, centered and scaled to mean square distance 1.
 
     Attributes:
         corners: complex numbers, (n,).
@@ -70,8 +70,8 @@ class Template:
 
     @classmethod
     def of(cls, points: Tensor) -> Template:
-        """Centre and scale points (n, 2)."""
-        corners, radius = centred(points)
+        """Center and scale points (n, 2)."""
+        corners, radius = centered(points)
         return cls(corners, float(radius))
 
     def __len__(self) -> int:
@@ -111,8 +111,8 @@ class Template:
         return torch.tensor(kept)
 
 
-def centred(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Return points (n, 2) as centred complex corners of mean square 1, and their radius."""
+def centered(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return points (n, 2) as centered complex corners of mean square 1, and their radius."""
     away = points - points.mean(0)
     radius = away.square().sum(1).mean().sqrt()
     return torch.view_as_complex((away / radius).contiguous()), radius
@@ -127,13 +127,13 @@ class Fit(NamedTuple):
     """All that the evidence of n points depends on.
 
     Attributes:
-        centre: the mean of the points, complex.
+        center: the mean of the points, complex.
         spread: S, the sum of squared distances from it.
         cross: a, the sum of points times conjugate corners, complex.
         number: n.
     """
 
-    centre: Tensor
+    center: Tensor
     spread: Tensor
     cross: Tensor
     number: int
@@ -141,9 +141,9 @@ class Fit(NamedTuple):
 
 def fit_of(points: Tensor, corners: Tensor) -> Fit:
     """Return the sufficient numbers of complex points (*batch, n), in the order of the corners."""
-    centre = points.mean(-1)
-    spread = (points - centre[..., None]).abs().square().sum(-1)
-    return Fit(centre, spread, (points * corners.conj()).sum(-1), points.shape[-1])
+    center = points.mean(-1)
+    spread = (points - center[..., None]).abs().square().sum(-1)
+    return Fit(center, spread, (points * corners.conj()).sum(-1), points.shape[-1])
 
 
 def log_evidence(
@@ -170,7 +170,7 @@ def _gaussian(fit: Fit, variance: float, tau: float, offset: complex) -> Tensor:
     turn = exponent - fit.spread / (2 * variance) - math.log(tau**2 * precision)
     constant = -(fit.number - 1) * (_LOG_2_PI + math.log(variance)) - math.log(fit.number)
     place = tau**2 + variance / fit.number
-    away = (fit.centre - offset).abs().square()
+    away = (fit.center - offset).abs().square()
     return turn + constant - away / (2 * place) - _LOG_2_PI - math.log(place)
 
 
@@ -182,7 +182,7 @@ def log_scale_density(
     Args:
         log_scale: (*batch, nodes), for a fit of (*batch).
     """
-    number, away = fit.number, (fit.centre - offset).abs().square()[..., None]
+    number, away = fit.number, (fit.center - offset).abs().square()[..., None]
     scale = log_scale.exp()
     variance = noise.variance(scale)
     place = tau**2 + variance / number
@@ -261,12 +261,12 @@ def tuple_evidence(points: Tensor, template: Template, noise: Noise, tau: float)
         corner `template.orders[l, i]`. Each order stands for `template.turns` equal ones.
     """
     chosen = points[:, subsets(points.shape[1], len(template))]  # (B, subsets, size)
-    centre = chosen.mean(-1)
-    spread = (chosen - centre[..., None]).abs().square().sum(-1)
+    center = chosen.mean(-1)
+    spread = (chosen - center[..., None]).abs().square().sum(-1)
     corners = template.corners.to(points)[template.orders]  # (orders, size)
     cross = chosen @ corners.conj().mT
     fit = Fit(
-        centre[..., None].expand_as(cross), spread[..., None].expand_as(cross), cross, len(template)
+        center[..., None].expand_as(cross), spread[..., None].expand_as(cross), cross, len(template)
     )
     own = Noise(noise.floor, noise.proportional / template.radius)
     return log_evidence(fit, own, tau)

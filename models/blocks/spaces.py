@@ -67,7 +67,7 @@ class AnyImages(ObservationSpace):
         _check_pixels(batch, 0.0, 1.0)
 
     def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-        """Draw grey images of 8x8 pixels, uniform in [0, 1]."""
+        """Draw gray images of 8x8 pixels, uniform in [0, 1]."""
         return torch.rand(number, 1, 8, 8, generator=generator, dtype=dtype)
 
 

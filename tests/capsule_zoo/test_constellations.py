@@ -14,6 +14,7 @@ from capsule_zoo.data.constellations import SHAPES
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments import constellations as experiment
 from capsule_zoo.figures.constellations import scene_parses, scene_samples
+from capsule_zoo.records import flatten
 from capsule_zoo.registry import create
 
 
@@ -92,13 +93,11 @@ def test_pictures_show_what_was_found():
     assert len(scene_samples(entry.model).axes) == 8
 
 
-def test_the_experiment_says_how_good_the_exact_posterior_can_be(monkeypatch):
-    monkeypatch.setattr(experiment, "SCENES", 24)
-    monkeypatch.setattr(experiment, "SIGMAS", {"025": 0.25})
-    chosen = {name: experiment.GUIDES[name] for name in ("exact", "ransac")}
-    monkeypatch.setattr(experiment, "GUIDES", chosen)
-    result = experiment.parse(Options(progress=False))
-    metrics = result.metrics
+def test_the_experiment_says_how_good_the_exact_posterior_can_be():
+    settings = dict(scenes=24, sigmas=(0.25,), guides=("exact", "ransac"))
+    result = experiment.parse(Options(progress=False), **settings)
+    flat, _ = flatten(result.metrics)
+    metrics = {name: (m["value"], m["se"], m["n"]) for name, m in flat.items()}
     for guide in ("exact", "ransac"):
         assert metrics[f"evidence_{guide}_025"][0] <= metrics["evidence_exact_025"][0] + 1e-6
         assert (

@@ -70,11 +70,11 @@ def dense_integral(points: torch.Tensor, template: Template, noise: Noise) -> to
     turn = torch.polar(scale[:, None].expand(-1, 360), angle.expand(1501, 360))
     variance, number = noise.variance(scale)[:, None], len(template)
     rest = points - turn[..., None] * template.corners
-    centre = rest.mean(-1)
-    spread = (rest - centre[..., None]).abs().square().sum(-1)
+    center = rest.mean(-1)
+    spread = (rest - center[..., None]).abs().square().sum(-1)
     log = -spread / (2 * variance) - (number - 1) * (2 * math.pi * variance).log()
     place = TAU**2 + variance / number
-    log = log - math.log(number) - centre.abs().square() / (2 * place) - (2 * math.pi * place).log()
+    log = log - math.log(number) - center.abs().square() / (2 * place) - (2 * math.pi * place).log()
     prior = -(scale**2)[:, None] / (2 * TAU**2) - math.log(2 * math.pi * TAU**2)
     cell = math.log((scale[1] - scale[0]).item() * math.pi / 180)
     return (log + prior + scale.log()[:, None]).logsumexp((0, 1)) + cell
