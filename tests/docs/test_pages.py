@@ -84,7 +84,7 @@ def test_the_plate_diagram_shows_every_site_and_plate(pages, name):
     text = pages.diagram(name).decode()
     assert torch.equal(torch.get_rng_state(), state) and text.rstrip().endswith("</svg>")
     model = create(name, **small_sizes(name)).model
-    words = {*(site.name for site in model.sites), *model.plate_dims, "image"}
+    words = {*(site.name for site in model.sites), *model.plate_dims, model.space.site}
     assert {word for word in words if f">{word}</text>" not in text} == set()
 
 

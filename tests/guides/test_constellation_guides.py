@@ -47,14 +47,15 @@ def every_matching(sizes: tuple[int, ...], number: int, clutter: int) -> torch.T
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.15])
-def test_exact_evidence_is_the_sum_over_all_matchings(sigma):
-    model = model_of(("triangle", "triangle"), sigma, sigma_floor=0.05, clutter=1)
-    law, scenes = model.law(), scenes_of(("triangle", "triangle"), 12, 0.1, clutter=1, seed=1)
+@pytest.mark.parametrize("names", [("triangle", "triangle"), ("square",)])
+def test_exact_evidence_is_the_sum_over_all_matchings(names, sigma):
+    model = model_of(names, sigma, sigma_floor=0.05, clutter=1)
+    law, scenes = model.law(), scenes_of(names, 12, 0.1, clutter=1, seed=1)
     found = ExactMatching(model).parse(scenes.points)
     for scene, evidence in enumerate(found.log_evidence):
         points = scenes.points[scene : scene + 1]
         present = ~points[0, :, 0].isnan()
-        codes = every_matching((3, 3), int(present.sum()), 1)
+        codes = every_matching(model.sizes, int(present.sum()), 1)
         full = torch.full((len(codes), 1, points.shape[1]), -1)
         full[:, 0, present] = codes
         joint = log_joint(law, points, *from_codes(law, full))
@@ -62,8 +63,8 @@ def test_exact_evidence_is_the_sum_over_all_matchings(sigma):
         prior = torch.stack(
             [
                 RandomMatching(law, torch.tensor(t).double(), full.shape[-1]).log_prob(full)
-                + math.log(0.25)
-                for t in itertools.product([0, 1], repeat=2)
+                + len(names) * math.log(0.5)
+                for t in itertools.product([0, 1], repeat=len(names))
             ]
         )
         # the model's own law of matchings is what log_joint has beside the points
