@@ -71,7 +71,7 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
     text = pages.entry("part-whole")
     for words in ("`object_pose`", "`routing`", "`delta` (default)", "load('part-whole-mnist')"):
         assert words in text
-    assert "RoutingPartWhole" in text and "no trained weights" not in text
+    assert "PartWholeGuide" in text and "no trained weights" not in text
     monkeypatch.setattr(pages.registry, "WEIGHTS", tmp_path)
     assert "no trained weights" in pages.entry("part-whole")
 
