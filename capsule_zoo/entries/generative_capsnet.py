@@ -6,7 +6,7 @@ All entries take the same guides: "variational" (with densities, so the loss is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,11 +42,12 @@ ARGUMENTS = """
 
 def _register(
     name: str, kind: type[OnRequest], summary: str, small: Mapping[str, Any], **fixed: Any
-) -> None:
-    """Register an entry for a class of models; `fixed` replaces defaults of its arguments.
+) -> Callable[..., Entry]:
+    """Register an entry for a class of models and return its factory.
 
     Args:
         summary: the first line of the factory's docstring, which lists show.
+        fixed: defaults of arguments of `kind` that replace its own.
     """
 
     def factory(
@@ -74,34 +75,34 @@ def _register(
             figures=PICTURES,
         )
 
-    factory.__name__ = name.replace("-", "_")
+    factory.__name__ = factory.__qualname__ = name.replace("-", "_")
     factory.__doc__ = summary + ARGUMENTS.format(kind=kind.__name__)
     takes = {
         "sizes": Takes(kind, without=("identity",), defaults=fixed),
         "guide_sizes": Takes(ConditionalEncoder, without=("deterministic",)),
     }
-    register(name, small=small, takes=takes)(factory)
+    return register(name, small=small, takes=takes)(factory)
 
 
-_register(
+generative_capsnet = _register(
     "generative-capsnet",
     GenerativeCapsNet,
     "Kinds of objects route parts by address; see `capsule_zoo.models.generative_capsnet`.",
     {**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3},
 )
-_register(
+generative_capsnet_continuous = _register(
     "generative-capsnet-continuous",
     ContinuousCapsNet,
     "A code without kinds routes parts by address; see `models.generative_capsnet`.",
     {**SMALL_CAPSULES, "latent": 2},
 )
-_register(
+conditional_autoencoder = _register(
     "conditional-autoencoder",
     ConditionalAutoencoder,
     "A convolutional decoder of code and request; see `models.baselines.conditional_autoencoder`.",
     {**SMALL, "latent": 2, "hidden": 4},
 )
-_register(
+broadcast_autoencoder = _register(
     "broadcast-autoencoder",
     ConditionalAutoencoder,
     "Code and request at every cell of a grid; see `models.baselines.conditional_autoencoder`.",

@@ -42,7 +42,7 @@ OBJECT = ["object_kind", "object_pose", "object_code"]
 class Settings:
     """The settings of the experiment.
 
-    Attributes:
+    Args:
         kinds: numbers of kinds that are tried.
         main: the number of kinds that is measured in all ways.
         codes: numbers of a shape code.

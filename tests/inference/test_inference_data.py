@@ -20,7 +20,7 @@ from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.registry import Entry, create, list_models, small_sizes
+from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
 
 
 def small(name: str, guide: str | None = None) -> Entry:
@@ -37,7 +37,7 @@ def groups_of(idata) -> dict:
     return {name: getattr(idata, name) for name in idata.groups()}
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", [name for name in list_models() if takes_images(name)])
 def test_images_drawn_have_the_dims_of_those_observed(name):
     entry = small(name)
     labels = torch.zeros(3, dtype=torch.int64) if entry.model.supervised else None

@@ -237,7 +237,7 @@ def test_codes_that_were_changed_after_the_guide_are_drawn_again(name, change):
 
 def test_kinds_summed_out_are_the_sum_over_kinds():
     entry = make("generative-capsnet", {}, "variational")
-    model, guide = entry.model.with_discrete_presences(), entry.guide.with_discrete_presences()
+    model, guide = entry.model.discretized(), entry.guide.discretized()
     (images,) = arguments_for(entry, False)
     poses = particle(poutine.trace(guide).get_trace(images), slice(None))
     kind, model = poses.pop("object_kind"), on_request(model)
@@ -293,6 +293,8 @@ def test_every_guide_says_that_it_needs_images():
     for name in list_models():
         entry = create(name, **small_sizes(name))
         for guide in (make_guide(entry) for make_guide in entry.guides.values()):
-            for call in (lambda: guide(None), lambda: guide(), lambda: guide(images=None)):  # noqa: B023
-                with pytest.raises(ValueError, match="needs images; for draws from the prior"):
-                    call()
+            needed = guide.observes
+            message = f"needs {needed}; for draws from the prior"
+            for arguments, keywords in (((None,), {}), ((), {}), ((), {needed: None})):
+                with pytest.raises(ValueError, match=message):
+                    guide(*arguments, **keywords)

@@ -17,7 +17,7 @@ from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, fit
 from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.blocks.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
-from capsule_zoo.registry import Entry, create, list_models, small_sizes
+from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
 
 BATCH = 3
 
@@ -32,8 +32,9 @@ def is_open(model: Model) -> bool:
     return model.normalized and not model.supervised
 
 
-NAMES = [name for name in list_models() if is_open(made(name).model)]
-CLOSED = [name for name in list_models() if name not in NAMES]
+WITH_IMAGES = [name for name in list_models() if takes_images(name)]
+NAMES = [name for name in WITH_IMAGES if is_open(made(name).model)]
+CLOSED = [name for name in WITH_IMAGES if name not in NAMES]
 PAIRS = [(name, guide) for name in NAMES for guide in made(name).guides]
 
 
