@@ -62,7 +62,7 @@ def parse(
     """
     options.refuse_run()
     grids: dict[str, Table] = {}
-    numbers: Numbers = {}
+    own: dict[str, Numbers] = {}
     speed: Numbers = {}
     figures: dict[str, Figure] = {}
     for sigma in sigmas:
@@ -83,8 +83,8 @@ def parse(
                 speed[name] = (seconds, None, TIMED)
         grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
         options.say("The exact posterior's own accuracy")
-        own = ceilings(law, drawn.points)
-        numbers |= {f"{name}_{suffix}": row for name, row in own.items()}
+        for quantity, number in ceilings(law, drawn.points).items():
+            own.setdefault(quantity, {})[suffix] = number
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
         chosen = hard_scenes(parses, drawn, law)
         shown = {"true": (drawn.objects[chosen], drawn.corners[chosen])}
@@ -94,7 +94,11 @@ def parse(
         figures[suffix] = scene_rows(law, drawn.points[chosen], shown, title)
         if suffix == "025":
             figures["ambiguous"] = two_readings(law, drawn)
-    metrics: Metrics = {**grids, "speed": Table({"seconds": speed}), **numbers}
+    metrics: Metrics = {
+        **grids,
+        "speed": Table({"seconds": speed}),
+        "the exact posterior, noise": Table(own),
+    }
     return Result(metrics, figures)
 
 

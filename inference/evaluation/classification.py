@@ -41,9 +41,10 @@ class Predicts(Protocol):
 
 
 def predictor_of(model: nn.Module, guide: nn.Module) -> Predicts | None:
-    """Return the one of a pair that predicts labels, or None if neither does."""
-    found = (program for program in (model, guide) if hasattr(program, "predict"))
-    return next(found, None)  # type: ignore[return-value]  # it has the method
+    """Return what is trained to predict labels: a classifier, a guide that predicts, or None."""
+    if isinstance(model, Classifier):
+        return model
+    return cast(Predicts, guide) if hasattr(guide, "predict") else None
 
 
 @torch.no_grad()

@@ -123,6 +123,9 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
         assert set(entry.guides) <= set(table) and any(row["is_bound"] for row in table.values())
         assert not any(row["is_bound"] for row in table.values() if row["elbo"] is None)
         wrong = ("error-rate", "log-partition")
+        if hasattr(entry.guide, "predict"):
+            assert 0 <= terminal.json("error-rate", "run")["error_rate"] <= 1
+            wrong = ("log-partition",)
     assert f"capsule-zoo {right} " in said
     for command in wrong:
         told = terminal.refused(command, "run")
