@@ -29,6 +29,7 @@ from capsule_zoo.inference.training.checkpoint import (
 )
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import COLUMNS, Run
+from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.trainer import CheckpointPlace
 from capsule_zoo.inference.training.workers import usable_device
 from capsule_zoo.models.base import Model
@@ -135,8 +136,9 @@ def fit_stages(
         )
         runs.append(run)
         if run.stopped == "interrupted":
-            break
-    return _joined(runs)
+            return _joined(runs)
+    per_epoch = -(-len(data.train) // batch_size)
+    return replace(_joined(runs), stopped=Budget.of(epochs, steps, minutes, per_epoch).reason())
 
 
 def _transformed(

@@ -82,7 +82,9 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
         assert steps_of(run) == (1, own)
         assert json.loads((run / "config.json").read_text())["batch_size"] == own
         said = terminal.run("train", name, "--resume", "--steps", 2, "--out", run)
-        assert steps_of(run) == (2, own) and f"written to {run}; now try: capsule-zoo " in said
+        stages = load(run).stages(load(run)) if load(run).stages else ()
+        last = 1 if stages else 2  # of two steps the last stage has a share, at least one
+        assert steps_of(run) == (last, own) and f"written to {run}; now try: capsule-zoo " in said
         given = ["--batch-size", 50, "--minutes", 9, "--steps", 1, "--quiet", "--out", "given"]
         assert "9 minutes" in terminal.run("train", name, *sizes, *given)
         assert steps_of(Path("given")) == (1, 50)
@@ -92,7 +94,7 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
     check_pictures(entry, terminal)
     terminal.run("publish", run, name, "--into", "weights")
     card = json.loads(Path(f"weights/{name}.json").read_text())
-    assert card["entry"] == name and card["training"]["steps"] == 2
+    assert card["entry"] == name and card["training"]["steps"] == max(2, len(stages))
     assert (Path("weights") / f"{name}.safetensors").is_file()
 
 
