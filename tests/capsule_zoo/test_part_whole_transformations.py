@@ -50,7 +50,7 @@ def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
     assert set(record["metrics"]) == wanted | {"steps"} and record["data"] == "affnist"
     assert all(record["metrics"][name]["n"] == 12 for name in wanted)
     pictures = {path.stem for path in (tmp_path / "results" / "part-whole").glob("*.png")}
-    assert pictures == {f"generalize_{n}" for n in ("rotations", "parses", "templates", "samples")}
+    assert pictures == {f"generalise_{n}" for n in ("rotations", "parses", "templates", "samples")}
     card = json.loads((tmp_path / "weights" / "mine.json").read_text())
     made = "capsule-zoo reproduce part-whole/generalise --minutes 0.005 --set turns=4"
     assert card["training"]["command"].startswith(made)
