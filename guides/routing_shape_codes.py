@@ -68,8 +68,7 @@ class RoutingShapeCodes(ShapeCodesGuide):
         there = as_presence(parts.presence, model.relaxed)[..., None, :]  # (B, 1, P)
         target = parts.pose[..., None, :, :]  # (B, 1, P, 6)
         batch = parts.presence.shape[:-1]
-        top = [model.sigma_top, model.sigma_top, model.sigma_place]
-        precision = target.new_tensor(top + top) ** -2
+        precision = model.object_pose_scale(target) ** -2
         pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
         code = target.new_zeros(*batch, model.kinds, model.codes)
         for step in range(self.iterations):

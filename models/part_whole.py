@@ -42,7 +42,7 @@ from capsule_zoo.models.blocks.painted_parts import PaintedParts
 from capsule_zoo.models.blocks.parent_selection import Capsules, Level, ParentSelection
 from capsule_zoo.models.blocks.plates import per_image
 from capsule_zoo.models.blocks.selection import pose_about_rotations
-from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.checks import check_at_least
 
 
 class PartWholeCapsules(PaintedParts):
@@ -122,18 +122,11 @@ class PartWholeCapsules(PaintedParts):
         layers = (objects, parts) if layers is None else tuple(layers)
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
-        sigma_place = sigma_top if sigma_place is None else sigma_place
-        check_at_least(1, objects=objects, parts=parts, rotations=rotations, layers=layers)
-        check_positive(sigma_top=sigma_top, sigma_place=sigma_place, epsilon=epsilon)
-        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
-        if not 0 < dummy_presence < 1:
-            raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
+        check_at_least(1, objects=objects, parts=parts, layers=layers)
+        self._set_object_pose(rotations, sigma_top, sigma_place)
 
         self.levels = _name_levels(layers)
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
-        self.rotations = rotations
-        self.sigma_top = sigma_top
-        self.sigma_place = sigma_place
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
         self.selections = PyroModule[nn.ModuleList](
             ParentSelection(
@@ -163,8 +156,7 @@ class PartWholeCapsules(PaintedParts):
 
     def object_pose_law(self) -> dist.TorchDistribution:
         """Return the law of an object's pose."""
-        row = [self.sigma_top, self.sigma_top, self.sigma_place]
-        return pose_about_rotations(self.rotations, self.presence_logits.new_tensor(row + row))
+        return pose_about_rotations(self.rotations, self.object_pose_scale(self.presence_logits))
 
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1

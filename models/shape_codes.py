@@ -50,7 +50,6 @@ from capsule_zoo.models.checks import (
     check_at_least,
     check_labels,
     check_one_of,
-    check_positive,
 )
 
 SCOPES = ("scene", "objects", "parts")
@@ -128,18 +127,11 @@ class ShapeCodes(PaintedParts):
             background=background,
             likelihood=likelihood,
         )
-        sigma_place = sigma_top if sigma_place is None else sigma_place
-        check_at_least(1, kinds=kinds, parts=parts, codes=codes, rotations=rotations)
-        check_positive(sigma_top=sigma_top, sigma_place=sigma_place, epsilon=epsilon)
-        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
-        if not 0 < dummy_presence < 1:
-            raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
+        check_at_least(1, kinds=kinds, parts=parts, codes=codes)
+        self._set_object_pose(rotations, sigma_top, sigma_place)
         self.levels = (Level("part", parts),)
         self.plate_dims = {"images": -2, "parts": -1}
         self.codes = codes
-        self.rotations = rotations
-        self.sigma_top = sigma_top
-        self.sigma_place = sigma_place
         self.scope = "scene"
         self.kind = "guided"
         self.painted = self.space
@@ -202,8 +194,7 @@ class ShapeCodes(PaintedParts):
 
     def object_pose_law(self) -> dist.TorchDistribution:
         """Return the law of the object's pose."""
-        row = [self.sigma_top, self.sigma_top, self.sigma_place]
-        return pose_about_rotations(self.rotations, self.kind_logits.new_tensor(row + row))
+        return pose_about_rotations(self.rotations, self.object_pose_scale(self.kind_logits))
 
     def object_code_law(self) -> dist.TorchDistribution:
         """Return the law of the object's shape code."""

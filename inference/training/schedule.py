@@ -50,6 +50,15 @@ class Budget:
         given = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
         return cls(most, seconds, given)
 
+    def shared(self, share: float) -> dict[str, float]:
+        """Return the arguments of `fit` for a share of this length, at least one step."""
+        limits: dict[str, float] = {}
+        if math.isfinite(self.steps):
+            limits["steps"] = max(1, round(share * self.steps))
+        if math.isfinite(self.seconds):
+            limits["minutes"] = share * self.seconds / 60
+        return limits
+
     def fraction(self, progress: Progress) -> float:
         """Return the completed fraction of the run; 1 ends it."""
         return max(progress.step / self.steps, progress.seconds / self.seconds)

@@ -104,9 +104,8 @@ def fit_stages(
     """
     if not stages:
         raise ValueError("stages is empty; give at least one Stage")
-    lengths = {"epochs": epochs, "steps": steps, "minutes": minutes}
-    if not any(length is not None for length in lengths.values()):
-        raise ValueError("give epochs, steps or minutes, to say when training ends")
+    budget = Budget.of(epochs, steps, minutes, per_epoch=-(-len(data.train) // batch_size))
+    shares = sum(stage.share for stage in stages)
     first, done = _resumed(stages, resume, device)
     runs = [] if done is None else [done]
     for number in range(first, len(stages)):
@@ -121,8 +120,7 @@ def fit_stages(
             chosen["transform"] = transform
         else:
             prepared = stage.prepare(_transformed(data, transform, batch_size, seed), seed)
-        length = stage.share / sum(s.share for s in stages)
-        chosen |= _limits(lengths, length, data, batch_size)
+        chosen |= budget.shared(stage.share / shares)
         run = fit(
             stage.model,
             stage.guide,
@@ -137,8 +135,7 @@ def fit_stages(
         runs.append(run)
         if run.stopped == "interrupted":
             return _joined(runs)
-    per_epoch = -(-len(data.train) // batch_size)
-    return replace(_joined(runs), stopped=Budget.of(epochs, steps, minutes, per_epoch).reason())
+    return replace(_joined(runs), stopped=budget.reason())
 
 
 def _transformed(
@@ -151,20 +148,6 @@ def _transformed(
     parts = zip(*batches.epoch(0), strict=True)
     images, labels = (torch.cat(part) for part in parts)
     return replace(data, train=replace(data.train, images=images, labels=labels))
-
-
-def _limits(
-    lengths: Mapping[str, float | None], share: float, data: Dataset, batch_size: int
-) -> dict[str, float]:
-    """Return the limits of one stage; epochs become steps, of which there is at least one."""
-    found: dict[str, float] = {}
-    if (minutes := lengths["minutes"]) is not None:
-        found["minutes"] = share * minutes
-    per_epoch = -(-len(data.train) // batch_size)
-    steps = [n * k for n, k in ((lengths["steps"], 1), (lengths["epochs"], per_epoch)) if n]
-    if steps:
-        found["steps"] = max(1, round(share * min(steps)))
-    return found
 
 
 def _place(

@@ -40,8 +40,9 @@ _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that 
 class PaintedParts(Model):
     """The base of models whose parts paint the image; subclasses write the story above the parts.
 
-    A subclass sets `levels`, whose last level is the parts, and calls `_set_options` and
-    `_make_templates` in its constructor. Their arguments are arguments of `PartWholeCapsules`.
+    A subclass sets `levels`, whose last level is the parts, and calls `_set_options`,
+    `_set_object_pose` and `_make_templates` in its constructor. Their arguments are arguments of
+    `PartWholeCapsules`.
     """
 
     levels: tuple[Level, ...]
@@ -76,6 +77,20 @@ class PaintedParts(Model):
         self.instances = instances
         self.background = background
         self.likelihood = likelihood
+
+    def _set_object_pose(self, rotations: int, sigma_top: float, sigma_place: float | None) -> None:
+        """Check and keep the prior of an object's pose; `sigma_place` is `sigma_top` by default."""
+        sigma_place = sigma_top if sigma_place is None else sigma_place
+        check_at_least(1, rotations=rotations)
+        check_positive(sigma_top=sigma_top, sigma_place=sigma_place)
+        self.rotations = rotations
+        self.sigma_top = sigma_top
+        self.sigma_place = sigma_place
+
+    def object_pose_scale(self, like: Tensor) -> Tensor:
+        """Return the prior deviations of an object's pose, (6,), with the type of `like`."""
+        row = [self.sigma_top, self.sigma_top, self.sigma_place]
+        return like.new_tensor(row + row)
 
     def _make_templates(self, template_size: int) -> None:
         """Make the parameters of the templates and of the background."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.plates import per_image, refuse_enumeration
 from capsule_zoo.models.blocks.selection import log_presence, parent_log_weights
+from capsule_zoo.models.checks import check_positive
 
 
 class Level(NamedTuple):
@@ -99,11 +100,65 @@ class ChildLaw(NamedTuple):
         return dist.Normal(vote, scale[..., None]).to_event(1)
 
 
-class ParentSelection(PyroModule):
+class Relation(PyroModule):
+    """The base of learned relations between children and their parents, one of which is the dummy.
+
+    Args:
+        epsilon: weight of the dummy, compared with rho.
+        dummy_presence: probability that a child of the dummy is present.
+        sigma_min: least deviation of a child's pose from its parent's vote.
+        sigma_off, sigma_dummy: the same for children that are off, or that belong to the dummy.
+
+    Raises:
+        ValueError: a weight or a deviation is not positive, or the probability is not in (0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        dummy_presence: float,
+        sigma_min: float,
+        sigma_off: float,
+        sigma_dummy: float,
+    ) -> None:
+        super().__init__()
+        check_positive(epsilon=epsilon)
+        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
+        if not 0 < dummy_presence < 1:
+            raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
+        self.epsilon = epsilon
+        self.sigma_min = sigma_min
+        self.sigma_off = sigma_off
+        self.sigma_dummy = sigma_dummy
+        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
+
+
+def first_transform(alike: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
+    """Draw first transformations M, (*size, 6), of children that are `scale` as large as parents.
+
+    Parents start nearly alike and become different as they learn. If they started far apart, the
+    first parent with a good fit would keep a child forever.
+
+    Args:
+        alike: the size along which they are nearly alike, 1 in the dim of the parents.
+        size: numbers of children and parents, in either order.
+    """
+    place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(*alike, 6)
+    apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(*size, 6)
+    return torch.tensor(poses.IDENTITY) * (scale - 1) + place + apart
+
+
+class ParentSelection(Relation):
     """The learned relation between a level of children and the level of their parents.
 
     Parameters: `log_affinity` (log rho), `presence_logits` (gamma), `transform` (M, six numbers
     row by row) and `raw_scale` (sigma = sigma_min + softplus), one entry for each child and parent.
+
+    Args:
+        children, parents: numbers of capsules of the two levels.
+        child_scale: size of a child in the frame of its parent, at first.
+        dummy: arguments of `Relation`.
     """
 
     def __init__(
@@ -111,28 +166,15 @@ class ParentSelection(PyroModule):
         children: int,
         parents: int,
         *,
-        epsilon: float,
-        dummy_presence: float,
-        sigma_min: float,
-        sigma_off: float,
-        sigma_dummy: float,
         child_scale: float,
+        **dummy: float,
     ) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-        self.sigma_min = sigma_min
-        self.sigma_off = sigma_off
-        self.sigma_dummy = sigma_dummy
-        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
+        super().__init__(**dummy)
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))
         self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
-        # Parents start nearly alike and become different as they learn. If they started far apart,
-        # the first parent with a good fit would keep a child forever.
-        place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(children, 1, 6)
-        apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(children, parents, 6)
-        shrink = torch.tensor(poses.IDENTITY) * (child_scale - 1)
-        self.transform = nn.Parameter(shrink + place + apart)
+        start = first_transform((children, 1), (children, parents), child_scale)
+        self.transform = nn.Parameter(start)
 
     def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
         identity = poses.identity_like(parents.pose)

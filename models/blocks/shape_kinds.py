@@ -11,13 +11,12 @@ import math
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.nn import PyroModule
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 from torch.distributions import constraints
 
 from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.parent_selection import Capsules, ChildLaw
+from capsule_zoo.models.blocks.parent_selection import Capsules, ChildLaw, Relation, first_transform
 
 _INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
 _LEAST_SHARE = 1e-3  # of images, for presences and kinds that start from clusters
@@ -51,7 +50,7 @@ class ShapedLaw(ChildLaw):
         return dist.Normal(Vindex(self.vote)[..., parent, :], scale).to_event(1)
 
 
-class ShapeKinds(PyroModule):
+class ShapeKinds(Relation):
     """The arrangements of the parts in objects of every kind, and how codes deform them.
 
     Parameters: `log_affinity` (log rho, (K, P)), `presence_logits` (g, (K, P)), `presence_codes`
@@ -60,37 +59,15 @@ class ShapeKinds(PyroModule):
 
     Args:
         kinds, parts, codes: K, P and d.
-        epsilon: weight of the dummy, compared with rho.
-        dummy_presence: probability that a part of the dummy is present.
-        sigma_min: least deviation of a part's pose from the object's vote.
-        sigma_off, sigma_dummy: the same for parts that are off, or that belong to the dummy.
+        dummy: arguments of `Relation`.
     """
 
-    def __init__(
-        self,
-        kinds: int,
-        parts: int,
-        codes: int,
-        *,
-        epsilon: float,
-        dummy_presence: float,
-        sigma_min: float,
-        sigma_off: float,
-        sigma_dummy: float,
-    ) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-        self.sigma_min = sigma_min
-        self.sigma_off = sigma_off
-        self.sigma_dummy = sigma_dummy
-        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
+    def __init__(self, kinds: int, parts: int, codes: int, **dummy: float) -> None:
+        super().__init__(**dummy)
         self.log_affinity = nn.Parameter(torch.zeros(kinds, parts))
         self.presence_logits = nn.Parameter(torch.zeros(kinds, parts))
         self.presence_codes = nn.Parameter(_INITIAL_CODES * torch.randn(kinds, parts, codes))
-        place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(1, parts, 6)
-        apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(kinds, parts, 6)
-        shrink = torch.tensor(poses.IDENTITY) * (0.3 - 1)
-        self.transform = nn.Parameter(shrink + place + apart)
+        self.transform = nn.Parameter(first_transform((1, parts), (kinds, parts), 0.3))
         self.pose_codes = nn.Parameter(_INITIAL_CODES * torch.randn(kinds, parts, 6, codes))
         self.raw_scale = nn.Parameter(torch.full((kinds, parts, 6), -1.0))
 

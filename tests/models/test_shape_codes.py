@@ -236,7 +236,7 @@ def test_votes_and_presences_are_those_of_the_story():
     assert (law.presence_logits[..., 0] == shapes.dummy_logit).all()
 
 
-def test_prior_draws_have_the_shapes_of_their_sites_and_render():
+def test_prior_draws_have_the_shapes_of_their_sites():
     model = made()
     trace = poutine.trace(model).get_trace(batch_size=4)
     nodes = trace.nodes
@@ -244,7 +244,12 @@ def test_prior_draws_have_the_shapes_of_their_sites_and_render():
     assert nodes["object_pose"]["value"].shape == (4, 1, 6)
     assert nodes["object_code"]["value"].shape == (4, 1, CODES)
     assert nodes["part_pose"]["value"].shape == (4, PARTS, 6)
-    pyro.render_model(model, model_kwargs={"batch_size": 2}, render_distributions=False)
+
+
+def test_it_renders():
+    pytest.importorskip("graphviz", reason="the Python package graphviz is not installed")
+    graph = pyro.render_model(made(), model_kwargs={"batch_size": 2})
+    assert all(f"object_{name}" in graph.source for name in ("kind", "pose", "code"))
 
 
 def test_known_kinds_are_observed():
