@@ -249,7 +249,7 @@ def compare(
     from capsule_zoo.runs import measurements
 
     entry, dataset, folder = runs.open_run(run, data, data_root)
-    names = list(entry.guides) if guides is None else _names(guides)
+    names = measurements.guides_of(entry) if guides is None else _names(guides)
     shared: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
     table = measurements.compare_run(
         entry, dataset, names, tune_steps=tune_steps, progress=not quiet, **shared

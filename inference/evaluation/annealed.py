@@ -190,7 +190,10 @@ def annealed_bounds(idata: InferenceData) -> dict[str, float | int]:
         )
     refuse_mixture(idata)
     lower = _log_mean(pooled_log_weight(idata))
-    found: dict[str, float | int] = {"lower": float(lower.mean()), "lower_se": standard_error(lower)}
+    found: dict[str, float | int] = {
+        "lower": float(lower.mean()),
+        "lower_se": standard_error(lower),
+    }
     stats = idata.sample_stats
     if "simulated_log_weight" in stats:
         below = _log_mean(_pooled(stats["simulated_log_weight"]))
@@ -350,9 +353,7 @@ def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, 
     }
 
 
-def _groups(
-    pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None
-) -> dict[str, Any]:
+def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) -> dict[str, Any]:
     """Return dims and arrays by group and variable."""
     dims = {
         name: ["chain", "draw", "simulated" if name in _OF_SIMULATED else "image"] for name in found

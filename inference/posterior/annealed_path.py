@@ -33,6 +33,7 @@ from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plat
 from capsule_zoo.models.blocks.sharing import sharing
 from capsule_zoo.models.blocks.spaces import space_of
 
+
 @dataclass(frozen=True)
 class Place:
     """A continuous site's columns in the position.

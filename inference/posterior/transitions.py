@@ -24,8 +24,9 @@ from torch import Tensor
 from capsule_zoo.inference.posterior.annealed_path import AnnealedPath, Choice, State, Terms
 
 TARGET = 0.75  # the acceptance of Hamiltonian steps that the pilot aims at
-_RATE = 0.1  # of the pilot: change of log epsilon for each unit of acceptance above the target
-_QUICK = 0.5  # the same before the first temperature is left
+_QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target
+_SLOW = 0.05  # the same in a long run, once the first temperature is left
+_CHANGE = 10.0  # of log epsilon, that a run of any length must have time for
 _WARM_UP = 20  # transitions of the pilot at the first temperature, or fewer in shorter runs
 _JITTER = 0.2  # epsilon varies by this share, so that no orbit closes
 
@@ -175,13 +176,14 @@ def pilot(path: AnnealedPath, images: int, betas: list[float], moves: Moves) -> 
     terms = path.terms(state)
     log_epsilon = state.position.new_full((images,), math.log(0.5))
     found = [log_epsilon]
+    along = min(_QUICK, max(_SLOW, _CHANGE / len(betas)))
     warm_up = min(_WARM_UP, len(betas))
     first = [betas[1]] * warm_up
     for number, beta in enumerate([*first, *betas[1:]]):
-        rate_of_change = _QUICK if number < warm_up else _RATE
+        change = _QUICK if number < warm_up else along
         epsilon = log_epsilon.exp().repeat(len(path.images) // images)
         state, terms, rate = transition(path, state, terms, beta, epsilon, moves)
-        log_epsilon = log_epsilon + rate_of_change * (_by_image(rate, images) - TARGET)
+        log_epsilon = log_epsilon + change * (_by_image(rate, images) - TARGET)
         found.append(log_epsilon)
     return torch.stack(found[warm_up:]).exp()
 

@@ -87,7 +87,9 @@ class MixedGuide(Guide[Mixed]):
             center = images.flatten(1).mean(1)[:, None, None].double()
             pyro.sample("object_code", dist.Normal(center, 1.2).to_event(1))
             with pyro.plate("parts", 2, dim=-1):
-                present = pyro.sample("part_presence", dist.Bernoulli(center.new_tensor([0.5, 0.4])))
+                present = pyro.sample(
+                    "part_presence", dist.Bernoulli(center.new_tensor([0.5, 0.4]))
+                )
             logits = present.sum(-1)[:, None, None] * center.new_tensor([0.3, 0.0, -0.2])
             pyro.sample("object_kind", dist.OneHotCategorical(logits=logits))
 
@@ -174,7 +176,10 @@ def evidence_of_simulated(model: Model, idata) -> np.ndarray:
     return model.log_evidence(images).numpy(force=True)
 
 
-ONE_OF_EACH = ["positive code", "kinds and presences from a guide"]
+ONE_OF_EACH = [
+    "linear Gaussian from a guide",
+    pytest.param("kinds and presences from a guide", marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH)
@@ -199,6 +204,7 @@ def test_bounds_meet_at_the_evidence(case):
     assert summarize(found)["iwae"] == pytest.approx(bounds["lower"], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_few_temperatures_leave_a_gap_that_more_close():
     model, guide = Mixed(noise=0.05).double(), None
     torch.manual_seed(0)
@@ -261,9 +267,9 @@ def test_a_flip_changes_one_coordinate_to_every_other_value():
         other = changed(value, choice)
         differ = (other != value).reshape(len(value), -1).sum(1)
         assert (differ == (2 if choice.one_hot else 1)).all()
-        assert other.reshape(400, -1).unique(dim=0).shape == value.reshape(400, -1).unique(
-            dim=0
-        ).shape
+        assert (
+            other.reshape(400, -1).unique(dim=0).shape == value.reshape(400, -1).unique(dim=0).shape
+        )
     assert path.choices["object_kind"].values == 3 and path.choices["part_presence"].size == 2
 
 
