@@ -10,6 +10,7 @@ Each refuses an entry for which its number is meaningless, and names the right c
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from math import hypot
 from typing import TYPE_CHECKING, Any
@@ -153,7 +154,8 @@ def compare_run(
     The entry's own guide is used unchanged. Every other guide is created from the entry and, if it
     has parameters, tuned on training images with the model frozen. The general guides (`fitters` of
     the entry) are fitted to the test images themselves. A guide of points gets two rows: its MAP
-    objective, which is not a bound, and `<name>, widened`, which is a bound.
+    objective, which is not a bound, and `<name>, widened`, which is a bound. The column fit_seconds
+    is the time that tuning, fitting and widening took.
 
     Raises:
         ValueError: no guide, one that does not fit, or an entry that gives no bound.
@@ -169,9 +171,12 @@ def compare_run(
     settings |= {"seed": seed, "progress": progress}
     data, test = as_scored(entry, data), as_scored(entry, data).test[:images]
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
+    seconds: dict[str, float] = {}
     for name in guides:
+        began = time.perf_counter()
         guide = _tuned(entry, name, data, test.images, settings)
         pairs[name] = (entry.model, guide)
+        seconds[name] = time.perf_counter() - began
         if name not in entry.guides:
             continue
         glance = evaluate(entry.model, guide, test[:2], num_particles=1, draws=0)
@@ -179,7 +184,10 @@ def compare_run(
             points = data.train[:WIDEN_IMAGES]
             wide = widen(entry.model, guide, points, steps=tune_steps, seed=seed)
             pairs[f"{name}, widened"] = (entry.model, wide)
-    return compare(pairs, test, num_particles=particles, seed=seed)
+            seconds[f"{name}, widened"] = time.perf_counter() - began
+    table = compare(pairs, test, num_particles=particles, seed=seed)
+    table["fit_seconds"] = [seconds[name] for name in table.index]
+    return table
 
 
 def guides_of(entry: Entry) -> list[str]:

@@ -267,11 +267,10 @@ class _Run:
         size = sum(choice.size for choice in path.choices.values())
         flips = min(size, _FLIPS) if settings.flips is None else settings.flips
         with seeded(self._stream(_PILOT, number)):
+            if not path.columns:  # there are no steps whose lengths could be found
+                lengths = images.new_ones(len(self.betas), len(path.images))
+                return Moves(0, flips, images.new_ones(len(path.images), 0)), lengths
             scale = _deviations(path, images)
-            if not path.columns:
-                return Moves(0, flips, path.draw().position), torch.ones(
-                    len(self.betas), len(path.images), device=images.device
-                )
             own = Moves(settings.leapfrogs, flips, scale.repeat(settings.pilot_chains, 1))
             small = path.at(tiled(images, settings.pilot_chains))
             epsilons = pilot(small, len(images), self.betas, own)
