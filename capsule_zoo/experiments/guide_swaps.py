@@ -40,7 +40,10 @@ SWAPPED = (
     "capsule-helmholtz",
     "shape-codes",
 )
-ERRORS = ("lower", "simulated_lower", "simulated_upper", "gap", "elbo", "iwae", "lost_elbo")
+QUANTITIES = (
+    *("lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"),
+    *("elbo", "iwae", "lost_elbo", "lost_iwae", "ess", "pareto_k"),
+)
 
 
 def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
@@ -131,7 +134,7 @@ def gaps(
     `gap_<entry>` the largest error of that bound, on images that the model draws.
 
     Args:
-        entries: names of entries.
+        entries: names of entries; the first stands for the run, if one is given.
         images: number of held-out images.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
@@ -141,7 +144,7 @@ def gaps(
         training: updates of an entry without published weights.
     """
     rows: dict[str, Numbers] = {}
-    for name in entries:
+    for name in entries[:1] if options.run else entries:
         entry, data = opened(name, options, options.shortened(training))
         options.say(f"Annealing from the guide of {name}")
         found = anneal_run(
@@ -155,9 +158,10 @@ def gaps(
             temperatures=temperatures,
             leapfrogs=leapfrogs,
         )
-        rows[snake_case(name)] = {
+        rows[snake_case(entry.name)] = {
             quantity: _number(found, quantity, images, simulated)
-            for quantity in (*ERRORS, "lost_iwae", "ess", "pareto_k", "acceptance_rate")
+            for quantity in QUANTITIES
+            if np.isfinite(found.get(quantity, np.nan))  # pareto_k is infinite without a tail
         }
     return Result(by_quantity(rows))
 

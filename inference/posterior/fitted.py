@@ -25,6 +25,7 @@ from capsule_zoo.guides.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.modes import seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 
@@ -69,11 +70,22 @@ def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed:
             f"AutoNormal draws no discrete site, and {type(model).__name__} has "
             f"{', '.join(discrete)}; use free_form or semi_amortized"
         )
-    begun = FreeForm(model, images, start.discretized())
-    values = {name: begun.families[name].point(loc, 0).mean for name, loc in begun.locs.items()}
-    guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
-    settings = dict(lr=0.02, schedule="linear", batch_size=len(images), freeze="model")
-    fit(model, guide, images, steps=steps, seed=seed, progress=False, **settings)
+    with seeded(seed):
+        begun = FreeForm(model, images, start.discretized())
+        values = {name: begun.families[name].point(loc, 0).mean for name, loc in begun.locs.items()}
+        guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
+        fit(
+            model,
+            guide,
+            images,
+            steps=steps,
+            lr=0.02,
+            schedule="linear",
+            batch_size=len(images),
+            freeze="model",
+            seed=seed,
+            progress=False,
+        )
     return guide
 
 

@@ -16,6 +16,7 @@ from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs import folder as runs
+from capsule_zoo.runs.measurements import guides_of
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--images", "6", "--particles", "2")
@@ -122,7 +123,9 @@ def check_measurements(name: str, entry, said: str, terminal: Terminal) -> None:
         value = found["elbo"] if found["is_bound"] else found["map_objective"]
         assert value < 0 or value > 0
         table = terminal.json("compare", "run", "--tune-steps", 1, "--quiet", *FEW)
-        assert set(entry.guides) <= set(table) and any(row["is_bound"] for row in table.values())
+        assert set(guides_of(entry)) <= set(table) and len(guides_of(entry)) >= 3
+        assert any(row["is_bound"] for row in table.values())
+        assert all(row["fit_seconds"] >= 0 for row in table.values())
         assert not any(row["is_bound"] for row in table.values() if row["elbo"] is None)
         wrong = ("error-rate", "log-partition")
         if hasattr(entry.guide, "predict"):
