@@ -1,9 +1,12 @@
 """Comparisons of all guides, and annealings of trained entries, in miniature."""
 
+import json
+
 import numpy as np
 import pytest
 from miniature import few_digits, names_in_record
 
+from capsule_zoo import cli
 from capsule_zoo.experiments import Options, guide_swaps
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.records import read_record
@@ -85,3 +88,19 @@ def test_evaluate_scores_the_binarized_images(small):
     shown = small.binarized().test[:6]
     again = summarize(evaluate(entry.model, entry.guide, shown, num_particles=3, draws=0))
     assert found["elbo"] == again["elbo"] and {"ess", "pareto_k"} <= found.keys()
+
+
+def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    save(entry, tmp_path / "run", data="digits")
+    few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["anneal", "run", *few, "--json"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    found = json.loads(printed.splitlines()[-1])
+    assert {"lower", "gap", "lost_elbo", "lost_elbo_se", "ess"} <= found.keys()
+    assert "lost_elbo  " in printed and found["num_simulated"] == 2
+    kept = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert kept["anneal"]["lower"] == pytest.approx(found["lower"])
