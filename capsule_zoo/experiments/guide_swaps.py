@@ -11,6 +11,7 @@ published ones where there are any; other models are trained first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -54,13 +55,14 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """
     published = f"{name}-mnist"
     if options.run or (WEIGHTS / f"{published}.safetensors").is_file():
-        entry, data, _ = open_run(options.run or published, None, options.data_root)
+        root = None if options.data_root is None else Path(options.data_root)
+        entry, data, _ = open_run(options.run or published, None, root)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     entry = create(name, image_shape=data.image_shape)
     options.say(f"Training {name} for {steps} updates")
-    transform = {"transform": Binarize()} if draws_binary_pixels(entry.model) else {}
-    train(entry, data, options, name=name, steps=steps, **transform)
+    transform = Binarize() if draws_binary_pixels(entry.model) else None
+    train(entry, data, options, name=name, steps=steps, transform=transform)
     return entry, as_scored(entry, data)
 
 

@@ -33,6 +33,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
 from capsule_zoo.inference.evaluation.summary import standard_error
+from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
@@ -233,7 +234,7 @@ def is_gray(images: Tensor) -> bool:
 
 
 @torch.no_grad()
-def draws_binary_pixels(model: nn.Module) -> bool:
+def draws_binary_pixels(model: Model) -> bool:
     """Return True if the pixels of a model's images are Bernoulli variables."""
     if isinstance(model, CapsuleRBM):
         return isinstance(model.visible, BernoulliUnits)

@@ -72,7 +72,11 @@ def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed:
         )
     with seeded(seed):
         begun = FreeForm(model, images, start.discretized())
-        values = {name: begun.families[name].point(loc, 0).mean for name, loc in begun.locs.items()}
+        values = {
+            name: family.point(begun.locs[name], 0).mean
+            for name, family in begun.families.items()
+            if isinstance(family, Continuous)
+        }
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
         fit(
             model,

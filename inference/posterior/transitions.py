@@ -195,11 +195,14 @@ def _by_image(values: Tensor, images: int) -> Tensor:
 
 def _chosen(accepted: Tensor, new: Terms, old: Terms) -> Terms:
     """Return the terms of the accepted rows, and the old terms of the others."""
-    if new.slope_of_start is None or old.slope_of_start is None:
-        return Terms(*(torch.where(accepted, n, o) for n, o in zip(new[:2], old[:2], strict=True)))
+    start = torch.where(accepted, new.start, old.start)
+    gain = torch.where(accepted, new.gain, old.gain)
+    if new.slope_of_start is None or new.slope_of_gain is None:
+        return Terms(start, gain)
+    if old.slope_of_start is None or old.slope_of_gain is None:
+        return Terms(start, gain)
+    rows = accepted[:, None]
+    slope_of_start = torch.where(rows, new.slope_of_start, old.slope_of_start)
     return Terms(
-        *(
-            torch.where(accepted.reshape(-1, *[1] * (n.dim() - 1)), n, o)
-            for n, o in zip(new, old, strict=True)
-        )
+        start, gain, slope_of_start, torch.where(rows, new.slope_of_gain, old.slope_of_gain)
     )

@@ -12,13 +12,15 @@ import pytest
 import torch
 from scipy.special import expit
 from torch import Tensor
+from torch.distributions.transforms import ExpTransform
 from toys import BernoulliMixture, Conjugate, PointGuide, conjugate_images, pair
 
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.site_laws import UnservedSite
 from capsule_zoo.inference import annealed_bounds, annealed_log_likelihood, evaluate, summarize
 from capsule_zoo.inference.evaluation.annealed import temperatures_along_sigmoid
-from capsule_zoo.inference.posterior.annealed_path import AnnealedPath, State
+from capsule_zoo.inference.posterior import transitions
+from capsule_zoo.inference.posterior.annealed_path import AnnealedPath, State, Terms
 from capsule_zoo.inference.posterior.transitions import Moves, changed, transition
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.models.base import Model, Site
@@ -285,6 +287,43 @@ def test_terms_are_the_densities_of_evaluate_and_their_gradients():
     for beta in (0.0, 0.4, 1.0):
         numeric = (ahead.at(beta) - behind.at(beta)) / (2 * step)
         torch.testing.assert_close(terms.slope(beta)[:, 0], numeric, rtol=1e-6, atol=1e-6)
+
+
+def test_the_start_is_a_density_of_unconstrained_coordinates():
+    """The law of the logarithm of a gamma variable has a Jacobian."""
+    model = Positive().double()
+    path = AnnealedPath(model, None, torch.full((5, 1, 2, 2), 0.3).double())
+    state = path.draw()
+    law = dist.TransformedDistribution(model.law(), [ExpTransform().inv])
+    torch.testing.assert_close(path.terms(state).start, law.log_prob(state.position[:, 0]))
+    code = state.position[:, 0].exp()
+    likelihood = dist.Normal(code[:, None], model.noise).log_prob(path.images.flatten(1)).sum(1)
+    torch.testing.assert_close(path.terms(state).gain, likelihood)
+
+
+def test_weights_add_the_gain_before_every_change_of_temperature(monkeypatch):
+    """By hand, at uneven temperatures: forward .1 a + .3 b + .6 c, back .6 a + .3 b + .1 c."""
+    gains = iter([10.0, 100.0] * 2)
+    visited = []
+
+    def moved(path, state, terms, beta, epsilon, moves, reverse=False):
+        visited.append(beta)
+        gain = torch.full((1,), next(gains))
+        return state, Terms(torch.zeros(1), gain), torch.ones(1)
+
+    class Path:
+        images = torch.zeros(1, 1, 2, 2)
+
+        def terms(self, state):
+            return Terms(torch.zeros(1), torch.ones(1))
+
+    monkeypatch.setattr(transitions, "transition", moved)
+    betas, lengths = [0.0, 0.1, 0.4, 1.0], torch.ones(4, 1)
+    forward, _ = transitions.anneal(Path(), None, betas, lengths, None)
+    back, _ = transitions.anneal(Path(), None, betas, lengths, None, reverse=True)
+    assert visited == [0.1, 0.4, 0.4, 0.1]
+    assert forward.item() == pytest.approx(0.1 * 1 + 0.3 * 10 + 0.6 * 100)
+    assert back.item() == pytest.approx(0.6 * 1 + 0.3 * 10 + 0.1 * 100)
 
 
 def test_enumerated_sites_are_summed_out():
