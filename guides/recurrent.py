@@ -33,9 +33,9 @@ from torch.distributions import kl_divergence
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks.attention_window import Aim
 from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.blocks.sharing import share
 from capsule_zoo.models.blocks.vector_capsules import CLASS
-from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.models.recurrent_capsules import (
     CoupledLSTM,
     Drawing,
