@@ -43,6 +43,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
@@ -77,6 +78,8 @@ __all__ = [
     "Run",
     "ScoreFunctionELBO",
     "SemiAmortized",
+    "StackedCapsuleObjective",
+    "TermHistory",
     "TopPrior",
     "Transformations",
     "VoteHistory",
