@@ -49,7 +49,6 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks import poses, templates
-from capsule_zoo.models.blocks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.blocks.object_votes import (
     FeaturedCapsules,
     ObjectVotes,
@@ -60,9 +59,9 @@ from capsule_zoo.models.blocks.object_votes import (
     placed,
 )
 from capsule_zoo.models.blocks.parent_selection import Level
-from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, as_presence, log_presence
 from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.models.blocks.tinted_mixture import TintedMixture
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors
@@ -239,30 +238,21 @@ class StackedCapsuleAutoencoder(Model):
         return self.template_logits.sigmoid().split([self.image_shape[0], 1], dim=1)
 
     @pyro_method
-    def layers(self, parts: FeaturedCapsules) -> tuple[Tensor, Tensor]:
-        """Render every part alone, part-major: color (M, C, B, H, W), weight (M, 1, B, H, W).
+    def image_law(self, parts: FeaturedCapsules) -> TintedMixture:
+        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W).
 
-        The weight is the part's claim to a pixel, its alpha times its presence. Batch dims in front
-        of B are flattened into it.
+        The weight of a part at a pixel is its alpha times its presence.
         """
         paint = self.template_logits.sigmoid()
         drawn = templates.warp_templates(paint, parts.pose, self.image_shape[1:])
-        shape, alpha = drawn.split([self.image_shape[0], 1], dim=1)
-        tint = flat_batch(self.colors(parts.feature), 2).permute(1, 2, 0)  # (M, C, B)
-        there = flat_batch(as_presence(parts.presence, self.relaxed), 1).T[:, None]  # (M, 1, B)
-        return shape * tint[..., None, None], alpha * there[..., None, None]
-
-    @pyro_method
-    def image_law(self, parts: FeaturedCapsules) -> PixelMixture:
-        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W)."""
-        color, weight = self.layers(parts)
-        behind = self.background_logits.sigmoid()[:, None, None, None].expand(color.shape[1:])
-        background = self.background_log_weight.exp().expand(weight.shape[1:])
-        colors = torch.cat([behind[None], color])
-        weights = torch.cat([background[None], weight])
-        batch = parts.presence.shape[:-1]
-        spread = (unflat_batch(stack, 2, batch) for stack in (colors, weights))
-        return PixelMixture(*spread, self.sigma_image)
+        return TintedMixture(
+            drawn,
+            self.colors(parts.feature),
+            as_presence(parts.presence, self.relaxed),
+            self.background_logits.sigmoid(),
+            self.background_log_weight.exp(),
+            self.sigma_image,
+        )
 
     def render(self, parts: FeaturedCapsules) -> Tensor:
         """Render the mean image (B, C, H, W) of the parts."""

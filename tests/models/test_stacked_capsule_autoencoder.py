@@ -198,7 +198,7 @@ def test_the_prior_renders_colors_between_template_and_black():
             getattr(model, name).fill_(-20.0)
     parts = draw(model, "part")
     one = parts._replace(presence=torch.tensor([[0.0, 1.0, 0.0]] * BATCH).double())
-    color, weight = model.layers(one)
+    color, weight = model.image_law(one).layers()
     assert not weight[[0, 2]].any()
     covered = weight[1, 0] > 1e-3  # (B, H, W)
     image = model.render(one).movedim(1, 0)  # (C, B, H, W)
