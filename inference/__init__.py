@@ -21,6 +21,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
 )
 from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
+from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
@@ -88,6 +89,7 @@ __all__ = [
     "as_module",
     "check_pair",
     "classify",
+    "cluster_accuracy",
     "compare",
     "encode",
     "error_rate",

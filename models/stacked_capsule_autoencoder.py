@@ -54,6 +54,7 @@ from capsule_zoo.models.blocks.object_votes import (
     ObjectVotes,
     PartRelation,
     VoteNetwork,
+    log_parents,
     noisy_or,
     part_pose_law,
     placed,
@@ -257,3 +258,15 @@ class StackedCapsuleAutoencoder(Model):
     def render(self, parts: FeaturedCapsules) -> Tensor:
         """Render the mean image (B, C, H, W) of the parts."""
         return self.image_law(parts).mean.squeeze(-4)
+
+    def responsibilities(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> Tensor:
+        """Compute p(s_m | objects, pose of part m), (B, M, 1 + K); column 0 is the dummy."""
+        dummy = self.epsilon, self.sigma_dummy
+        return log_parents(self.votes(objects), parts.pose, *dummy).softmax(-1)
+
+    def predicted(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> FeaturedCapsules:
+        """Return the parts with the poses that the most responsible objects vote for."""
+        winner = self.responsibilities(objects, parts)[..., 1:].argmax(-1)  # (B, M)
+        votes = self.votes(objects).pose  # (B, M, K, 6)
+        chosen = votes.gather(-2, winner[..., None, None].expand(*winner.shape, 1, 6))
+        return parts._replace(pose=chosen.squeeze(-2))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from capsule_zoo.figures.generic import samples
+from capsule_zoo.figures.stacked_capsule_autoencoder import learned_templates, reconstructions
 from capsule_zoo.guides import (
     EMConstellations,
     PartReader,
@@ -101,5 +102,9 @@ def stacked_capsule_autoencoder(
         },
         objective=StackedCapsuleObjective(**loss),
         training=dict(lr=1e-3, schedule="linear", batch_size=128, warmup=100, clip=1e4),
-        figures={"samples": samples},
+        figures={
+            "reconstructions": reconstructions,
+            "templates": learned_templates,
+            "samples": samples,
+        },
     )

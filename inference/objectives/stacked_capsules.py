@@ -34,8 +34,7 @@ from capsule_zoo.inference.objectives.base import Objective
 from capsule_zoo.models.blocks.object_votes import (
     FeaturedCapsules,
     ObjectVotes,
-    component_law,
-    mixing_logits,
+    log_parents,
 )
 from capsule_zoo.models.blocks.selection import as_presence
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
@@ -211,20 +210,6 @@ def drawn_capsules(trace: Trace, level: str) -> FeaturedCapsules:
     """Return the values of the sites of one level in a trace."""
     quantities = ("presence", "pose", "feature")
     return FeaturedCapsules(*(trace.nodes[f"{level}_{each}"]["value"] for each in quantities))
-
-
-def log_parents(
-    votes: ObjectVotes, pose: Tensor, epsilon: float, sigma_dummy: float, normalized: bool
-) -> Tensor:
-    """Compute log p(parent) + log p(x_m | parent), (B, parts, 1 + objects); column 0: dummy.
-
-    Args:
-        pose: x_m, (B, parts, 6).
-        epsilon, sigma_dummy: weight and deviation of the dummy.
-        normalized: whether p(parent) sums to one.
-    """
-    density = component_law(votes, sigma_dummy).log_prob(pose[..., None, :])
-    return mixing_logits(votes, epsilon, normalized) + density
 
 
 def squared_sparsity(presence: Tensor, present: float, classes: int) -> tuple[Tensor, Tensor]:

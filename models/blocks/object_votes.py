@@ -167,6 +167,20 @@ def component_law(votes: ObjectVotes, sigma_dummy: float) -> dist.TorchDistribut
     return dist.Normal(center, scale[..., None]).to_event(1)
 
 
+def log_parents(
+    votes: ObjectVotes, pose: Tensor, epsilon: float, sigma_dummy: float, normalized: bool = True
+) -> Tensor:
+    """Compute log p(parent) + log p(x_m | parent), (B, parts, 1 + objects); column 0: dummy.
+
+    Args:
+        pose: x_m, (B, parts, 6).
+        epsilon, sigma_dummy: weight and deviation of the dummy.
+        normalized: whether p(parent) sums to one.
+    """
+    density = component_law(votes, sigma_dummy).log_prob(pose[..., None, :])
+    return mixing_logits(votes, epsilon, normalized) + density
+
+
 def part_pose_law(
     votes: ObjectVotes, presence: Tensor, relaxed: bool, epsilon: float, sigma_dummy: float
 ) -> ParentMixture:

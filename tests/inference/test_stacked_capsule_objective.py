@@ -22,10 +22,10 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
     TERMS,
     drawn_capsules,
     entropy_sparsity,
-    log_parents,
     squared_sparsity,
 )
 from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
+from capsule_zoo.models.blocks.object_votes import log_parents
 from capsule_zoo.models.blocks.selection import as_presence
 
 PLAIN = dict(stop_inputs=False, stop_targets=False, noise="none")
