@@ -19,7 +19,7 @@ from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 
 MODELS: dict[str, dict[str, Any]] = {
-    "small": dict(objects=16, parts=24, hidden=64),
+    "small": dict(objects=16, parts=16, hidden=64),
     "paper": dict(objects=24, parts=24, hidden=128, sigma_image=1.0),
     "paper-40": dict(objects=24, parts=40, hidden=128, sigma_image=1.0),
 }
@@ -101,7 +101,13 @@ def stacked_capsule_autoencoder(
             "em": lambda entry: _guide_of(entry).with_objects(EMConstellations()),
         },
         objective=StackedCapsuleObjective(**loss),
-        training=dict(lr=1e-3, schedule="linear", batch_size=128, warmup=100, clip=1e4),
+        training=dict(
+            lr={"model": 7.5e-3, "guide": 1.5e-3},  # templates learn slowly at the guide's rate
+            schedule="linear",
+            batch_size=64,
+            warmup=50,
+            clip=1e4,
+        ),
         figures={
             "reconstructions": reconstructions,
             "templates": learned_templates,
