@@ -160,7 +160,7 @@ def ablations(
     """
     options.refuse_run()
     steps = options.shortened(steps)
-    numbers = dict(batch_size=batch_size, probed=probed, tested=tested, sizes=sizes)
+    numbers: dict[str, Any] = dict(batch_size=batch_size, probed=probed, tested=tested, sizes=sizes)
     variants = {name: Ablation(data, loss, steps, **numbers) for name, loss in ABLATIONS.items()}
     options.say(f"Training {len(variants) * seeds} variants on {data}, {steps} steps each")
     outcomes = Study(variants, seeds).run(ablate, options)
@@ -181,7 +181,7 @@ def ablate(job: Job[Ablation]) -> dict[str, list]:
     data = load_dataset(variant.data, root=options.data_root)
     sizes = {"image_shape": data.image_shape, **variant.sizes}
     entry = create(ENTRIES[0], **{**sizes, "loss": dict(variant.loss)})
-    limits = dict(steps=variant.steps, batch_size=variant.batch_size)
+    limits: dict[str, Any] = dict(steps=variant.steps, batch_size=variant.batch_size)
     train(entry, data, options, name=job.name, **limits)
     found: dict[str, Any] = measure(entry, data, variant.probed, variant.tested)
     with torch.no_grad(), seeded(0):

@@ -223,3 +223,23 @@ def test_the_prior_renders_colors_between_template_and_black():
 def test_wrong_sizes_are_refused_by_name(sizes, words):
     with pytest.raises(ValueError, match=words):
         make(**sizes)
+
+
+def test_parts_are_predicted_by_the_object_that_is_most_responsible(model):
+    objects, parts = draw(model, "object"), draw(model, "part")
+    if not model.relaxed:  # an object that is off never owns a part
+        objects = objects._replace(presence=torch.tensor([[0.0, 1.0]] * BATCH).double())
+    votes, found = model.votes(objects), model.predicted(objects, parts)
+    shares = model.responsibilities(objects, parts)
+    torch.testing.assert_close(shares.sum(-1), torch.ones(BATCH, 3).double())
+    for b in range(BATCH):
+        for m in range(3):
+            scores = []
+            for k in range(2):
+                law = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
+                density = law.log_prob(parts.pose[b, m]).sum()
+                scores.append((votes.log_presence[b, m, k] + density).item())
+            winner = max(range(2), key=scores.__getitem__)
+            torch.testing.assert_close(found.pose[b, m], votes.pose[b, m, winner])
+            both = [shares[b, m, 1 + k].log().item() for k in range(2)]
+            assert both[winner] == max(both)
