@@ -6,8 +6,7 @@
 The background is one of the layers m. `PixelMixture` computes the same from stacks of all layers,
 (1 + parts, C, B, H, W), and takes a dozen of them for values and gradients. Here the layers follow
 one another: each needs a few tensors of the size of the batch, which stay in the processor's cache,
-and the gradients are written out. Draws, means, masks and more batch dims are left to
-`PixelMixture`.
+and the gradients are written out. Draws, means and more batch dims are left to `PixelMixture`.
 """
 
 from __future__ import annotations
@@ -103,25 +102,27 @@ class TintedMixture(dist.TorchDistribution):
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
         return self.stacked.sample(sample_shape)
 
-    def log_prob_where(self, value: Tensor, observed: Tensor | None = None) -> Tensor:
-        """Compute the log density (*batch, 1), in nats, of the pixels where `observed` is True."""
-        return self.stacked.log_prob_where(value, observed)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
+        return self.log_prob_where(value)
+
+    def log_prob_where(self, value: Tensor, observed: Tensor | None = None) -> Tensor:
+        """Compute the log density (*batch, 1), in nats, of the pixels where `observed` is True.
+
+        Args:
+            value: images (*batch, 1, C, H, W).
+            observed: a mask that broadcasts to them; all pixels by default.
+        """
         if value.requires_grad or value.shape[:-3] != self.batch_shape:
-            return self.stacked.log_prob(value)
+            return self.stacked.log_prob_where(value, observed)
         pixels = flat_batch(value.squeeze(-4), 3)
+        seen: Tensor | None = None
+        if observed is not None:
+            seen = flat_batch(observed.expand(value.shape).squeeze(-4), 3)
         tint, there = flat_batch(self.tint, 2), flat_batch(self.there, 1)
         numbers = self.drawn, tint, there, self.behind, self.claim
-        found: Tensor = _LogDensity.apply(pixels, self.scale, *numbers)
+        found: Tensor = _LogDensity.apply(pixels, seen, self.scale, *numbers)
         return unflat_batch(found, 0, self.batch_shape[:-1]).unsqueeze(-1)
-
-
-def _squared(pixels: Tensor, color: Tensor) -> Tensor:
-    """Return the squared distance (B, H, W) of pixels (B, C, H, W) from colors (B, C, H, W)."""
-    squares = (pixels - color).square_()
-    return squares.sum(1) if squares.shape[1] > 1 else squares.squeeze(1)
 
 
 class _LogDensity(torch.autograd.Function):
@@ -135,6 +136,7 @@ class _LogDensity(torch.autograd.Function):
     def forward(
         ctx: Any,
         pixels: Tensor,
+        seen: Tensor | None,
         scale: float,
         drawn: Tensor,
         tint: Tensor,
@@ -143,13 +145,13 @@ class _LogDensity(torch.autograd.Function):
         claim: Tensor,
     ) -> Tensor:
         rate = 1 / (2 * scale**2)
-        ground = _squared(pixels, behind[:, None, None].expand_as(pixels))
+        ground = _squared(_difference(pixels, behind[:, None, None], seen))
         nearest = ground.clone()
         tiny = torch.finfo(drawn.dtype).tiny
         distances = []
         for m in range(len(drawn)):
             color, weight = _layer(drawn[m], tint[:, m], there[:, m])
-            distances.append(_squared(pixels, color))
+            distances.append(_squared(_difference(pixels, color, seen)))
             torch.minimum(nearest, distances[-1].where(weight > tiny, ground), out=nearest)
         top = claim * (-rate * (ground - nearest)).exp_()
         total = claim.expand_as(top).clone()
@@ -158,26 +160,31 @@ class _LogDensity(torch.autograd.Function):
             total.add_(weight)
             # a layer without weight may be nearer than the nearest one: its exponent is cut
             top.addcmul_(weight, distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_())
-        numbers = drawn, tint, there, behind, claim
-        ctx.save_for_backward(pixels, *numbers, nearest, top, total)
+        ctx.save_for_backward(pixels, seen, drawn, tint, there, behind, claim, nearest, top, total)
         ctx.rate = rate
-        channels, *size = pixels.shape[1:]
-        constant = channels * math.prod(size) * (math.log(scale) + 0.5 * math.log(2 * math.pi))
         each = top.log().sub_(total.log()).sub_(nearest, alpha=rate)
-        return each.sum((-1, -2)) - constant
+        if seen is None:
+            count = torch.full_like(each[:, 0, 0], pixels[0].numel())
+        else:
+            count = seen.sum((1, 2, 3)).to(each)
+            each = torch.where(seen.any(1), each, 0.0)  # no rounding error of two equal sums
+        return each.sum((-1, -2)) - count * (math.log(scale) + 0.5 * math.log(2 * math.pi))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        pixels, drawn, tint, there, behind, claim, nearest, top, total = ctx.saved_tensors
+        pixels, seen, drawn, tint, there, behind, claim, nearest, top, total = ctx.saved_tensors
         rate = ctx.rate
-        of_total = outer[:, None, None] / total
-        of_top = outer[:, None, None] / top
+        slopes = outer[:, None, None].expand_as(top)
+        if seen is not None:
+            slopes = slopes * seen.any(1)
+        of_total = slopes / total
+        of_top = slopes / top
         slope, of_tint, of_there = (torch.empty_like(x) for x in (drawn, tint, there))
         for m in range(len(drawn)):
             color, weight = _layer(drawn[m], tint[:, m], there[:, m])
-            difference = pixels - color  # (B, C, H, W)
-            distance = difference.square().sum(1) if len(behind) > 1 else difference[:, 0].square()
+            difference = _difference(pixels, color, seen)  # (B, C, H, W)
+            distance = _squared(difference)
             share = distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_().mul_(of_top)
             of_color = difference.mul_((weight * share).mul_(2 * rate)[:, None])
             of_weight = share.sub_(of_total)
@@ -186,11 +193,23 @@ class _LogDensity(torch.autograd.Function):
             shape = drawn[m, :-1].transpose(0, 1)
             of_tint[:, m] = (of_color * shape).sum((-1, -2))
             of_there[:, m] = (of_weight * drawn[m, -1]).sum((-1, -2))
-        difference = pixels - behind[:, None, None]
-        share = (-rate * (difference.square().sum(1) - nearest)).exp_().mul_(of_top)
+        difference = _difference(pixels, behind[:, None, None], seen)
+        share = (-rate * (_squared(difference) - nearest)).exp_().mul_(of_top)
         of_behind = 2 * rate * claim * torch.einsum("bhw,bchw->c", share, difference)
-        of_claim = (share - of_total).sum()
-        return None, None, slope, of_tint, of_there, of_behind, of_claim.reshape(claim.shape)
+        of_claim = (share - of_total).sum().reshape(claim.shape)
+        return None, None, None, slope, of_tint, of_there, of_behind, of_claim
+
+
+def _difference(pixels: Tensor, color: Tensor, seen: Tensor | None) -> Tensor:
+    """Return pixels minus color, (B, C, H, W), zero where a pixel is not seen."""
+    difference = pixels - color
+    return difference if seen is None else difference.mul_(seen)
+
+
+def _squared(difference: Tensor) -> Tensor:
+    """Return the squared length (B, H, W) of differences (B, C, H, W)."""
+    squares = difference.square()
+    return squares.sum(1) if squares.shape[1] > 1 else squares.squeeze(1)
 
 
 def _layer(drawn: Tensor, tint: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
