@@ -121,7 +121,8 @@ def starts(
     found = Study(tasks, seeds).run(first_step, replace(options, minutes=None))
     step, latest, error = Numbers(), Numbers(), Numbers()
     for name in names:
-        steps_of, errors_of = zip(*(o for (e, _), o in found.items() if e == name), strict=True)
+        outcomes = [outcome for (entry, _), outcome in found.items() if entry == name]
+        steps_of, errors_of = [reached for reached, _ in outcomes], [late for _, late in outcomes]
         step[snake_case(name)] = mean_and_error(steps_of)
         latest[snake_case(name)] = (max(steps_of), None, len(steps_of))
         error[snake_case(name)] = mean_and_error(errors_of)
