@@ -361,9 +361,8 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
     def forward(self, images: Tensor, labels: Tensor | None = None) -> FeaturedCapsules:
         """Draw parts and objects, and return the objects."""
         read = self.read_parts(images)
-        proposal = FeaturedProposal(
-            read.logits, read.pose, read.features[..., 7:], read.features
-        )  # features between -1 and infinity
+        feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
+        proposal = FeaturedProposal(read.logits, read.pose, feature, read.features)
         with pyro.plate("images", len(images), dim=-2):
             parts = self._draw(1, proposal, self.part_pose_law, self.part_feature_law)
             if self.stop_inputs:
