@@ -22,6 +22,11 @@ from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
 from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
 from capsule_zoo.guides.set_transformers import SetTransformers
 from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
+from capsule_zoo.guides.stacked_capsule_autoencoder import (
+    EMConstellations,
+    SetTransformerObjects,
+    StackedCapsuleGuide,
+)
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
@@ -31,6 +36,7 @@ __all__ = [
     "ConditionalEncoder",
     "ConvolutionalEncoder",
     "DynamicRouting",
+    "EMConstellations",
     "EMObjects",
     "EMRouting",
     "ExactLabel",
@@ -49,7 +55,9 @@ __all__ = [
     "RoutedParents",
     "RoutingPartWhole",
     "RoutingShapeCodes",
+    "SetTransformerObjects",
     "SetTransformers",
     "SinkhornMatching",
+    "StackedCapsuleGuide",
     "VBRouting",
 ]

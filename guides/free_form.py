@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, family_of
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.models.modes import in_eval_mode
 
 LAWS = ("delta", "normal")
 _INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the point

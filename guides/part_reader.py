@@ -90,15 +90,20 @@ class PartReader:
         if self.anisotropy is not None:
             check_positive(anisotropy=self.anisotropy)
 
-    def build(self, image_shape: tuple[int, int, int], parts: int) -> PartNetwork:
+    def build(
+        self, image_shape: tuple[int, int, int], parts: int, outputs: int = OUTPUTS
+    ) -> PartNetwork:
         """Return a new network that reads this number of parts off images (C, H, W).
+
+        Args:
+            outputs: numbers of each part: presence logit, raw pose, and features.
 
         Raises:
             ValueError: images that are to be turned are not square, or a size is below 1.
         """
         check_at_least(1, image_shape=image_shape, parts=parts)
         self.check_images_turn(image_shape)
-        return PartNetwork(self, image_shape[0], parts)
+        return PartNetwork(self, image_shape[0], parts, outputs)
 
     def check_images_turn(self, image_shape: tuple[int, int, int]) -> None:
         """Raise ValueError if images (C, H, W) that are to be turned are not square."""
@@ -135,9 +140,12 @@ class PartNetwork(PyroModule):
         settings: the reader.
         colours: channels of the images.
         parts: number of parts.
+        outputs: numbers of each part.
     """
 
-    def __init__(self, settings: PartReader, colors: int, parts: int) -> None:
+    def __init__(
+        self, settings: PartReader, colors: int, parts: int, outputs: int = OUTPUTS
+    ) -> None:
         super().__init__()
         self.settings = settings
         convolutions: list[nn.Module] = []
@@ -148,14 +156,14 @@ class PartNetwork(PyroModule):
             inputs = settings.channels
         self.encoder = PyroModule[nn.Sequential](*convolutions)
         read = settings.channels + 2 * settings.coordinates
-        self.pool = AttentionPooling(read, parts, OUTPUTS)
+        self.pool = AttentionPooling(read, parts, outputs)
 
     def forward(self, images: Tensor) -> Proposal:
         """Read the parts off images (B, C, H, W), as they are seen; see `PartReader.view`."""
         features = self.encoder(images - 0.5)
         if self.settings.coordinates:
             features = _with_coordinates(features)
-        read = self.pool(features)  # (B, parts, OUTPUTS)
+        read = self.pool(features)  # (B, parts, outputs)
         bounds = self.settings.max_scale, self.settings.anisotropy
         pose = poses.from_parameters(read[..., 1:7], _SMALLEST, *bounds)
         return Proposal(read[..., 0], pose, F.elu(read))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 

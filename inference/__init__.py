@@ -22,6 +22,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
 from capsule_zoo.inference.evaluation.annealed import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
+from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
@@ -44,6 +45,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
@@ -78,6 +80,8 @@ __all__ = [
     "Run",
     "ScoreFunctionELBO",
     "SemiAmortized",
+    "StackedCapsuleObjective",
+    "TermHistory",
     "TopPrior",
     "Transformations",
     "VoteHistory",
@@ -88,6 +92,7 @@ __all__ = [
     "as_module",
     "check_pair",
     "classify",
+    "cluster_accuracy",
     "compare",
     "encode",
     "error_rate",

@@ -25,6 +25,7 @@ from capsule_zoo.models.matrix_capsules import MatrixCapsules
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.shape_codes import ShapeCodes
+from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "RecurrentCapsules",
     "ShapeCodes",
     "Site",
+    "StackedCapsuleAutoencoder",
     "SwitchableGaussians",
     "VariationalAutoencoder",
     "Votes",

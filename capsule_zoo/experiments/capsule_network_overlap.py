@@ -23,7 +23,7 @@ from capsule_zoo.experiments.overlaps import different_pairs, taken_out
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import ExactLabel
 from capsule_zoo.models.baselines.cnn import OverlappingClassifier
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, create
 

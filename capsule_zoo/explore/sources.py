@@ -15,8 +15,8 @@ from capsule_zoo.explore.part_whole import PartWholeView
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.modes import seeded
 from capsule_zoo.models.blocks.on_request import OnRequest
-from capsule_zoo.models.modes import seeded
 from capsule_zoo.registry import (
     Entry,
     create,

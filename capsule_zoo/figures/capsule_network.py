@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.blocks.vector_capsules import squash
-from capsule_zoo.models.modes import in_eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.blocks import templates
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.blocks.modes import in_eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -36,8 +36,8 @@ from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks.classifier import Classifier
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
+from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.registry import Entry, takes_images, unknown
 from capsule_zoo.runs.folder import RunSettings
 

@@ -60,8 +60,8 @@ from capsule_zoo.inference.isolation import check_seed, isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealed_path import AnnealedPath, simulate
 from capsule_zoo.inference.posterior.transitions import Moves, anneal, pilot
+from capsule_zoo.models.blocks.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.blocks.spaces import space_of, tiled
-from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
 
 if TYPE_CHECKING:
     from arviz import InferenceData

@@ -25,7 +25,7 @@ from capsule_zoo.guides.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.blocks.modes import seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 

@@ -39,9 +39,9 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 _BETAS, _WARMUP = (0.8, 0.8), 5

@@ -31,9 +31,9 @@ from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.models.blocks.modes import frozen
 from capsule_zoo.models.blocks.spaces import space_of
 from capsule_zoo.models.checks import check_positive
-from capsule_zoo.models.modes import frozen
 
 
 class Widened(Guide):

@@ -1,0 +1,272 @@
+"""Stacked capsule autoencoder: objects vote for their parts, parts share out the pixels.
+
+Story. An object capsule has a presence, a pose and a feature. From the feature it computes how its
+parts look in its own frame: a learned constellation, bent a little, and how surely and how exactly
+each part is predicted. Every part takes its pose from one of the objects that are present, or from
+a dummy. Each part has a learned template. Its own feature gives the template a color. Parts do not
+cover each other: each pixel of the image comes from one part, or from the background.
+
+    t_k ~ Bernoulli(1 / classes)                                  # objects, (B, K)
+    OV_k ~ Normal(identity, sigma_top)                            # poses, (B, K, 6)
+    c_k ~ Normal(0, 1)                                            # features, (B, K, F)
+    OP_km, a_km, lambda_km = perceptron_k(c_k)                    # relation to part m, (B, K, M)
+    d_m ~ Bernoulli(1 - (1 - leak) prod_k (1 - t_k a_km))         # parts, (B, M)
+    s_m ~ Categorical(dummy: epsilon, object k: t_k a_km)         # (B, M), summed out
+    x_m ~ Normal(OV_s OP_sm, lambda_sm) if d_m, else the dummy    # poses, (B, M, 6)
+    z_m ~ Normal(0, 1)                                            # features, (B, M, S)
+    p_ij ~ Categorical(background: beta, part m: d_m warp(alpha_m, x_m)_ij)     # pixels, summed out
+    image_ij ~ Normal(color(z_m) warp(template_m, x_m)_ij, sigma_image)         # of part m = p_ij
+
+The paper is an autoencoder, and not all of it is a density. Its two likelihoods are: log p(image |
+parts), and log p(part poses | objects). They are sites of this model. Everything else is a loss:
+the sparsity of the objects' presences, before and after the poses are seen, the penalty on dynamic
+relations, the stop-gradients and the noise on presences. They are terms and switches of
+`StackedCapsuleObjective` (`capsule_zoo.inference`). Laws that the paper lacks are ours, and make
+the joint density proper: priors of presences, poses and features, the noisy-or for the presence of
+a part, and the pose of an absent part. With them the model has a held-out bound in nats.
+
+The dummy's law is normal, with a deviation at which its density is about .01 at a typical pose; the
+authors' program takes the constant .01. For a presence between 0 and 1 the paper raises the
+likelihood of a pose to that power, which is not a density. Here the law is a mixture of present and
+absent. Both agree at 0 and 1, up to the density of absent parts.
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818): section
+    2.1 for objects and parts, 2.2 for parts and pixels, 2.3 for the losses, and the authors' public
+    program for sizes, the noise and the weight of the dummy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks import poses, templates
+from capsule_zoo.models.blocks.object_votes import (
+    FeaturedCapsules,
+    ObjectVotes,
+    PartRelation,
+    VoteNetwork,
+    log_parents,
+    noisy_or,
+    part_pose_law,
+    placed,
+)
+from capsule_zoo.models.blocks.parent_selection import Level
+from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, as_presence, log_presence
+from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.models.blocks.tinted_mixture import TintedMixture
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+
+_COLOR_UNITS = 32  # hidden units of the perceptron from features to colors
+_BRIGHT = 2.0  # logit of the first colors: templates learn shapes before they are tinted
+
+
+class StackedCapsuleAutoencoder(Model):
+    """The generative model of stacked capsule autoencoders, described at the top of this file.
+
+    Args:
+        objects, parts: numbers of capsules.
+        image_shape: (channels, height, width).
+        template_size: height and width of a part's template, in template pixels.
+        object_features, part_features: sizes of the feature vectors.
+        hidden: hidden units of each object's perceptron.
+        deformable: whether an object's feature bends the constellation of its parts.
+        classes: kinds of images; an object is present in one of them.
+        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
+        temperature: of the relaxed presences.
+        sigma_image: deviation of a pixel, in units of its range.
+        sigma_top: deviation of an object's pose from the identity.
+        sigma_dummy: deviation from zero of the pose of a part that belongs to the dummy.
+        epsilon: weight of the dummy, compared with t_k a_km.
+        leak: probability that a part for which no object votes is present.
+
+    Raises:
+        ValueError: a size below 1, fewer than two classes, a deviation or weight that is not
+            positive, a leak outside (0, 1), or an unknown presence.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W).
+    """
+
+    plate_dims = {"images": -2, "objects": -1, "parts": -1}
+
+    def __init__(
+        self,
+        objects: int = 16,
+        parts: int = 24,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        *,
+        template_size: int = 11,
+        object_features: int = 32,
+        part_features: int = 16,
+        hidden: int = 128,
+        deformable: bool = True,
+        classes: int = 10,
+        presence: str = "relaxed",
+        temperature: float = 0.5,
+        sigma_image: float = 0.3,
+        sigma_top: float = 0.5,
+        sigma_dummy: float = 0.75,
+        epsilon: float = 0.01,
+        leak: float = 0.01,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, objects=objects, parts=parts, template_size=template_size)
+        check_at_least(1, object_features=object_features, part_features=part_features)
+        check_at_least(1, hidden=hidden)
+        check_at_least(2, classes=classes)
+        check_one_of("presence", presence, ("relaxed", "discrete"))
+        check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
+        check_positive(sigma_dummy=sigma_dummy, epsilon=epsilon)
+        if not 0 < leak < 1:
+            raise ValueError(f"leak must lie inside (0, 1), not {leak!r}")
+        self.space = ImageSpace(image_shape)
+        self.levels = Level("object", objects), Level("part", parts)
+        self.object_features = object_features
+        self.part_features = part_features
+        self.classes = classes
+        self.presence = presence
+        self.temperature = temperature
+        self.sigma_image = sigma_image
+        self.sigma_top = sigma_top
+        self.sigma_dummy = sigma_dummy
+        self.epsilon = epsilon
+        self.leak = leak
+        self.relation = VoteNetwork(objects, parts, object_features, hidden, deformable)
+        channels = image_shape[0]
+        shape = (parts, channels + 1, template_size, template_size)
+        self.template_logits = nn.Parameter(templates.faint(shape))  # gray or color, then alpha
+        self.color_hidden = PyroModule[nn.Linear](part_features, _COLOR_UNITS)
+        self.color_read = PyroModule[nn.Linear](_COLOR_UNITS, channels)
+        nn.init.constant_(self.color_read.bias, _BRIGHT)
+        self.background_logits = nn.Parameter(torch.full((channels,), -3.0))
+        self.background_log_weight = nn.Parameter(torch.tensor(0.1).log())
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        found = []
+        for level in self.levels:
+            plates = ("images", level.plate)
+            found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
+            found.append(Site(f"{level.name}_pose", plates, event_dim=1))
+            found.append(Site(f"{level.name}_feature", plates, event_dim=1))
+        return tuple(found)
+
+    @property
+    def relaxed(self) -> bool:
+        return self.presence == "relaxed"
+
+    def discretized(self) -> Self:
+        """Return the model with the same parameters and Bernoulli presences."""
+        return self.sharing_parameters(presence="discrete")
+
+    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
+        """Return the law of a presence site from the logit of its probability."""
+        if self.relaxed:
+            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
+        return dist.Bernoulli(logits=logits)
+
+    @property
+    def prior_logit(self) -> float:
+        """The logit of the prior probability that an object is present, 1 / classes."""
+        return -math.log(self.classes - 1)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        batch = batch_size if images is None else len(images)
+        like = self.template_logits
+        objects_level, parts_level = self.levels
+        with pyro.plate("images", batch, dim=-2):
+            with pyro.plate("objects", objects_level.size, dim=-1):
+                odds = like.new_tensor(self.prior_logit)
+                presence = pyro.sample("object_presence", self.presence_law(odds))
+                centered = dist.Normal(poses.identity_like(like), self.sigma_top)
+                pose = pyro.sample("object_pose", centered.to_event(1))
+                feature = self._draw_feature("object_feature", self.object_features)
+            objects = FeaturedCapsules.drawn(objects_level, presence, pose, feature)
+            votes = self.votes(objects)
+            with pyro.plate("parts", parts_level.size, dim=-1):
+                law = self.presence_law(noisy_or(votes, self.leak))
+                presence = pyro.sample("part_presence", law)
+                dummy = self.epsilon, self.sigma_dummy
+                pose_law = part_pose_law(votes, presence, self.relaxed, *dummy)
+                pose = pyro.sample("part_pose", pose_law)
+                feature = self._draw_feature("part_feature", self.part_features)
+            parts = FeaturedCapsules.drawn(parts_level, presence, pose, feature)
+            observed = None if images is None else images[:, None]
+            return pyro.sample("image", self.image_law(parts), obs=observed).squeeze(-4)
+
+    def _draw_feature(self, name: str, size: int) -> Tensor:
+        origin = self.template_logits.new_zeros(size)
+        return pyro.sample(name, dist.Normal(origin, 1.0).to_event(1))
+
+    @pyro_method
+    def relation_of(self, feature: Tensor) -> PartRelation:
+        """Return the relation to their parts of objects with these features (B, K, F)."""
+        return self.relation(feature)
+
+    @pyro_method
+    def votes(self, objects: FeaturedCapsules, noise: float = 0.0) -> ObjectVotes:
+        """Return the votes of objects for all parts.
+
+        Args:
+            noise: width of the uniform noise on the logits of the votes' presences.
+        """
+        relation = self.relation(objects.feature)
+        present = log_presence(objects.presence, self.relaxed)
+        if not noise:
+            return placed(relation, objects.pose, present)
+        jitter = noise * (torch.rand_like(relation.presence_logits) - 0.5)
+        return placed(relation, objects.pose, present, jitter)
+
+    @pyro_method
+    def colors(self, feature: Tensor) -> Tensor:
+        """Return the colors (B, M, C), in (0, 1), that features (B, M, S) give the templates."""
+        return self.color_read(self.color_hidden(feature).relu()).sigmoid()
+
+    @pyro_method
+    def templates(self) -> tuple[Tensor, Tensor]:
+        """Return every part's template (M, C, h, w) and alpha (M, 1, h, w), in [0, 1]."""
+        return self.template_logits.sigmoid().split([self.image_shape[0], 1], dim=1)
+
+    @pyro_method
+    def image_law(self, parts: FeaturedCapsules) -> TintedMixture:
+        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W).
+
+        The weight of a part at a pixel is its alpha times its presence.
+        """
+        paint = self.template_logits.sigmoid()
+        drawn = templates.warp_templates(paint, parts.pose, self.image_shape[1:])
+        return TintedMixture(
+            drawn,
+            self.colors(parts.feature),
+            as_presence(parts.presence, self.relaxed),
+            self.background_logits.sigmoid(),
+            self.background_log_weight.exp(),
+            self.sigma_image,
+        )
+
+    def render(self, parts: FeaturedCapsules) -> Tensor:
+        """Render the mean image (B, C, H, W) of the parts."""
+        return self.image_law(parts).mean.squeeze(-4)
+
+    def responsibilities(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> Tensor:
+        """Compute p(s_m | objects, pose of part m), (B, M, 1 + K); column 0 is the dummy."""
+        dummy = self.epsilon, self.sigma_dummy
+        return log_parents(self.votes(objects), parts.pose, *dummy).softmax(-1)
+
+    def predicted(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> FeaturedCapsules:
+        """Return the parts with the poses that the most responsible objects vote for."""
+        winner = self.responsibilities(objects, parts)[..., 1:].argmax(-1)  # (B, M)
+        votes = self.votes(objects).pose  # (B, M, K, 6)
+        chosen = votes.gather(-2, winner[..., None, None].expand(*winner.shape, 1, 6))
+        return parts._replace(pose=chosen.squeeze(-2))

@@ -1,0 +1,140 @@
+"""Guides to stacked capsule autoencoders: variants share weights, EM finds constellations."""
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import (
+    EMConstellations,
+    PartReader,
+    SetTransformerObjects,
+    StackedCapsuleGuide,
+)
+from capsule_zoo.guides.stacked_capsule_autoencoder import NoisyLogit, SureLogit
+from capsule_zoo.inference import latents
+from capsule_zoo.models import StackedCapsuleAutoencoder, poses
+from capsule_zoo.models.blocks.object_votes import FeaturedCapsules
+
+READER = PartReader(channels=4)
+
+
+@pytest.fixture
+def model():
+    pyro.set_rng_seed(0)
+    return StackedCapsuleAutoencoder(3, 6, (1, 8, 8), template_size=4, hidden=5)
+
+
+@pytest.fixture
+def images():
+    return torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def values(guide, images, seed=0):
+    torch.manual_seed(seed)
+    nodes = poutine.trace(guide).get_trace(images).nodes
+    return {name: nodes[name]["value"] for name in guide.covers}
+
+
+def test_a_normal_guide_starts_close_to_the_points_that_it_replaces(model, images):
+    points = StackedCapsuleGuide(model, reader=READER, noise="none", stop_inputs=False)
+    before, after = (values(g, images) for g in (points, points.with_poses("normal")))
+    assert torch.equal(before["part_presence"], after["part_presence"])
+    for name in ("part_pose", "part_feature"):
+        assert 0 < (before[name] - after[name]).abs().max() < 0.12
+
+
+def test_other_objects_keep_the_trained_reader(model, images):
+    guide = StackedCapsuleGuide(model, reader=READER, noise="none")
+    routed = guide.with_objects(EMConstellations(2))
+    before, after = values(guide, images), values(routed, images)
+    for name in ("part_presence", "part_pose", "part_feature"):
+        assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["object_pose"], after["object_pose"])
+    with torch.no_grad():
+        next(guide.read_parts.parameters()).zero_()
+    assert torch.equal(values(routed, images)["part_pose"], after["part_pose"])  # a copy
+
+
+def test_switches_share_the_parameters(model, images):
+    guide = StackedCapsuleGuide(model, reader=READER)
+    quiet = guide.with_switches(noise="none", stop_inputs=False)
+    assert (guide.noise, guide.stop_inputs) == ("uniform", True)
+    assert list(map(id, quiet.parameters())) == list(map(id, guide.parameters()))
+    assert torch.equal(
+        values(quiet, images, 1)["part_presence"], values(quiet, images, 2)["part_presence"]
+    )
+
+
+def constellation(model, pose):
+    """Return the parts that object 1 alone places exactly, at a pose."""
+    with torch.no_grad():
+        model.relation.presence_bias.fill_(-6.0)
+        model.relation.presence_bias[1] = 6.0
+        model.relation.read_weight.zero_()
+        model.relation.scale_bias.fill_(-4.0)
+        model.relation.static.add_(torch.randn_like(model.relation.static))
+        relation = model.relation_of(torch.zeros(3, model.object_features, dtype=torch.float64))
+        parts = poses.compose(pose, relation.pose[1])[None]
+    presence = torch.ones(1, 6, dtype=torch.float64)
+    return FeaturedCapsules(presence, parts, torch.zeros(1, 6, 16, dtype=torch.float64))
+
+
+def test_em_finds_the_object_whose_constellation_the_parts_form(model):
+    model = model.double().discretized()
+    identity = torch.tensor(poses.IDENTITY, dtype=torch.float64)
+    pose = identity + 0.1 * torch.tensor([1.0, -1, 2, 1, 0.5, -1], dtype=torch.float64)
+    parts = constellation(model, pose)
+    guide = StackedCapsuleGuide(model, reader=READER, objects=EMConstellations(20)).double()
+    found = guide.infer_objects(model, parts)
+    assert found.logits[0].argmax() == 1
+    assert found.logits[0, 1] > 10
+    torch.testing.assert_close(found.pose[0, 1], pose, rtol=0, atol=0.02)
+    absent = parts._replace(presence=torch.zeros_like(parts.presence))
+    prior = guide.infer_objects(model, absent)
+    torch.testing.assert_close(prior.pose[0, 1], identity)
+    torch.testing.assert_close(prior.logits, torch.full_like(prior.logits, model.prior_logit))
+
+
+def test_probes_read_probabilities_whatever_the_noise(model, images):
+    guide = StackedCapsuleGuide(model, reader=READER)
+    found = [
+        latents(g, images, ["part_presence"])
+        for g in (guide, guide.with_switches(noise="none"), guide.discretized())
+    ]
+    assert ((found[0] > 0) & (found[0] < 1)).all()
+    assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
+
+
+def test_laws_of_logits_expand_and_integrate_to_one():
+    logits = torch.tensor([0.5, -1.0])
+    law = NoisyLogit(logits, 4.0).expand(torch.Size((3, 2)))
+    assert law.batch_shape == (3, 2) and law.rsample().shape == (3, 2)
+    grid = torch.linspace(-6, 6, 24_001)[:, None]
+    mass = NoisyLogit(logits, 4.0).log_prob(grid).exp().sum(0) * 12 / 24_000
+    torch.testing.assert_close(mass, torch.ones(2), rtol=1e-3, atol=0)
+    assert NoisyLogit(logits, 4.0).log_prob(logits + 2.1).max() == -torch.inf
+    sure = SureLogit(logits).expand(torch.Size((3, 2)))
+    assert torch.equal(sure.rsample(), logits.expand(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(pose="low_rank"), "pose must be one of 'delta', 'normal'"),
+        (dict(noise="loud"), "noise must be one of"),
+        (dict(noise_width=0.0), "noise_width must be positive"),
+        (dict(reader=PartReader(turns=2)), "reader must see each image as it is"),
+        (dict(reader=PartReader(centered=True)), "reader must see each image as it is"),
+    ],
+)
+def test_wrong_options_are_refused(model, options, words):
+    with pytest.raises(ValueError, match=words):
+        StackedCapsuleGuide(model, **options)
+
+
+def test_wrong_sizes_of_objects_are_refused():
+    with pytest.raises(ValueError, match="iterations must be at least 1"):
+        EMConstellations(0)
+    with pytest.raises(ValueError, match="width must be at least 1"):
+        SetTransformerObjects(width=0)
