@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.entries.shape_codes import ON_PART_SETS, clustered, parsed, part_sets
+from capsule_zoo.entries.shape_codes import ON_PART_SETS, part_sets, started
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
@@ -48,8 +48,7 @@ class Settings:
         codes: numbers of a shape code.
         sigma_min: least deviation of a part's pose.
         sigma_top: deviation of an object's pose.
-        cluster_steps: updates in which every image belongs to its cluster.
-        steps: updates after them.
+        steps: updates after the start from factor analyzers.
         batch_size: part sets of an update.
         images: images in every Frechet distance.
         held_out: images on which the loss of redrawn parts is measured.
@@ -57,16 +56,15 @@ class Settings:
     """
 
     kinds: tuple[int, ...] = (10, 32, 64)
-    main: int = 32
+    main: int = 64
     codes: int = 16
-    sigma_min: float = 0.005
-    sigma_top: float = 0.03
-    cluster_steps: int = 1200
-    steps: int = 2500
+    sigma_min: float = 0.025
+    sigma_top: float = 0.005
+    steps: int = 200
     batch_size: int = 256
     images: int = 5000
     held_out: int = 1000
-    turned: int = 300
+    turned: int = 3000
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
@@ -75,7 +73,7 @@ def objects(options: Options, **settings: Any) -> Result:
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
     and the classes found without labels (each kind counts as its commonest training class). For
-    32 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
+    64 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
     that are turned by any angle, read at the turn at which the objects explain the parts best.
     """
     options.refuse_run()
@@ -134,11 +132,8 @@ def train_objects(
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     shared: dict[str, Any] = dict(ON_PART_SETS)
     shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
-    clusters = clustered(data, options.seed, guide=entry.guide)
-    steps = options.shortened(chosen.cluster_steps)
-    fit(*pair, clusters, labels=True, steps=steps, schedule="constant", **shared)
-    sets = parsed(data, options.seed, guide=entry.guide)
-    fit(*pair, sets, steps=options.shortened(chosen.steps), schedule="linear", **shared)
+    sets = started(data, options.seed, guide=entry.guide)
+    fit(*pair, sets, steps=options.shortened(chosen.steps), **shared)
     return sets.train, part_sets(entry.guide.with_scope("parts"), data.test, options.seed)
 
 
@@ -147,18 +142,22 @@ class Object(NamedTuple):
 
     Attributes:
         belief: q(k), (N, K).
-        pose, code: centers for the likeliest kind, (N, 6) and (N, d).
+        pose: center for the likeliest kind, (N, 6).
+        codes: center of the code for every kind, times the belief in the kind, (N, K, d).
         explained: estimate of log p(parts), (N,), in nats.
     """
 
     belief: Tensor
     pose: Tensor
-    code: Tensor
+    codes: Tensor
     explained: Tensor
 
     def features(self) -> np.ndarray:
-        """Return the belief, the code and the pose side by side."""
-        return torch.cat([self.belief, self.code, self.pose], dim=-1).numpy()
+        """Return the belief, the codes and the pose side by side.
+
+        The codes of different kinds have different meanings, so each kind has columns of its own.
+        """
+        return torch.cat([self.belief, self.codes.flatten(1), self.pose], dim=-1).numpy()
 
 
 @torch.no_grad()
@@ -170,8 +169,10 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor) -> Object:
         proposals = guide.propose(parts)
         logits = guide.kind_logits(parts, proposals)
         best, rows = logits.argmax(-1), torch.arange(len(few))
-        centers = proposals.pose[rows, best], proposals.code[rows, best]
-        found.append(Object(logits.softmax(-1), *centers, logits.logsumexp(-1)))
+        belief = logits.softmax(-1)
+        codes = belief[..., None] * proposals.code
+        pose = proposals.pose[rows, best]
+        found.append(Object(belief, pose, codes, logits.logsumexp(-1)))
     return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
@@ -240,14 +241,18 @@ def turned_digits(entry: Entry, train: Split, test: Split) -> Numbers:
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
     reader = entry.guide.with_scope("parts")
-    seen = []
+    explained = images.new_full((len(images),), -math.inf)
+    best = torch.zeros(len(images))
+    answers = np.zeros(len(images), dtype=int)
     for turn in range(TURNS):
         angle = images.new_full((len(images),), 2 * math.pi * turn / TURNS)
         sets = part_sets(reader, Split(turned(images, angle), test.labels))
-        seen.append(read_objects(entry.guide, sets.images))
-    best = torch.stack([each.explained for each in seen]).argmax(0)
-    features = np.stack([each.features() for each in seen])[best.numpy(), np.arange(len(best))]
-    right = probe.predict(features) == test.labels.numpy()
+        seen = read_objects(entry.guide, sets.images)
+        better = seen.explained > explained
+        explained = torch.where(better, seen.explained, explained)
+        best[better] = turn
+        answers = np.where(better.numpy(), probe.predict(seen.features()), answers)
+    right = answers == test.labels.numpy()
     away = (degrees + 360 * best / TURNS + 180) % 360 - 180  # from upright, after the turn
     return {
         "rotated_turned": mean_and_error(right.astype(float)),
