@@ -53,11 +53,16 @@ def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     return Dataset(data.name, train, validation, test, data.class_names)
 
 
+def start_objects(guide: AmortizedShapeCodes, sets: Split, seed: int) -> None:
+    """Start the kinds of a guide's model, and the guide, from part sets, in place."""
+    start_kinds(guide.model, sets.images, seed)
+    guide.start_at_posterior()
+
+
 def started(data: Dataset, seed: int, *, guide: AmortizedShapeCodes) -> Dataset:
     """Return part sets in place of images, and start the kinds and the guide from them."""
     sets = parsed(data, seed, guide=guide)
-    start_kinds(guide.model, sets.train.images, seed)
-    guide.start_at_posterior()
+    start_objects(guide, sets.train, seed)
     return sets
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.entries.shape_codes import ON_PART_SETS, part_sets, started
+from capsule_zoo.entries.shape_codes import ON_PART_SETS, parsed, part_sets, start_objects
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import mean_and_error
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
@@ -55,7 +56,7 @@ class Settings:
         turned: digits that are turned by any angle.
     """
 
-    kinds: tuple[int, ...] = (10, 32, 64)
+    kinds: tuple[int, ...] = (10, 64)
     main: int = 64
     codes: int = 16
     sigma_min: float = 0.025
@@ -81,6 +82,11 @@ def objects(options: Options, **settings: Any) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
     real = classifier.read(data.test.images[: chosen.images])
+    options.say("Parsing all images")
+    published = on_published_parts(chosen.main, chosen, options.seed).guide
+    sets = parsed(data, options.seed, guide=published)
+    held_out = part_sets(published.with_scope("parts"), data.test, options.seed)
+    labels = data.train.labels, data.test.labels
     numbers: Numbers = {}
     grid: dict[str, Numbers] = {}
     main: Entry | None = None
@@ -89,8 +95,10 @@ def objects(options: Options, **settings: Any) -> Result:
     for kinds in chosen.kinds:
         options.say(f"Training objects of {kinds} kinds")
         entry = on_published_parts(kinds, chosen, options.seed)
-        sets, held_out = train_objects(entry, data, chosen, options)
-        found = classes_found(entry, sets, held_out)
+        train_objects(entry, sets, chosen, options)
+        options.say("Measuring")
+        read = tuple(read_objects(entry.guide, x.images) for x in (sets.train, held_out))
+        found = classes_found([each.belief for each in read], labels)
         samples = mean_images(entry.model, chosen.images, seed=options.seed)
         found |= looks(classifier.read(samples), real)
         rows[f"{kinds} kinds"] = samples[:12]
@@ -100,8 +108,11 @@ def objects(options: Options, **settings: Any) -> Result:
         if kinds == chosen.main:
             main = entry
             numbers |= lost(entry, data.test.images[: chosen.held_out], options.seed)
-            numbers |= probes(entry, sets, held_out)
-            numbers |= turned_digits(entry, sets, data.test[: chosen.turned])
+            numbers |= probes([each.features() for each in read], labels, "probe")
+            parts = [x.images.flatten(1).numpy() for x in (sets.train, held_out)]
+            numbers |= probes(parts, labels, "probe_parts")
+            probe = fit_probe(read[0].features()[:PROBED], labels[0][:PROBED])
+            numbers |= turned_digits(entry, probe, data.test[: chosen.turned])
     shown = {"": draw(rows)}
     metrics: Metrics = {**grid, **numbers}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
@@ -125,16 +136,13 @@ def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
     return entry
 
 
-def train_objects(
-    entry: Entry, data: Dataset, chosen: Settings, options: Options
-) -> tuple[Split, Split]:
-    """Train objects on frozen parts, and return the part sets of training and test images."""
+def train_objects(entry: Entry, sets: Dataset, chosen: Settings, options: Options) -> None:
+    """Train objects on part sets."""
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     shared: dict[str, Any] = dict(ON_PART_SETS)
     shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
-    sets = started(data, options.seed, guide=entry.guide)
+    start_objects(entry.guide, sets.train, options.seed)
     fit(*pair, sets, steps=options.shortened(chosen.steps), **shared)
-    return sets.train, part_sets(entry.guide.with_scope("parts"), data.test, options.seed)
 
 
 class Object(NamedTuple):
@@ -176,18 +184,23 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor) -> Object:
     return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def classes_found(entry: Entry, train: Split, test: Split) -> Numbers:
+def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
     """Measure how well kinds match the classes, which training never saw, and how many are used.
 
     A kind counts as its commonest class among training images, for the likeliest kind
     (`classes_found`) and for one that is drawn (`drawn_class`). Where there are as many kinds as
     classes, also with one kind for each class (`classes_one_to_one`).
+
+    Args:
+        beliefs: q(k) of training and test images, (N, K) each.
+        labels: their classes, (N,) each.
     """
-    belief, asked = (read_objects(entry.guide, split.images).belief for split in (train, test))
+    belief, asked = beliefs
+    known, truth = labels
     kinds = belief.shape[1]
-    classes = int(train.labels.max()) + 1
+    classes = int(known.max()) + 1
     count = torch.zeros(kinds, classes)
-    count.index_put_((belief.argmax(-1), train.labels), torch.ones(len(belief)), accumulate=True)
+    count.index_put_((belief.argmax(-1), known), torch.ones(len(belief)), accumulate=True)
     commonest = count.argmax(1)
     drawn = torch.multinomial(asked, 1, generator=torch.Generator().manual_seed(0))[:, 0]
     answers = {"classes_found": commonest[asked.argmax(-1)], "drawn_class": commonest[drawn]}
@@ -197,7 +210,7 @@ def classes_found(entry: Entry, train: Split, test: Split) -> Numbers:
         single[torch.from_numpy(kind)] = torch.from_numpy(own)
         answers["classes_one_to_one"] = single[asked.argmax(-1)]
     found: Numbers = {
-        name: mean_and_error((given == test.labels).double()) for name, given in answers.items()
+        name: mean_and_error((given == truth).double()) for name, given in answers.items()
     }
     share = belief.mean(0)
     entropy = torch.special.entr(share).sum()
@@ -218,26 +231,20 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
     return {"share_lost": ratio(inferred - redrawn, inferred - background)}
 
 
-def probes(entry: Entry, train: Split, test: Split) -> Numbers:
-    """Fit linear probes on kind, code and pose, and on the parts alone."""
-    found: Numbers = {}
-    ours = [read_objects(entry.guide, split.images).features() for split in (train, test)]
-    parts = [split.images.flatten(1).numpy() for split in (train, test)]
-    for name, (features, asked) in {"probe": ours, "probe_parts": parts}.items():
-        for ending, n in {"": PROBED, "_all": len(train)}.items():
-            labels = train.labels[:n]
-            found[name + ending] = linear_probe(features[:n], labels, asked, test.labels)
-    return found
+def probes(features: Sequence[np.ndarray], labels: Sequence[Tensor], name: str) -> Numbers:
+    """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
+    (given, asked), (known, truth) = features, labels
+    return {
+        name + ending: linear_probe(given[:n], known[:n], asked, truth)
+        for ending, n in {"": PROBED, "_all": len(given)}.items()
+    }
 
 
-def turned_digits(entry: Entry, train: Split, test: Split) -> Numbers:
+def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     """Classify digits turned by any angle with a probe that was fitted on upright ones.
 
     Each is parsed at every one of 24 turns, and read where its parts are explained best.
     """
-    probe = fit_probe(
-        read_objects(entry.guide, train.images[:PROBED]).features(), train.labels[:PROBED]
-    )
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
     reader = entry.guide.with_scope("parts")
