@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.shape_codes import ON_PART_SETS, parsed, part_sets, start_objects
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide
@@ -85,37 +85,55 @@ def objects(options: Options, **settings: Any) -> Result:
     options.say("Parsing all images")
     published = on_published_parts(chosen.main, chosen, options.seed).guide
     sets = parsed(data, options.seed, guide=published)
-    held_out = part_sets(published.with_scope("parts"), data.test, options.seed)
-    labels = data.train.labels, data.test.labels
+    sets = replace(sets, test=part_sets(published.with_scope("parts"), data.test, options.seed))
     numbers: Numbers = {}
-    grid: dict[str, Numbers] = {}
     main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
-    table: dict[str, dict[str, float]] = {}
+    by_kinds: dict[str, Numbers] = {}
     for kinds in chosen.kinds:
         options.say(f"Training objects of {kinds} kinds")
         entry = on_published_parts(kinds, chosen, options.seed)
         train_objects(entry, sets, chosen, options)
         options.say("Measuring")
-        read = tuple(read_objects(entry.guide, x.images) for x in (sets.train, held_out))
-        found = classes_found([each.belief for each in read], labels)
+        read = [read_objects(entry.guide, split.images) for split in (sets.train, sets.test)]
         samples = mean_images(entry.model, chosen.images, seed=options.seed)
-        found |= looks(classifier.read(samples), real)
         rows[f"{kinds} kinds"] = samples[:12]
-        for name, value in found.items():
-            grid.setdefault(name, {})[str(kinds)] = value
-        table[f"{kinds} kinds"] = {name: value[0] for name, value in found.items()}
+        by_kinds[str(kinds)] = {
+            **classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels]),
+            **looks(classifier.read(samples), real),
+        }
         if kinds == chosen.main:
             main = entry
-            numbers |= lost(entry, data.test.images[: chosen.held_out], options.seed)
-            numbers |= probes([each.features() for each in read], labels, "probe")
-            parts = [x.images.flatten(1).numpy() for x in (sets.train, held_out)]
-            numbers |= probes(parts, labels, "probe_parts")
-            probe = fit_probe(read[0].features()[:PROBED], labels[0][:PROBED])
-            numbers |= turned_digits(entry, probe, data.test[: chosen.turned])
+            numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
+    metrics: Metrics = {**by_quantity(by_kinds), **numbers}
+    table = {
+        f"{kinds} kinds": {name: value[0] for name, value in found.items()}
+        for kinds, found in by_kinds.items()
+    }
     shown = {"": draw(rows)}
-    metrics: Metrics = {**grid, **numbers}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+
+
+def in_all_ways(
+    entry: Entry, data: Dataset, sets: Dataset, read: list[Object], chosen: Settings, seed: int
+) -> Numbers:
+    """Measure what objects lose of the images, linear probes, and turned digits.
+
+    Args:
+        entry: the trained entry.
+        data, sets: images, and the part sets that were found in them.
+        read: what the guide infers of training and test sets.
+    """
+    labels = sets.train.labels, sets.test.labels
+    parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
+    features = [each.features() for each in read]
+    probe = fit_probe(features[0][:PROBED], labels[0][:PROBED])
+    return {
+        **lost(entry, data.test.images[: chosen.held_out], seed),
+        **probes(features, labels, "probe"),
+        **probes(parts, labels, "probe_parts"),
+        **turned_digits(entry, probe, data.test[: chosen.turned]),
+    }
 
 
 def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:

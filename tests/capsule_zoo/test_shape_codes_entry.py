@@ -70,7 +70,7 @@ def labeled_sets(entry: Entry, number: int = 90) -> Split:
 
 
 def test_kinds_that_are_classes_are_found_to_be_classes():
-    entry = made(kinds=2)
+    entry = made(kinds=2, sigma_top=0.1)
     sets = labeled_sets(entry)
     belief = read_objects(entry.guide, sets.images).belief
     found = classes_found([belief, belief], [sets.labels, sets.labels])

@@ -154,7 +154,7 @@ def test_kinds_start_from_factor_analyzers_and_stay_what_they_are():
     guide = AmortizedShapeCodes(model, channels=2, width=16).double()
     guide.start_at_posterior()
     settings = dict(schedule="linear", warmup=0, progress=False)
-    run = fit(model, guide, sets, steps=60, lr=1e-3, batch_size=100, **settings)
+    run = fit(model, guide, sets, steps=40, lr=1e-3, batch_size=100, **settings)
     assert run.history.loss.iloc[-10:].mean() < run.history.loss.iloc[:10].mean()
     best = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.argmax(-1)
     assert torch.equal(best[:, 0], kinds)
