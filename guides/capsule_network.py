@@ -30,6 +30,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.blocks.overlays import with_previous
 from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.vector_capsules import (
     CLASS,
@@ -37,11 +38,13 @@ from capsule_zoo.models.blocks.vector_capsules import (
     PRIMARY,
     first_transforms,
     keep_scale,
+    primary_capsules,
     route_classes,
     squash,
 )
-from capsule_zoo.models.capsule_network import CapsuleNetwork
+from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
 from capsule_zoo.models.checks import check_at_least, check_one_of
+from capsule_zoo.models.modes import in_eval_mode
 
 POSES = ("delta", "normal")
 _INITIAL_SCALE = 0.05  # deviation of a fresh normal pose
@@ -72,9 +75,7 @@ class PaperPrimary(PyroModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute primary capsules (B, capsules, 8) from images (B, C, H, W)."""
-        maps = self.second(self.first(images).relu()).flatten(2)
-        vectors = maps.unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
-        return squash(vectors.flatten(1, 2))
+        return primary_capsules(self.second(self.first(images).relu()))
 
 
 class SmallPrimary(PyroModule):
@@ -198,6 +199,27 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
         if self.pose == "delta":
             return dist.Delta(loc, event_dim=2)
         return dist.Normal(loc, self.log_scale.exp()).to_event(2)
+
+
+class OverlappingRoutedCapsules(RoutedCapsules):
+    """The guide q(class capsules | image over the one before it) of `OverlappingCapsuleNetwork`.
+
+    `predict`, `scores` and `poses` take the overlay itself.
+
+    Raises:
+        ValueError: `model` is not an `OverlappingCapsuleNetwork`.
+    """
+
+    model_class = OverlappingCapsuleNetwork
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        return super().forward(with_previous(images), labels)
+
+    @torch.no_grad()
+    def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
+        with in_eval_mode(self):
+            return self.model.draw(squash(self.poses(pairs)), labels)
 
 
 def _first_log_scale(model: CapsuleNetwork) -> nn.Parameter:

@@ -33,6 +33,7 @@ from torch.distributions import kl_divergence
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks.attention_window import Aim
 from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.overlays import with_previous
 from capsule_zoo.models.blocks.sharing import share
 from capsule_zoo.models.blocks.vector_capsules import CLASS
 from capsule_zoo.models.modes import in_eval_mode
@@ -43,7 +44,6 @@ from capsule_zoo.models.recurrent_capsules import (
     OverlappingCapsules,
     RecurrentCapsules,
     flat,
-    with_previous,
 )
 
 

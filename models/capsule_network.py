@@ -36,6 +36,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.overlays import classes_of_pairs
 from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.blocks.vector_capsules import CLASS, margin_loss, squash
 from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
@@ -98,12 +99,15 @@ class CapsuleNetwork(Model):
             pose = pyro.sample("class_pose", dist.Normal(origin, 1.0).to_event(2))
             capsules = squash(pose)  # (*batch, B, J, 16)
             if labels is not None:
-                there = F.one_hot(labels, self.num_classes)
-                cost = margin_loss(capsules.norm(dim=-1), there)
+                cost = margin_loss(capsules.norm(dim=-1), self.present(labels))
                 pyro.factor("label", -self.label_weight * cost)
             mean = self.draw(capsules, labels)
             law = dist.Normal(mean, self.sigma_image).to_event(3)
             return pyro.sample("image", law, obs=images)
+
+    def present(self, labels: Tensor) -> Tensor:
+        """Return 1 for the classes that the image shows and 0 for others, (B, J)."""
+        return F.one_hot(labels, self.num_classes)
 
     @pyro_method
     def draw(self, capsules: Tensor, winners: Tensor | None = None) -> Tensor:
@@ -121,3 +125,16 @@ class CapsuleNetwork(Model):
     def check_labels(self, labels: Tensor | None) -> None:
         """Raise ValueError unless labels are (B,) integers, each the number of a class."""
         check_labels(labels, self.num_classes)
+
+
+class OverlappingCapsuleNetwork(CapsuleNetwork):
+    """The capsule network for two images, one laid over the other (section 6 of the paper).
+
+    The capsules of a pair are inferred from the overlay of an image and the one before it in the
+    batch. The margin loss requires the classes of both. The model draws the image, from the capsule
+    of the image's own class; the paper draws both images of a pair. An image is the first of one
+    pair and the second of another, so that each is drawn.
+    """
+
+    def present(self, labels: Tensor) -> Tensor:
+        return classes_of_pairs(labels, self.num_classes)

@@ -55,6 +55,7 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.attention_window import Aim, Window
 from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
 from capsule_zoo.models.blocks.leading import joined
+from capsule_zoo.models.blocks.overlays import classes_of_pairs, with_previous
 from capsule_zoo.models.blocks.parent_law import Routing
 from capsule_zoo.models.blocks.sharing import shared
 from capsule_zoo.models.blocks.spaces import ImageSpace
@@ -341,15 +342,10 @@ class OverlappingCapsules(RecurrentCapsules):
         drawn = super().forward(images, None, batch_size)
         self.check_labels(labels)
         if labels is not None:
-            present = with_previous(F.one_hot(labels, self.num_classes))
+            present = classes_of_pairs(labels, self.num_classes)
             loss = margin_loss(self.classify(with_previous(drawn)), present)
             pyro.factor("label", -self.label_weight * loss.sum())
         return drawn
-
-
-def with_previous(values: Tensor) -> Tensor:
-    """Return the maximum of each row and the row before: images overlap, one-hot labels unite."""
-    return torch.maximum(values, values.roll(1, 0))
 
 
 def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+from watermarks import watermarked
+
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.records import figures_of, read_record
 
 
 def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
-    """Return the first of scikit-learn's digits, `size` pixels wide."""
+    """Return the first of scikit-learn's digits, `size` pixels wide, with marks of their splits."""
     full = load_dataset("digits", size=size)
-    return Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
+    few = Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
+    return watermarked(few)
 
 
 def names_in_record(

@@ -10,21 +10,20 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.figures.capsule_network import dimensions, reconstructions
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules, VBRouting
+from capsule_zoo.guides.capsule_network import OverlappingRoutedCapsules
 from capsule_zoo.models import CapsuleNetwork
 from capsule_zoo.models.blocks.parent_law import Routing
+from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
 from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "small": dict(network="small", channels=32),
-    "paper": dict(network="paper", channels=256),
-}
 ROUTINGS: dict[str, Routing] = {
     "dynamic": DynamicRouting(3, fair=False),
     "uniform": DynamicRouting(1, fair=False),
     "em": EMRouting(3),
     "vb": VBRouting(3),
 }
+TRAINING: dict[str, Any] = dict(lr=2e-3, schedule="linear", batch_size=64, labels=True, warmup=100)
 SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), channels=2)
 
 
@@ -50,11 +49,10 @@ def capsule_network(
         channels: maps of the guide's first convolution, over those of the preset.
         sizes: arguments of `CapsuleNetwork`.
     """
-    for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):
-        if name not in known:
-            raise ValueError(unknown(kind, name, list(known)))
+    if routing not in ROUTINGS:
+        raise ValueError(unknown("routing", routing, list(ROUTINGS)))
     model = CapsuleNetwork(image_shape, **sizes)
-    network = {**PRESETS[preset], **({} if channels is None else {"channels": channels})}
+    network: dict[str, Any] = {"network": preset, "channels": channels}
     others = {name: _with(ROUTINGS[name]) for name in ROUTINGS if name != routing}
     return Entry(
         model=model,
@@ -64,10 +62,42 @@ def capsule_network(
             "normal": lambda entry: entry.guide.with_poses("normal"),
         },
         objective=Trace_ELBO(),
-        training=dict(lr=2e-3, schedule="linear", batch_size=64, labels=True, warmup=100),
+        training=TRAINING,
         figures={
             "reconstructions": reconstructions,
             "dimensions": dimensions,
             "samples": samples,
         },
+    )
+
+
+@register(
+    "overlapping-capsule-network",
+    small=SMALL,
+    takes={"sizes": Takes(OverlappingCapsuleNetwork)},
+)
+def overlapping_capsule_network(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    preset: str = "small",
+    channels: int | None = None,
+    **sizes: Any,
+) -> Entry:
+    """Class capsules that take overlapping images apart; a batch is overlaid with itself.
+
+    Args:
+        image_shape, preset, channels: as for `capsule-network`.
+        sizes: arguments of `OverlappingCapsuleNetwork`.
+    """
+    model = OverlappingCapsuleNetwork(image_shape, **sizes)
+    network: dict[str, Any] = {"network": preset, "channels": channels}
+    return Entry(
+        model=model,
+        guides={
+            "dynamic": lambda entry: OverlappingRoutedCapsules(
+                entry.model, ROUTINGS["dynamic"], **network
+            )
+        },
+        objective=Trace_ELBO(),
+        training=TRAINING,
+        figures={"samples": samples},
     )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass, replace
 
-from capsule_zoo.data import Split, load_dataset, transforms
+import pyro
+
+from capsule_zoo.data import load_dataset, transforms
 from capsule_zoo.entries.capsule_network import ROUTINGS
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import squared_error
-from capsule_zoo.experiments.training import trained
+from capsule_zoo.experiments.findings import mean_and_error, squared_error
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.figures.capsule_network import dimensions, reconstructions
 from capsule_zoo.inference import reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.records import Metrics
-from capsule_zoo.registry import Entry
+from capsule_zoo.registry import Entry, create
 
 SHIFT = transforms.Shift(2)  # pixels, of training images, as in the paper
+BLIND = 1000.0  # a pixel's deviation for which the image has no influence on the capsules
 
 
 @experiment("capsule-network/mnist", minutes=90, role="comparison", lead="dimensions")
@@ -41,7 +45,7 @@ def mnist(options: Options) -> Result:
     }
     figures = {
         "reconstructions": reconstructions(entry, data.test.images),
-        "dimensions": dimensions(entry, first_right(entry, data.test)),
+        "dimensions": dimensions(entry, data.test.images[data.test.labels == 4]),
     }
     return Result(metrics, figures, None, entry)
 
@@ -51,6 +55,64 @@ def parameters(entry: Entry) -> tuple[float, None, int]:
     return float(entry.guide.num_parameters + entry.model.num_parameters), None, 1
 
 
-def first_right(entry: Entry, split: Split) -> torch.Tensor:
-    """Return the images, beginning with one of a class that is drawn well in the paper, a four."""
-    return split.images[(split.labels == 4).nonzero()[:1, 0]]
+@dataclass(frozen=True)
+class Ablation:
+    """One row of the paper's table 1, and the data and length of its training.
+
+    Attributes:
+        iterations: of dynamic routing.
+        draws: whether the image is part of the loss.
+        images, epochs: training images and passes over them.
+    """
+
+    iterations: int
+    draws: bool
+    images: int
+    epochs: int
+
+    def entry(self, image_shape: tuple[int, int, int]) -> Entry:
+        """Return an untrained entry."""
+        routing = "dynamic" if self.iterations > 1 else "uniform"
+        usual = create("capsule-network", image_shape=image_shape, routing=routing)
+        if self.draws:
+            return usual
+        sizes = {"sigma_image": BLIND, "label_weight": usual.model.label_weight}
+        return create("capsule-network", image_shape=image_shape, routing=routing, **sizes)
+
+
+def learn(job: Job[Ablation]) -> float:
+    """Train one row of the table and return its test error."""
+    row, options = job.variant, job.options
+    pyro.set_rng_seed(options.seed)
+    data = load_dataset("mnist", root=options.data_root)
+    entry = row.entry(data.image_shape)
+    few = replace(data, train=data.train[: row.images])
+    train(entry, few, options, name="run", epochs=row.epochs, transform=SHIFT)
+    return error_rate(entry.guide, data.test).value
+
+
+@experiment("capsule-network/ablation", data="mnist", minutes=60)
+def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: int = 10) -> Result:
+    """Train with one and three iterations, with and without the drawing (an hour).
+
+    `error_<row>` is the mean test error over the seeds.
+
+    Args:
+        seeds: number of seeds of each row.
+        images: number of training images.
+        epochs: passes over them, in a full run of an hour.
+    """
+    options.refuse_run()
+    length = options.shortened(epochs)
+    rows = {
+        f"{word}_{'drawing' if draws else 'blind'}": Ablation(iterations, draws, images, length)
+        for word, iterations in (("one", 1), ("three", 3))
+        for draws in (False, True)
+    }
+    options.say(f"Training {len(rows)} networks from {seeds} seeds each, {length} epochs")
+    found = Study(rows, seeds).run(learn, replace(options, minutes=None))
+    errors = {
+        name: mean_and_error([value for (row, _), value in found.items() if row == name])
+        for name in rows
+    }
+    return Result({"error": errors})

@@ -16,13 +16,12 @@ import pyro
 import torch
 from torch import Tensor
 
-from capsule_zoo.data import Binarize, Split
+from capsule_zoo.data import Binarize
 from capsule_zoo.data.transforms import Shift
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import binary_mnist
-from capsule_zoo.experiments.findings import mean_and_error, squared_error
+from capsule_zoo.experiments.overlaps import different_pairs, taken_out
 from capsule_zoo.experiments.training import train
-from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.records import Metrics
 from capsule_zoo.registry import create
 
@@ -30,14 +29,6 @@ from capsule_zoo.registry import create
 def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
     """Return images shifted by up to 4 pixels along each axis, and binarized."""
     return Binarize()(Shift(4)(images, generator=generator), generator=generator)
-
-
-def different_pairs(split: Split, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return digits, their labels, digits of other classes to lay over them, and their labels."""
-    images = scattered(split.images, generator=torch.Generator().manual_seed(seed))
-    others, other_labels = images.roll(1, 0), split.labels.roll(1, 0)
-    differ = split.labels != other_labels
-    return images[differ], split.labels[differ], others[differ], other_labels[differ]
 
 
 @experiment("recurrent-capsules/overlap", data="mnist", minutes=90)
@@ -56,18 +47,10 @@ def overlap(options: Options, *, images: int = 1000) -> Result:
     entry = create("overlapping-capsules", **sizes)
     how: dict[str, Any] = dict(name="trained", transform=scattered, labels=True)
     train(entry, data, options, options.budget, **how)
-    digits, labels, others, other_labels = different_pairs(data.test[:images], options.seed)
-    pairs = torch.maximum(digits, others)
+    pairs = different_pairs(data.test[:images], scattered, options.seed)
     pyro.set_rng_seed(options.seed)
-    own = entry.guide.take_out(pairs, labels)
-    other = entry.guide.take_out(pairs, other_labels)
-    shown = {"own": own, "other": other, "pair": pairs}
-    errors = {name: squared_error(found, digits) for name, found in shown.items()}
+    errors, figure = taken_out(entry, pairs)
     with torch.no_grad():
-        longest = entry.model.classify(pairs).topk(2).indices.sort(1).values
-    right = (longest == torch.stack([labels, other_labels], 1).sort(1).values).all(1).float()
-    metrics: Metrics = {"squared_error": errors, "both_classes": mean_and_error(right)}
-    shown = {"pair": pairs, "digit": digits, "its capsule": own}
-    rows = {name: images[:12] for name, images in {**shown, "other's capsule": other}.items()}
-    figure = image_rows(rows, "Pairs of digits, and what single capsules draw of them")
+        right = pairs.both_right(entry.model.classify(pairs.overlays))
+    metrics: Metrics = {"squared_error": errors, "both_classes": right}
     return Result(metrics, {"": figure}, None, entry)

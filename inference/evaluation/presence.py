@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_zoo.inference.check import (
     IncompatibleGuide,
@@ -22,6 +22,7 @@ from capsule_zoo.inference.check import (
     latent_sites,
 )
 from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.models.modes import in_eval_mode
 
 P = TypeVar("P", bound=Callable)
 
@@ -85,7 +86,8 @@ def refuse_relaxed_draws(
 
 
 def _laws(program: Callable, images: Tensor, labels: Tensor | None) -> dict[str, dict]:
-    """Return the latent sites of one run, by name; the random state is left as it was."""
-    with poutine.block(), torch.random.fork_rng(), torch.no_grad():
+    """Return the latent sites of one run in evaluation mode; the random state is left as it was."""
+    modules = [program] if isinstance(program, nn.Module) else []
+    with poutine.block(), torch.random.fork_rng(), torch.no_grad(), in_eval_mode(*modules):
         trace: Trace = poutine.trace(program).get_trace(*call_arguments(images, labels))
     return latent_sites(prune_subsample_sites(trace))

@@ -41,7 +41,7 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.modes import frozen, seeded
+from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
@@ -119,7 +119,7 @@ def refine(
     rate = _default_rate(model, scheduled) if lr is None else lr
     check_positive(lr=rate)
     model.space.check(images)
-    with isolated_parameters(model), frozen(model), seeded(seed):
+    with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, law)
         best = _Best(free, judge(free))

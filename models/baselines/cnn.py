@@ -16,11 +16,15 @@ References:
 
 from __future__ import annotations
 
+import pyro
+import pyro.distributions as dist
 import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.blocks.classifier import Classifier, standardized
+from capsule_zoo.models.blocks.leading import over_leading
+from capsule_zoo.models.blocks.overlays import classes_of_pairs, with_previous
 from capsule_zoo.models.checks import check_at_least
 
 
@@ -63,3 +67,23 @@ class ConvolutionalClassifier(Classifier):
             maps = F.max_pool2d(F.relu(convolution(maps)), 2)
         hidden = F.relu(self.hidden(maps.flatten(1)))
         return self.read(F.dropout(hidden, training=self.training))
+
+
+class OverlappingClassifier(ConvolutionalClassifier):
+    """The same network for two images, one laid over the other, and the classes of both.
+
+    The overlay is of an image and the one before it in the batch. There is one logit for each
+    class, and `label` is what `classes_of_pairs` makes of the labels.
+    """
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_labels(labels)
+        present = None if labels is None else classes_of_pairs(labels, self.num_classes)
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            images = self.sample_images(images)
+            scores = over_leading(self.scores, with_previous(images), event_dim=3)
+            law = dist.Bernoulli(logits=scores).to_event(1)
+            pyro.sample("label", law, obs=None if present is None else present.to(scores))
+        return images

@@ -63,12 +63,16 @@ class Classifier(Model):
         self.check_labels(labels)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-1):
-            # a Beta, because torch's Uniform has no density at its upper end, that is, at white
-            one = next(self.parameters()).new_ones(self.image_shape)
-            images = pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
+            images = self.sample_images(images)
             scores = over_leading(self.scores, images, event_dim=3)
             pyro.sample("label", self.label_law(scores), obs=labels)
         return images
+
+    def sample_images(self, images: Tensor | None) -> Tensor:
+        """Draw or observe uniform images, (*batch, C, H, W), inside the plate of images."""
+        # a Beta, because torch's Uniform has no density at its upper end, that is, at white
+        one = next(self.parameters()).new_ones(self.image_shape)
+        return pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:

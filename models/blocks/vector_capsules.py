@@ -49,6 +49,12 @@ def squash(vectors: Tensor) -> Tensor:
     return vectors * (square.sqrt() / (1 + square))
 
 
+def primary_capsules(maps: Tensor) -> Tensor:
+    """Return the capsules (B, types x cells, 8) of maps (B, types x 8, height, width)."""
+    vectors = maps.flatten(2).unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
+    return squash(vectors.flatten(1, 2))
+
+
 def margin_loss(length: Tensor, there: Tensor) -> Tensor:
     """Compute sum_k T_k max(0, .9 - l_k)^2 + .5 (1 - T_k) max(0, l_k - .1)^2, (*batch,).
 
@@ -160,9 +166,7 @@ class VectorCapsules(PyroModule):
 
     def _infer(self, inputs: Tensor) -> Tensor:
         """Compute the class capsules (B, classes, 16) from inputs (B, channels, height, width)."""
-        maps = self.primary(self.network(inputs)).flatten(2)
-        vectors = maps.unflatten(1, (-1, PRIMARY)).transpose(2, 3)  # (B, types, cells, 8)
-        return self.classes(squash(vectors.flatten(1, 2)))
+        return self.classes(primary_capsules(self.primary(self.network(inputs))))
 
 
 def keep_scale(layer: nn.Conv2d | nn.ConvTranspose2d, seen: float) -> None:

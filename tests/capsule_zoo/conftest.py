@@ -1,4 +1,4 @@
-"""A fixture with a real browser, for pages that are shown in one."""
+"""A watch over the splits that experiments read, and a real browser for pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from watermarks import watch
+
+from capsule_zoo.experiments import list_experiments
 
 PATIENCE = 200  # seconds, for a page on a busy machine
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let experiments on watermarked digits fail if they read a split that they should not."""
+    if hasattr(request.module, "few_digits"):
+        list_experiments()  # so that every module of experiments is imported and watched
+        watch(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,11 @@ from PIL import Image, ImageSequence
 
 from capsule_zoo import experiments
 from capsule_zoo.experiments import Options, recurrent_capsules, recurrent_overlap, reproduce
+from capsule_zoo.experiments.overlaps import Pairs, different_pairs
 from capsule_zoo.figures import recurrent as recurrent_figures
 from capsule_zoo.guides.recurrent import OverlappingEncoder
-from capsule_zoo.models.recurrent_capsules import PRESETS, with_previous
+from capsule_zoo.models.blocks.overlays import with_previous
+from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create, load, save, small_sizes
 
@@ -99,10 +101,18 @@ def test_a_pair_shows_both_and_knows_both_classes(miniature):
     images, labels = miniature.test.images, miniature.test.labels
     pairs = with_previous(images)
     assert torch.equal(pairs[3] > 0, (images[3] > 0) | (images[2] > 0))
-    digits, own, others, theirs = recurrent_overlap.different_pairs(miniature.test, seed=0)
+    pairs = different_pairs(miniature.test, recurrent_overlap.scattered, seed=0)
     differ = labels != labels.roll(1)
-    assert digits.shape == others.shape == images[differ].shape
-    assert torch.equal(own, labels[differ]) and torch.equal(theirs, labels.roll(1)[differ])
+    assert pairs.images.shape == pairs.others.shape == images[differ].shape
+    assert torch.equal(pairs.labels, labels[differ])
+    assert torch.equal(pairs.other_labels, labels.roll(1)[differ])
+
+
+def test_both_classes_are_right_where_they_have_the_two_highest_scores():
+    image = torch.zeros(3, 1, 2, 2)
+    pairs = Pairs(image, torch.tensor([0, 2, 1]), image, torch.tensor([1, 1, 0]))
+    scores = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1]])
+    assert pairs.both_right(scores)[0] == pytest.approx(2 / 3)
 
 
 def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):

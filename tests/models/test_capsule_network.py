@@ -9,9 +9,14 @@ from pyro import poutine
 from torch.distributions import Normal
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules
-from capsule_zoo.guides.capsule_network import PaperPrimary, SmallPrimary
+from capsule_zoo.guides.capsule_network import (
+    OverlappingRoutedCapsules,
+    PaperPrimary,
+    SmallPrimary,
+)
 from capsule_zoo.models import CapsuleNetwork
 from capsule_zoo.models.blocks.vector_capsules import margin_loss, squash
+from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
 
 SHAPE, CLASSES = (2, 17, 18), 3
 
@@ -106,6 +111,31 @@ def test_another_routing_reads_the_same_votes_with_the_same_parameters(model, im
     assert {id(p) for p in other.parameters()} == {id(p) for p in guide.parameters()}
     assert not torch.allclose(guide.poses(images), other.poses(images))
     torch.testing.assert_close(other.with_routing(guide.routing).poses(images), guide.poses(images))
+
+
+def test_pairs_require_both_classes_and_draw_one(images):
+    """The joint of a batch of pairs by hand, with the capsules of the overlays."""
+    torch.manual_seed(0)
+    model = OverlappingCapsuleNetwork(SHAPE, CLASSES, hidden=(9, 11)).double()
+    guide = OverlappingRoutedCapsules(model, DynamicRouting(3), channels=4).double().eval()
+    labels = torch.tensor([0, 2, 1, 1])
+    trace = poutine.trace(guide).get_trace(images, labels)
+    overlays = torch.stack([torch.maximum(images[n], images[n - 1]) for n in range(4)])
+    torch.testing.assert_close(trace.nodes["class_pose"]["value"], guide.poses(overlays))
+    found = poutine.trace(poutine.replay(model, trace=trace)).get_trace(images, labels)
+    found.compute_log_prob()
+    capsules = squash(guide.poses(overlays))
+    for n in range(4):
+        length = capsules[n].norm(dim=-1)
+        both = {int(labels[n]), int(labels[n - 1])}
+        cost = sum((0.9 - length[j]).clamp_min(0) ** 2 for j in both)
+        cost += sum(0.5 * (length[j] - 0.1).clamp_min(0) ** 2 for j in set(range(CLASSES)) - both)
+        factor = found.nodes["label"]["log_prob"][n]
+        torch.testing.assert_close(factor, -model.label_weight * cost)
+        drawn = decoded(model, guide.poses(overlays)[n], int(labels[n]))
+        torch.testing.assert_close(guide.take_out(overlays, labels)[n], drawn)
+        expected = Normal(drawn, model.sigma_image).log_prob(images[n]).sum()
+        torch.testing.assert_close(found.nodes["image"]["log_prob"][n], expected)
 
 
 def test_normal_poses_start_at_the_points_of_the_guide_that_they_replace(model, images):

@@ -1,8 +1,10 @@
 """The baseline of matrix capsules."""
 
 import torch
+from pyro import poutine
 
 from capsule_zoo.models import ConvolutionalClassifier
+from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 
 
 def test_it_has_the_papers_size():
@@ -22,3 +24,15 @@ def test_units_are_dropped_in_training_only():
     assert not torch.equal(model.scores(images), model.scores(images))
     model.eval()
     assert torch.equal(model.scores(images), model.scores(images))
+
+
+def test_pairs_have_one_bernoulli_for_each_class():
+    torch.manual_seed(0)
+    model = OverlappingClassifier((1, 8, 8), 3, channels=(2, 2), hidden=4).double().eval()
+    images, labels = torch.rand(3, 1, 8, 8, dtype=torch.float64), torch.tensor([0, 2, 2])
+    trace = poutine.trace(model).get_trace(images, labels)
+    trace.compute_log_prob()
+    probability = model.scores(torch.maximum(images, images[[2, 0, 1]])).sigmoid()
+    there = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 0, 1]], dtype=torch.float64)
+    expected = (there * probability + (1 - there) * (1 - probability)).log().sum(-1)
+    torch.testing.assert_close(trace.nodes["label"]["log_prob"], expected)

@@ -1,0 +1,82 @@
+"""The experiments on the capsule network of 2017 run in miniature and name what they promise."""
+
+import pytest
+import torch
+from miniature import few_digits, names_in_record
+from pyro import poutine
+
+from capsule_zoo.experiments import Options, capsule_network, capsule_network_overlap
+from capsule_zoo.experiments.capsule_network import Ablation
+from capsule_zoo.experiments.study import Study
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create
+
+QUICK = Options(minutes=1e-4, progress=False, processes=1)
+ROUTINGS = ("dynamic", "em", "uniform", "vb")
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch, unpainted):
+    """Use few digits for MNIST."""
+    data = few_digits(60, 30, size=17)
+    for module in (capsule_network, capsule_network_overlap):
+        monkeypatch.setattr(module, "load_dataset", lambda name, root: data)
+    return data
+
+
+def test_mnist_reads_the_same_weights_by_every_routing(tmp_path):
+    metrics, figures = names_in_record("capsule-network/mnist", QUICK, tmp_path)
+    errors = {f"error_{routing}" for routing in ROUTINGS}
+    assert metrics == errors | {"test_error", "validation_error", "squared_error", "parameters"}
+    assert figures == {"reconstructions", "dimensions"}
+    found = read_record("capsule-network/mnist", tmp_path)["metrics"]
+    assert found["test_error"] == found["error_dynamic"]
+
+
+def test_ablation_has_the_rows_of_the_papers_table(tmp_path):
+    settings = dict(seeds=1, images=40, epochs=2)
+    metrics, _ = names_in_record("capsule-network/ablation", QUICK, tmp_path, **settings)
+    rows = {f"{word}_{name}" for word in ("one", "three") for name in ("blind", "drawing")}
+    assert metrics == {f"error_{row}" for row in rows}
+
+
+def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
+    """The gradient of its capsules is the same whichever image is observed."""
+    labels = few.train.labels[:8]
+    pose = torch.randn(8, 10, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    slopes = {}
+    for draws in (False, True):
+        model = Ablation(3, draws, 40, 2).entry(few.image_shape).model
+        for image in (few.train.images[:8], few.train.images[8:16]):
+            conditioned = poutine.condition(model, {"class_pose": pose})
+            loss = -poutine.trace(conditioned).get_trace(image, labels).log_prob_sum()
+            (slope,) = torch.autograd.grad(loss, pose)
+            slopes.setdefault(draws, []).append(slope)
+    change = {draws: (a - b).norm() / a.norm() for draws, (a, b) in slopes.items()}
+    assert change[False] < 1e-6 < 1e-5 < change[True]
+
+
+def test_one_iteration_is_uniform_routing(few):
+    assert Ablation(1, True, 40, 2).entry(few.image_shape).guide.routing.iterations == 1
+
+
+def test_overlap_compares_networks_of_one_size(tmp_path):
+    settings = dict(epochs=2, images=20)
+    metrics, figures = names_in_record("capsule-network/overlap", QUICK, tmp_path, **settings)
+    errors = {f"squared_error_{name}" for name in ("own", "other", "pair")}
+    own = {f"{kind}_{name}" for kind in ("error", "parameters") for name in ("capsules", "cnn")}
+    assert metrics == errors | own
+    assert figures == {""}
+
+
+def test_both_networks_for_pairs_have_as_many_parameters():
+    shape = (1, 36, 36)
+    capsules = create("overlapping-capsule-network", image_shape=shape)
+    plain = capsule_network_overlap.plain_network(shape, capsule_network_overlap.CNN)
+    assert plain.model.num_parameters == pytest.approx(capsules.guide.num_parameters, rel=0.02)
+
+
+def test_outcomes_depend_on_the_seed_of_the_run_only(few):
+    row = Ablation(3, True, 20, 1)
+    (job,) = Study({"row": row}, seeds=1).jobs(QUICK)
+    assert capsule_network.learn(job) == capsule_network.learn(job)

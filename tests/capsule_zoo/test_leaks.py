@@ -1,0 +1,77 @@
+"""The watch over splits sees training on test images, and measures of training images."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from miniature import few_digits
+from watermarks import Leak, splits_of
+
+from capsule_zoo.data import Binarize, Dataset
+from capsule_zoo.experiments import Options, capsule_helmholtz, findings, part_whole, zoo_starts
+from capsule_zoo.experiments.training import train
+from capsule_zoo.registry import create, small_sizes
+
+OPTIONS = Options(progress=False, minutes=1e-4)
+
+
+@pytest.fixture
+def data():
+    return few_digits(20, 10)
+
+
+@pytest.fixture
+def entry(data):
+    return create("vae", **{**small_sizes("vae"), "image_shape": data.image_shape})
+
+
+def test_marks_tell_the_splits_apart_also_in_black_and_white(data):
+    for name, split in dict(train=data.train, validation=data.validation, test=data.test).items():
+        images = split.images
+        black_and_white = Binarize()(images, generator=torch.Generator().manual_seed(0))
+        for seen in (images, black_and_white, 3 * images - 1, split, images.numpy()):
+            assert splits_of(seen) == {name}
+    mixed = torch.cat([data.train.images, data.test.images])
+    assert splits_of(mixed) == {"train", "test"}
+    assert splits_of(torch.zeros(4, 1, 8, 8)) == set()
+
+
+@pytest.mark.parametrize("wrong", ["validation", "test"])
+def test_training_on_another_split_is_a_leak(data, entry, wrong):
+    train(entry, data, OPTIONS, steps=1, name="run")
+    with pytest.raises(Leak, match="training read images of"):
+        train(entry, replace(data, train=getattr(data, wrong)), OPTIONS, steps=1, name="run")
+
+
+def test_checks_on_another_split_are_a_leak(data, entry):
+    wrong = Dataset(data.name, data.train, data.test, data.test)
+    with pytest.raises(Leak, match="checks of a training read"):
+        train(entry, wrong, OPTIONS, steps=1, name="run")
+
+
+def test_bounds_and_errors_of_training_images_are_a_leak(data, entry):
+    findings.held_out_bounds(entry, data.test, 2, 0)
+    with pytest.raises(Leak, match="evaluate read"):
+        findings.held_out_bounds(entry, data.train, 2, 0)
+
+
+def test_error_rates_of_training_images_are_a_leak(data):
+    network = create("cnn", **{**small_sizes("cnn"), "image_shape": data.image_shape}).model
+    zoo_starts.error_rate(network, data.test)
+    with pytest.raises(Leak, match="error_rate read"):
+        zoo_starts.error_rate(network, data.train)
+
+
+@pytest.mark.parametrize("measure", ["squared_error", "reconstruction_error"])
+def test_errors_of_training_images_are_a_leak(data, measure):
+    sizes = {**small_sizes("capsule-helmholtz"), "image_shape": data.image_shape}
+    entry = create("capsule-helmholtz", **sizes)
+
+    def found(images):
+        if measure == "squared_error":
+            return part_whole.squared_error(images + 1, images)
+        return capsule_helmholtz.reconstruction_error(entry, images)
+
+    found(data.test.images)
+    with pytest.raises(Leak, match=f"{measure} read"):
+        found(data.train.images)

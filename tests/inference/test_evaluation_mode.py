@@ -1,0 +1,84 @@
+"""Whatever measures or draws does so in evaluation mode, and leaves modules in their own mode."""
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference import (
+    classify,
+    compare,
+    encode,
+    error_rate,
+    evaluate,
+    fill_in,
+    latents,
+    mean_images,
+    posterior_predictive,
+    predictions,
+    reconstruct,
+    refine,
+    sample,
+)
+from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.registry import create, small_sizes
+
+IMAGES = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 1])
+
+
+def pair(name):
+    entry = create(name, **{**small_sizes(name), "image_shape": IMAGES.shape[1:]})
+    return entry.model.train(), entry.guide.train()
+
+
+DRAW = {
+    "evaluate": lambda m, g: evaluate(m, g, IMAGES, num_particles=2),
+    "compare": lambda m, g: compare({"a": (m, g)}, IMAGES, num_particles=2),
+    "encode": lambda m, g: encode(m, g, IMAGES),
+    "reconstruct": lambda m, g: reconstruct(m, g, IMAGES),
+    "posterior_predictive": lambda m, g: posterior_predictive(m, g, IMAGES, num_samples=2),
+    "sample": lambda m, g: sample(m, 3),
+    "infer": lambda m, g: mean_images(m, 3, infer(g, IMAGES), images=IMAGES),
+    "latents": lambda m, g: latents(g, IMAGES, [g.covers[0]]),
+    "refine": lambda m, g: refine(m, g, IMAGES, steps=1),
+    "fill_in": lambda m, g: fill_in(m, g, IMAGES, IMAGES > 0.5, num_particles=2),
+}
+CLASSIFY = {
+    "classify": lambda m, g: classify(m, IMAGES),
+    "predictions": lambda m, g: predictions(m, IMAGES),
+    "error_rate": lambda m, g: error_rate(m, Split(IMAGES, LABELS)),
+}
+CASES = [(name, verb, call) for name in ("vae", "part-whole") for verb, call in DRAW.items()] + [
+    ("cnn", verb, call) for verb, call in CLASSIFY.items()
+]
+
+
+@pytest.mark.parametrize(("name", "verb", "call"), CASES, ids=[f"{n}-{v}" for n, v, _ in CASES])
+def test_nothing_runs_in_training_mode(name, verb, call):
+    model, guide = pair(name)
+    modes = []
+
+    def note(module, arguments):
+        if isinstance(module, (type(model), type(guide))):
+            modes.append(any(part.training for part in module.modules()))
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        call(model, guide)
+    finally:
+        hook.remove()
+    assert modes or verb in ("classify", "predictions", "error_rate")
+    assert not any(modes)
+    assert model.training and guide.training
+
+
+def test_error_rates_are_those_of_evaluation_mode():
+    """Training mode drops half of the units, and would answer at random."""
+    model, _ = pair("cnn")
+    expected = model.eval().scores(IMAGES).argmax(-1)
+    model.train()
+    for _ in range(8):
+        assert torch.equal(predictions(model, IMAGES), expected)
+        assert torch.equal(classify(model, IMAGES), expected)
+    assert model.training

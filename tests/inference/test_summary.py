@@ -1,0 +1,54 @@
+"""The headline numbers of an evaluation, from weights that were written down by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from capsule_zoo.inference import summarize
+from capsule_zoo.inference.evaluation.inference_data import inference_data
+
+
+def evaluation(weights, is_bound=1, seconds=6.0):
+    """Return an InferenceData of weights (chains, draws, images)."""
+    groups = {"sample_stats": {"log_weight": (["chain", "draw", "image"], np.log(weights))}}
+    attributes = {
+        "is_bound": is_bound,
+        "seconds": seconds,
+        "bound_on": "log p(image)",
+        "presence": "none",
+        "data": "images",
+        "num_images": np.shape(weights)[-1],
+    }
+    return inference_data(groups, attributes)
+
+
+def test_the_headline_numbers_of_four_draws_for_two_images():
+    """Weights 1, 1, 2, 4 and 3, 3, 3, 3, in two chains of two draws."""
+    weights = np.array([[[1.0, 3], [1, 3]], [[2, 3], [4, 3]]])
+    found = summarize(evaluation(weights))
+    elbo = (3 * math.log(2) / 4, math.log(3))
+    iwae = (math.log(8 / 4), math.log(3))
+    assert found["elbo"] == pytest.approx(sum(elbo) / 2)
+    assert found["elbo_se"] == pytest.approx((elbo[1] - elbo[0]) / 2)  # of two: half the distance
+    assert found["iwae"] == pytest.approx(sum(iwae) / 2)
+    assert found["iwae_se"] == pytest.approx((iwae[1] - iwae[0]) / 2)
+    assert found["ess"] == pytest.approx((8**2 / (1 + 1 + 4 + 16) + 4) / 2)
+    assert math.isnan(found["pareto_k"]) and math.isnan(found["map_objective"])
+    assert found["seconds_per_image"] == pytest.approx(3.0)
+    assert (found["num_particles"], found["num_images"]) == (4, 2)
+
+
+def test_pareto_k_is_the_median_over_images_of_the_heavy_tails():
+    """Two images have weights from a Pareto law of shape .9, one has equal weights."""
+    random = np.random.default_rng(0)
+    heavy = random.pareto(1 / 0.9, size=(1, 4000, 2)) + 1
+    weights = np.concatenate([heavy, np.full((1, 4000, 1), 2.0)], axis=-1)
+    assert summarize(evaluation(weights))["pareto_k"] == pytest.approx(0.9, abs=0.15)
+    assert summarize(evaluation(weights[..., 1:]))["pareto_k"] == pytest.approx(0.45, abs=0.15)
+
+
+def test_what_is_not_a_bound_has_no_bounds():
+    found = summarize(evaluation(np.ones((1, 2, 3)), is_bound=0))
+    assert all(math.isnan(found[name]) for name in ("elbo", "elbo_se", "iwae", "iwae_se"))
+    assert found["map_objective"] == 0 and found["ess"] == pytest.approx(2)

@@ -1,0 +1,127 @@
+"""Every entry as Pyro's users know models: condition, do, loops by hand, infer_discrete."""
+
+from __future__ import annotations
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import TraceEnum_ELBO, infer_discrete
+from torch.utils.data import DataLoader
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference import loss_per_image
+from capsule_zoo.registry import create, list_models, small_sizes
+
+NAMES = list_models()
+BATCH = 4
+
+
+def model_of(name):
+    pyro.set_rng_seed(0)
+    return create(name, **small_sizes(name)).model.discretized().eval()
+
+
+def prior(model, seed=1):
+    """Return one prior draw of every latent site, by site in the order of the story."""
+    torch.manual_seed(seed)
+    nodes = poutine.trace(model).get_trace(batch_size=BATCH).nodes
+    return {site.name: nodes[site.name]["value"] for site in model.sites}
+
+
+SITES = [
+    (name, site.name) for name in NAMES for site in model_of(name).sites if model_of(name).sites
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_conditioned_on_its_own_draw_repeats_it(name):
+    model = model_of(name)
+    torch.manual_seed(1)
+    free = poutine.trace(model).get_trace(batch_size=BATCH)
+    drawn = {site: free.nodes[site]["value"] for site in free.stochastic_nodes}
+    drawn = {site: value for site, value in drawn.items() if free.nodes[site]["type"] == "sample"}
+    torch.manual_seed(2)
+    told = poutine.trace(pyro.condition(model, drawn)).get_trace(batch_size=BATCH)
+    for site in (declared.name for declared in model.sites):
+        assert told.nodes[site]["is_observed"]
+        torch.testing.assert_close(told.nodes[site]["value"], drawn[site], equal_nan=True)
+    if model.normalized:
+        torch.testing.assert_close(told.log_prob_sum(), free.log_prob_sum())
+
+
+@pytest.mark.parametrize(("name", "site"), SITES)
+def test_an_intervention_changes_what_comes_later_and_nothing_before(name, site):
+    """The value of a site is taken from another draw, with the noise of all others held fixed."""
+    model = model_of(name)
+    before, other = prior(model, seed=1), prior(model, seed=2)
+    torch.manual_seed(1)
+    moved = pyro.do(model, {site: other[site]})
+    nodes = poutine.trace(moved).get_trace(batch_size=BATCH).nodes
+    names = [declared.name for declared in model.sites]
+    for earlier in names[: names.index(site)]:
+        assert torch.equal(nodes[earlier]["value"], before[earlier])
+    observed = nodes[model.space.site]
+    if model.supervised or not hasattr(observed["fn"], "mean"):
+        return
+    told = {**before, site: other[site]}
+    means = []
+    for values in (before, told):
+        torch.manual_seed(3)
+        traced = poutine.trace(pyro.condition(model, values)).get_trace(batch_size=BATCH)
+        means.append(traced.nodes[model.space.site]["fn"].mean)
+    later = names[names.index(site) + 1 :]
+    if not later:  # the image depends on the last site itself
+        assert not torch.allclose(*means)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loop_by_hand_over_a_dataloader_learns(name):
+    pyro.set_rng_seed(0)
+    entry = create(name, **small_sizes(name))
+    images = entry.model.space.example(8, torch.float32, torch.Generator().manual_seed(1))
+    loader = DataLoader(Split(images, torch.arange(8) % 2), batch_size=4, shuffle=False)
+    parameters = [*entry.model.parameters(), *entry.guide.parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=1e-4)
+    before = [p.detach().clone() for p in parameters]
+    for batch, labels in loader:
+        optimizer.zero_grad()
+        known = labels if entry.training.get("labels") else None
+        loss = loss_per_image(entry.objective, entry.model, entry.guide, batch, known)
+        loss.backward()
+        optimizer.step()
+    assert torch.isfinite(loss)
+    assert all(not torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_dict_makes_another_instance_the_same(name):
+    pyro.set_rng_seed(0)
+    first = create(name, **small_sizes(name))
+    pyro.set_rng_seed(1)
+    second = create(name, **small_sizes(name))
+    for one, other in ((first.model, second.model), (first.guide, second.guide)):
+        other.load_state_dict(one.state_dict())
+        for key, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[key])
+
+
+@pytest.mark.parametrize("name", ["part-whole", "shape-codes"])
+def test_infer_discrete_gives_the_likeliest_parents(name):
+    """Temperature 0 gives the highest marginal of every choice, given the guide's draws."""
+    pyro.set_rng_seed(0)
+    entry = create(name, **{**small_sizes(name), "selection": "enumerate"})
+    model, guide = entry.model.double(), entry.guide.double()
+    images = model.space.example(BATCH, torch.float64, torch.Generator().manual_seed(1))
+    drawn = poutine.trace(guide).get_trace(images)
+    values = {site: drawn.nodes[site]["value"] for site in guide.covers}
+    given = pyro.condition(model, values)
+    likeliest = infer_discrete(given, first_available_dim=-3, temperature=0)
+    nodes = poutine.trace(likeliest).get_trace(images).nodes
+    elbo = TraceEnum_ELBO(max_plate_nesting=2)
+    marginals = elbo.compute_marginals(model, poutine.replay(guide, trace=drawn), images)
+    assert marginals
+    for site, law in marginals.items():
+        scores = law.logits.squeeze()
+        assert torch.equal(nodes[site]["value"].squeeze(), scores.argmax(-1)), site
+        assert scores.shape[0] == BATCH
