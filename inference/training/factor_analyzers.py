@@ -122,7 +122,6 @@ def fit_factor_analyzers(
     for k in range(kinds):
         _update(found, k, belief[:, k], parts, whole, floors[0], start=True)
     for floor in floors:
-        found.variance.clamp_(min=floor**2)
         for _ in range(updates):
             share = belief.mean(0).clamp(min=_LEAST_SHARE / kinds)
             found.share.copy_(share / share.sum())
