@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyro.infer import ELBO
-from torch import Tensor
+from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -109,6 +110,24 @@ class Entry:
         if name not in self.guides:
             raise ValueError(unknown("guide", name, list(self.guides)))
         return self.guides[name](self)
+
+    @property
+    def fitters(self) -> dict[str, Fitter]:
+        """The general guides that serve this entry's model, which are fitted to given images."""
+        found = general_guides(self.model)
+        return {name: fitter for name, fitter in found.items() if name not in self.guides}
+
+    def fit_guide(self, name: str, images: Tensor, *, steps: int = 100, seed: int = 0) -> nn.Module:
+        """Return one of `fitters` fitted to images (B, C, H, W), starting at the entry's guide.
+
+        Raises:
+            ValueError: no general guide of that name serves the model; the message names those
+                that do.
+        """
+        fitters = self.fitters
+        if name not in fitters:
+            raise ValueError(unknown("general guide", name, list(fitters)))
+        return fitters[name](self.model, self.guide, images, steps=steps, seed=seed)
 
     def use_guide(self, name: str) -> Entry:
         """Make the named guide this entry's own guide, and return the entry."""

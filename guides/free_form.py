@@ -69,9 +69,9 @@ class FreeForm(Guide[Model]):
         check_one_of("law", law, LAWS)
         self.continuous_law = law
         self.num_images = len(images)
-        self.families = _families(model)
+        self.families = families_of(model)
         discrete = model.discretized()
-        self.discrete_families = self.families if discrete is model else _families(discrete)
+        self.discrete_families = self.families if discrete is model else families_of(discrete)
         with torch.no_grad(), poutine.block():
             if init is None:
                 start = poutine.trace(model).get_trace(batch_size=len(images)).nodes
@@ -169,7 +169,7 @@ class FreeForm(Guide[Model]):
         return repeats
 
 
-def _families(model: Model) -> _Families:
+def families_of(model: Model) -> _Families:
     """Return the family that serves each latent site, read from a draw of one image.
 
     Raises:

@@ -19,6 +19,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
     log_prior,
     mean_images,
 )
+from capsule_zoo.inference.evaluation.annealed import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
@@ -82,6 +83,8 @@ __all__ = [
     "VoteHistory",
     "WakeSleep",
     "Widened",
+    "annealed_bounds",
+    "annealed_log_likelihood",
     "as_module",
     "check_pair",
     "classify",

@@ -19,6 +19,7 @@ from capsule_zoo.cli.parse import parse
 from capsule_zoo.cli.report import report
 from capsule_zoo.cli.reproduce import reproduce
 from capsule_zoo.cli.run_commands import (
+    anneal,
     compare,
     error_rate,
     evaluate,
@@ -76,6 +77,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     evaluate,
     error_rate,
     log_partition,
+    anneal,
     compare,
     sample,
     figure,

@@ -216,6 +216,42 @@ def log_partition(
     print_json(as_json, found)
 
 
+def anneal(
+    run: RunArgument,
+    data: Data = None,
+    data_root: DataRoot = None,
+    images: Images = 20,
+    simulated: Annotated[
+        int, typer.Option(help="Images drawn from the model, to measure the gap.", min=0)
+    ] = 16,
+    chains: Annotated[int, typer.Option(help="Annealed chains of each image.", min=1)] = 16,
+    temperatures: Annotated[int, typer.Option(help="Steps of the annealing.", min=2)] = 500,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate the log-likelihood of test images from both sides, in nats per image.
+
+    Chains are annealed from the run's guide to the posterior, for a lower bound that is tighter
+    than the guide's own, and back from exact draws on images that the model draws, for an upper
+    bound. lost_elbo is what the guide loses. The time grows with all four numbers. Energy models
+    have log-partition. The result is added to the run's metrics.json.
+
+    \b
+    Examples:
+      capsule-zoo anneal runs/vae-digits-0
+      capsule-zoo anneal recurrent-capsules-mnist --images 10 --chains 8 --temperatures 200
+    """
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs.annealing import anneal_run
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    settings: dict[str, Any] = dict(simulated=simulated, chains=chains, temperatures=temperatures)
+    found = anneal_run(entry, dataset, images=images, seed=seed, **settings)
+    runs.note(folder, "anneal", found)
+    print_metrics(found)
+    print_json(as_json, found)
+
+
 def compare(
     run: RunArgument,
     guides: Annotated[
@@ -234,6 +270,9 @@ def compare(
 ) -> None:
     """Compare guides to one trained model on the same held-out images.
 
+    The guides are those of the entry, and the general ones that serve its model: free_form,
+    semi_amortized and auto_normal, which are fitted to the images.
+
     The run's own guide is used unchanged; other guides are tuned with the model frozen. A guide of
     points is shown with its MAP objective, which is not a bound, and again widened into a bound.
     Writes compare.csv and compare.png.
@@ -249,7 +288,7 @@ def compare(
     from capsule_zoo.runs import measurements
 
     entry, dataset, folder = runs.open_run(run, data, data_root)
-    names = list(entry.guides) if guides is None else _names(guides)
+    names = measurements.guides_of(entry) if guides is None else _names(guides)
     shared: dict[str, Any] = dict(images=images, particles=particles, seed=seed)
     table = measurements.compare_run(
         entry, dataset, names, tune_steps=tune_steps, progress=not quiet, **shared

@@ -21,6 +21,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Check
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.models.blocks.overlays import with_previous
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
 
@@ -68,6 +69,7 @@ def first_step(job: Job[Task]) -> tuple[float, float]:
         steps=task.steps,
         validate_every=task.every,
         callbacks=[has_started],
+        **({"labels": True} if takes_apart(entry) else {}),
     )
     step, error = found[-1]
     return (step, error) if error < 1 else (task.steps + 1.0, error)
@@ -81,11 +83,19 @@ def relative_error(entry: Entry, data: Dataset) -> float:
     """
     if entry.model.supervised:
         return error_rate(entry.model, data.validation).value / HALF
-    images = data.validation.images
-    drawn = infer(entry.guide, images)
-    painted = mean_images(entry.model, len(images), drawn, images=images)
+    images, labels = data.validation.images, data.validation.labels
+    if takes_apart(entry):
+        painted = entry.guide.take_out(with_previous(images), labels)
+    else:
+        drawn = infer(entry.guide, images)
+        painted = mean_images(entry.model, len(images), drawn, images=images)
     constant = data.train.images.mean(0)
     return ((painted - images).square().sum() / (constant - images).square().sum()).item()
+
+
+def takes_apart(entry: Entry) -> bool:
+    """Return True for an entry that draws single images, by their classes, from overlays."""
+    return hasattr(entry.guide, "take_out")
 
 
 @experiment("zoo/starts", data="digits", minutes=60)

@@ -11,7 +11,9 @@ any change of the code.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from math import hypot
 from pathlib import Path
 from typing import TypedDict
@@ -24,7 +26,7 @@ from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
 from capsule_zoo.models.modes import in_eval_mode
 from capsule_zoo.records import machine, read_record, versions
-from capsule_zoo.registry import NAME, Entry, read_recipe, save_weights, summary
+from capsule_zoo.registry import NAME, Entry, create, read_recipe, save_weights, summary
 from capsule_zoo.runs.folder import open_run, plain, read_metrics
 
 FIELDS = (
@@ -155,7 +157,21 @@ def _training_of(made: dict, folder: Path) -> dict:
     metrics = read_metrics(folder)
     if "steps" not in metrics:
         raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")
-    limits = " ".join(f"--{key} {value:g}" for key, value in made["limits"].items())
-    command = f"capsule-zoo train {made['entry']} --data {made['data']} --seed {made['seed']}"
-    command = f"{command} {limits}".strip()
-    return {"command": command, "versions": versions(), "machine": machine(), **metrics}
+    return {"command": _command(made), "versions": versions(), "machine": machine(), **metrics}
+
+
+def _command(made: dict) -> str:
+    """Return the command that makes a run, from its recipe."""
+    known = registry.sizes_of(made["entry"])
+    sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
+    own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
+    options = {key: made.get(key) for key in ("size", "batch_size", "lr", "transform")}
+    parts = [f"capsule-zoo train {made['entry']} --data {made['data']} --seed {made['seed']}"]
+    if made["guide"] != create(made["entry"]).default_guide:
+        parts.append(f"--guide {made['guide']}")
+    parts += [f"--set {shlex.quote(f'{name}={json.dumps(size)}')}" for name, size in own.items()]
+    for name, value in {**options, **made["limits"]}.items():
+        if value is not None:
+            shown = f"{value:g}" if isinstance(value, float | int) else value
+            parts.append(f"--{name.replace('_', '-')} {shown}")
+    return " ".join(parts)

@@ -38,6 +38,21 @@ def test_weights_are_found_by_name_and_equal_the_run(run, tmp_path):
     assert card["headline"]["on"] == "digits/test" and card["headline"]["n"] == 400
 
 
+def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.chdir(tmp_path)
+    sizes = {**small_sizes("capsule-network"), "classes": 10, "image_shape": (1, 28, 28)}
+    settings = dict(transform="shift=1", lr=0.01, batch_size=8, guide="uniform")
+    given = {"data": "digits", "limits": {"steps": 2}, "sizes": sizes, **settings}
+    runs.train("capsule-network", tmp_path / "run", given, progress=False)
+    card = json.loads(publish(str(tmp_path / "run"), "mine", []).read_text())
+    assert card["training"]["command"] == (
+        "capsule-zoo train capsule-network --data digits --seed 0 --guide uniform "
+        "--set channels=2 --set 'hidden=[12, 12]' "
+        "--batch-size 8 --lr 0.01 --transform shift=1 --steps 2"
+    )
+
+
 def test_records_are_put_on_the_card_later(run):
     note = partial(write_record, command="c", seed=0, data="d", seconds=1.0)
     publish(run, "mine", [])

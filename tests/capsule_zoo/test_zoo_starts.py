@@ -17,7 +17,7 @@ OPTIONS = Options(progress=False, processes=1)
 @pytest.fixture
 def small(monkeypatch):
     """Use few digits."""
-    few = few_digits(32, 16, size=12)
+    few = few_digits(32, 16, size=17)
     monkeypatch.setattr(zoo_starts, "load_dataset", lambda name: few)
     return few
 
@@ -52,7 +52,7 @@ def test_the_best_constant_image_scores_one(small, monkeypatch):
 
 
 def test_starts_names_every_entry_and_counts_those_that_do_not_start(small, tmp_path):
-    names = ["cnn", "part-whole", "rbm", "vae"]
+    names = ["cnn", "overlapping-capsules", "part-whole", "rbm"]
     settings = dict(seeds=2, steps=2, every=1, entries=tuple(names), small=True)
     reproduce("zoo/starts", OPTIONS, folder=tmp_path, **settings)
     found = read_record("zoo/starts", tmp_path)["metrics"]

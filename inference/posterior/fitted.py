@@ -1,0 +1,114 @@
+"""General guides, which are fitted to the very images whose posterior is wanted.
+
+    free_form        parameters of their own for every image, optimized from another guide's answer;
+                     for a model of bits alone this is mean field
+    semi_amortized   a few such steps from another guide's answer, whenever the guide is called
+    auto_normal      Pyro's AutoNormal; for models whose latents are all continuous
+
+Each serves every directed model with a density whose sites it can draw, and none is trained before:
+`general_guides(model)` returns those that serve a model.
+
+>>> guide = general_guides(model)["free_form"](model, encoder, images, steps=100, seed=0)
+>>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pyro.infer.autoguide import AutoNormal, init_to_value
+from torch import Tensor, nn
+
+from capsule_zoo.guides import FreeForm, Guide
+from capsule_zoo.guides.free_form import families_of
+from capsule_zoo.guides.site_laws import Continuous, UnservedSite
+from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
+from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.modes import seeded
+
+_FEW = 20  # steps of the semi-amortized guide, at most
+
+
+class Fitter(Protocol):
+    """A function that fits a guide to images."""
+
+    def __call__(
+        self, model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
+    ) -> nn.Module:
+        """Return a guide to the model's posterior of these images.
+
+        Args:
+            start: the guide whose answer is the first guess.
+            images: (B, C, H, W).
+            steps: optimizer steps.
+            seed: seed of the noise.
+        """
+
+
+def free_form(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> FreeForm:
+    """Return a `FreeForm` guide with normal laws, refined from another guide's answer."""
+    return refine(model, start, images, steps=steps, law="normal", seed=seed).guide
+
+
+def semi_amortized(
+    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
+) -> SemiAmortized:
+    """Return a `SemiAmortized` guide of at most 20 steps; nothing is fitted before it is called."""
+    return SemiAmortized(start, min(steps, _FEW), law="normal", seed=seed)
+
+
+def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> AutoNormal:
+    """Return Pyro's `AutoNormal`, fitted to the images from another guide's answer.
+
+    Raises:
+        UnservedSite: a site is discrete, also in the discrete form of the model.
+    """
+    model = model.discretized()
+    if discrete := _discrete_sites(model):
+        raise UnservedSite(
+            f"AutoNormal draws no discrete site, and {type(model).__name__} has "
+            f"{', '.join(discrete)}; use free_form or semi_amortized"
+        )
+    with seeded(seed):
+        begun = FreeForm(model, images, start.discretized())
+        values = {
+            name: family.point(begun.locs[name], 0).mean
+            for name, family in begun.families.items()
+            if isinstance(family, Continuous)
+        }
+        guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
+        fit(
+            model,
+            guide,
+            images,
+            steps=steps,
+            lr=0.02,
+            schedule="linear",
+            batch_size=len(images),
+            freeze="model",
+            seed=seed,
+            progress=False,
+        )
+    return guide
+
+
+def general_guides(model: Model) -> dict[str, Fitter]:
+    """Return the general guides that serve a model, by name; none where it has no density."""
+    if model.supervised or not model.normalized:
+        return {}
+    try:
+        families_of(model)
+        families_of(model.discretized())
+    except UnservedSite:
+        return {}
+    found: dict[str, Fitter] = {"free_form": free_form, "semi_amortized": semi_amortized}
+    if not _discrete_sites(model.discretized()):
+        found["auto_normal"] = auto_normal
+    return found
+
+
+def _discrete_sites(model: Model) -> list[str]:
+    """Return the names of the sites that are not continuous."""
+    families = families_of(model).items()
+    return [name for name, family in families if not isinstance(family, Continuous)]

@@ -1,0 +1,106 @@
+"""Comparisons of all guides, and annealings of trained entries, in miniature."""
+
+import json
+
+import numpy as np
+import pytest
+from miniature import few_digits, names_in_record
+
+from capsule_zoo import cli
+from capsule_zoo.experiments import Options, guide_swaps
+from capsule_zoo.inference import evaluate, summarize
+from capsule_zoo.records import read_record
+from capsule_zoo.registry import create, save, small_sizes
+from capsule_zoo.runs import annealing, measurements
+from capsule_zoo.runs import folder as runs
+
+OPTIONS = Options(progress=False, processes=1)
+TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Use few small digits, and entries of small sizes that are not published."""
+    few = few_digits(32, 8, size=12)
+    monkeypatch.setattr(guide_swaps, "load_dataset", lambda name, root: few)
+    monkeypatch.setattr(runs, "load_dataset", lambda name, root, size: few)
+
+    def made(name, image_shape):
+        return create(name, **{**small_sizes(name), "image_shape": image_shape})
+
+    monkeypatch.setattr(guide_swaps, "create", made)
+    return few
+
+
+def test_guides_of_a_model_are_compared(small, tmp_path):
+    settings = dict(images=4, particles=3, fitting=1, training=2)
+    found, figures = names_in_record("vae/guides", OPTIONS, tmp_path, **settings)
+    rows = ("convolutional", "free_form", "semi_amortized", "auto_normal")
+    columns = ("elbo", "iwae_3", "ess", "seconds_per_image", "fit_seconds")
+    assert {f"{column}_{row}" for column in columns for row in rows} <= found
+    assert {f"elbo_difference_{row}" for row in rows[1:]} <= found and figures == {""}
+
+
+def test_gaps_are_measured_for_every_entry(small, tmp_path):
+    settings = dict(entries=("vae",), images=2, particles=2, training=2, **TINY)
+    promised = ("gap", "lower", "simulated_upper", "lost_elbo", "lost_iwae", "ess")
+    found, _ = names_in_record("zoo/gaps", OPTIONS, tmp_path, **settings)
+    assert {f"{quantity}_vae" for quantity in promised} <= found
+    numbers = read_record("zoo/gaps", tmp_path)["metrics"]
+    lost = numbers["lower_vae"]["value"] - numbers["elbo_vae"]["value"]
+    assert numbers["lost_elbo_vae"]["value"] == pytest.approx(lost, abs=1e-3)
+    assert numbers["gap_vae"]["n"] == 2
+
+
+def test_a_run_is_annealed_instead(small, tmp_path):
+    save(create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)}), tmp_path / "run")
+    options = Options(progress=False, processes=1, run=str(tmp_path / "run"))
+    found, _ = names_in_record("zoo/gaps", options, tmp_path, images=2, particles=2, **TINY)
+    assert "gap_vae" in found and not any("capsule" in name for name in found)
+
+
+def test_points_are_widened_before_they_are_annealed(small):
+    sizes = {**small_sizes("part-whole"), "image_shape": (1, 12, 12)}
+    entry = create("part-whole", **sizes)
+    found = annealing.anneal_run(entry, small, images=2, particles=2, widening=2, **TINY)
+    assert found["guide"] == "Widened" and np.isfinite(found["gap"])
+    assert found["lost_elbo"] >= found["lost_iwae"]
+
+
+def test_gray_images_are_binarized_for_binary_pixels_alone(small):
+    for name, binary in (("vae", False), ("capsule-helmholtz", True), ("rbm", True)):
+        entry = create(name, **{**small_sizes(name), "image_shape": (1, 12, 12)})
+        assert measurements.draws_binary_pixels(entry.model) == binary
+        test = measurements.as_scored(entry, small).test
+        assert ("binarized(0)" in test.name) == binary
+        assert set(test.images.unique().tolist()) == {0.0, 1.0} or not binary
+    normal = create("vae", **small_sizes("vae"), likelihood="bernoulli")
+    assert measurements.draws_binary_pixels(normal.model)
+    binary = small.binarized(3)
+    assert measurements.as_scored(normal, binary) is binary  # it is binary already
+
+
+def test_evaluate_scores_the_binarized_images(small):
+    sizes = {**small_sizes("capsule-helmholtz"), "image_shape": (1, 12, 12)}
+    entry = create("capsule-helmholtz", **sizes)
+    found = measurements.evaluate_run(entry, small, images=6, particles=3, seed=0)
+    assert "binarized(0)" in found["data"]
+    shown = small.binarized().test[:6]
+    again = summarize(evaluate(entry.model, entry.guide, shown, num_particles=3, draws=0))
+    assert found["elbo"] == again["elbo"] and {"ess", "pareto_k"} <= found.keys()
+
+
+def test_the_command_anneal_prints_and_keeps_both_sides(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    save(entry, tmp_path / "run", data="digits")
+    few = ["--images", "2", "--chains", "2", "--temperatures", "2", "--simulated", "2"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["anneal", "run", *few, "--json"])
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    found = json.loads(printed.splitlines()[-1])
+    assert {"lower", "gap", "lost_elbo", "lost_elbo_se", "ess"} <= found.keys()
+    assert "lost_elbo  " in printed and found["num_simulated"] == 2
+    kept = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert kept["anneal"]["lower"] == pytest.approx(found["lower"])

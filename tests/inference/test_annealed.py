@@ -1,0 +1,493 @@
+"""Annealing from both sides, compared with evidence in closed form, by sums and by quadrature."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy.special import expit
+from torch import Tensor
+from torch.distributions.transforms import ExpTransform
+from toys import BernoulliMixture, Conjugate, PointGuide, conjugate_images, pair
+
+from capsule_zoo.guides import FreeForm, Guide
+from capsule_zoo.guides.site_laws import UnservedSite
+from capsule_zoo.inference import annealed_bounds, annealed_log_likelihood, evaluate, summarize
+from capsule_zoo.inference.evaluation.annealed import temperatures_along_sigmoid
+from capsule_zoo.inference.posterior import transitions
+from capsule_zoo.inference.posterior.annealed_path import AnnealedPath, State, Terms
+from capsule_zoo.inference.posterior.transitions import Moves, changed, transition
+from capsule_zoo.models import CapsuleRBM
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.registry import create, list_models, small_sizes, takes_images
+
+QUICK: dict = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
+Z = 4.5  # standard errors of a mean that is exact: passed by chance once in 150,000 times
+
+
+class Mixed(Model):
+    """A kind of three, two presences and a code; given the discrete ones all is Gaussian.
+
+    The image, four pixels, is level[kind] code + bumps of the parts that are present + noise.
+    """
+
+    sites = (
+        Site("object_kind", ("images",), event_dim=1, discrete=True),
+        Site("part_presence", ("images", "parts"), discrete=True),
+        Site("object_code", ("images",), event_dim=1),
+    )
+    plate_dims = {"images": -2, "parts": -1}
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
+
+    def __init__(self, noise: float = 0.3) -> None:
+        super().__init__()
+        self.noise = noise
+        self.share = torch.nn.Parameter(torch.tensor([0.5, 0.3, 0.2]).double())
+        self.levels = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 0], [1, 1, -1, 0]]).double()
+        self.bumps = torch.tensor([[0.5, 0, 0, 0.2], [0, -0.6, 0.3, 0]]).double()
+        self.presence = torch.tensor([0.3, 0.6]).double()
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        size = batch_size if images is None else len(images)
+        with pyro.plate("images", size, dim=-2):
+            kind = pyro.sample("object_kind", dist.OneHotCategorical(self.share).expand([1, 1]))
+            with pyro.plate("parts", 2, dim=-1):
+                present = pyro.sample("part_presence", dist.Bernoulli(self.presence))
+            origin = self.share.new_zeros(1, 1, 1)
+            code = pyro.sample("object_code", dist.Normal(origin, 1.0).to_event(1))
+            mean = (kind @ self.levels) * code + (present @ self.bumps)[:, None]
+            law = dist.Normal(mean.unflatten(-1, (1, 2, 2)), self.noise).to_event(3)
+            observed = None if images is None else images[:, None]
+            return pyro.sample("image", law, obs=observed).squeeze(1)
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """Compute log p(image), (B,), as a sum over all kinds and presences."""
+        terms = []
+        for kind, *present in itertools.product(range(3), (0, 1), (0, 1)):
+            level = self.levels[kind]
+            covariance = self.noise**2 * torch.eye(4).double() + level[:, None] * level
+            on = torch.tensor(present).double()
+            prior = self.share[kind].log() + dist.Bernoulli(self.presence).log_prob(on).sum()
+            law = dist.MultivariateNormal(on @ self.bumps, covariance)
+            terms.append(prior + law.log_prob(images.flatten(1)))
+        return torch.stack(terms).logsumexp(0)
+
+
+class MixedGuide(Guide[Mixed]):
+    """A guide to `Mixed` that is far from its posterior, in the opposite order of sites."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        with pyro.plate("images", len(images), dim=-2):
+            center = images.flatten(1).mean(1)[:, None, None].double()
+            pyro.sample("object_code", dist.Normal(center, 1.2).to_event(1))
+            with pyro.plate("parts", 2, dim=-1):
+                present = pyro.sample(
+                    "part_presence", dist.Bernoulli(center.new_tensor([0.5, 0.4]))
+                )
+            logits = present.sum(-1)[:, None, None] * center.new_tensor([0.3, 0.0, -0.2])
+            pyro.sample("object_kind", dist.OneHotCategorical(logits=logits))
+
+
+class Positive(Conjugate):
+    """A model whose code is positive, so that its unconstrained space has a Jacobian."""
+
+    def law(self) -> dist.Gamma:
+        two = torch.tensor(2.0).double()
+        return dist.Gamma(two, 1 / two)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            code = pyro.sample("code", self.law())
+            mean = code[:, None, None, None].expand(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """Compute log p(image), (B,), on a fine grid of codes."""
+        grid = torch.linspace(0.0025, 40, 8001).double()
+        pixels = images.flatten(1)
+        log_prob = sum(dist.Normal(grid, self.noise).log_prob(pixel[:, None]) for pixel in pixels.T)
+        return (log_prob + self.law().log_prob(grid)).logsumexp(1) + (grid[1] - grid[0]).log()
+
+
+CASES = {
+    "linear Gaussian from the prior": lambda: (Conjugate().double(), None),
+    "linear Gaussian from a guide": pair,
+    "positive code": lambda: (Positive().double(), None),
+    "kinds and presences from the prior": lambda: (Mixed().double(), None),
+    "kinds and presences from a guide": lambda: _with(MixedGuide, Mixed().double()),
+}
+
+
+def _with(kind: type[Guide], model: Model) -> tuple[Model, Guide]:
+    return model, kind(model)
+
+
+def draws(model: Model, number: int) -> Tensor:
+    with torch.no_grad():
+        return model(batch_size=number)
+
+
+def z_score(values: np.ndarray) -> float:
+    """Return by how many standard errors the mean of values differs from 0."""
+    return abs(values.mean()) / (values.std(ddof=1) / math.sqrt(values.size))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forward_weights_are_unbiased(case):
+    """E[w] = p(image), also with few temperatures."""
+    torch.manual_seed(0)
+    model, guide = CASES[case]()
+    shown = conjugate_images(2)
+    options = dict(chains=1500, simulated=0, batch_size=10**6, **QUICK)
+    forward = annealed_log_likelihood(model, guide, shown, **options)
+    ratio = forward.sample_stats.log_weight.values[0] - model.log_evidence(shown).numpy(force=True)
+    assert all(z_score(np.exp(column) - 1) < Z for column in ratio.T)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_directions_are_of_one_path(case):
+    """E[g(w) w / p(image)] = E[g(w')] for every g: each direction reverses the other.
+
+    With g(w) = 1 / (1 + w / p(image)) both sides are bounded (Bennett 1976), so that means of
+    inverse weights, whose variance may be infinite, need not be taken.
+    """
+    torch.manual_seed(0)
+    model, guide = CASES[case]()
+    options = dict(chains=1, simulated=2000, batch_size=10**6, **QUICK)
+    found = annealed_log_likelihood(model, guide, conjugate_images(1), seed=1, **options)
+    log_evidence = evidence_of_simulated(model, found)
+    stats = found.sample_stats
+    forward = stats["simulated_log_weight"].values.reshape(-1) - log_evidence
+    back = stats["reverse_log_weight"].values.reshape(-1) - log_evidence
+    assert forward.std() > 0.1 and back.mean() > forward.mean()
+    assert z_score(expit(forward) - expit(-back)) < Z
+
+
+def evidence_of_simulated(model: Model, idata) -> np.ndarray:
+    images = torch.from_numpy(idata.observed_data["simulated_pixels"].values)
+    return model.log_evidence(images).numpy(force=True)
+
+
+ONE_OF_EACH = [
+    "linear Gaussian from a guide",
+    pytest.param("kinds and presences from a guide", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH)
+def test_bounds_meet_at_the_evidence(case):
+    torch.manual_seed(0)
+    model, guide = CASES[case]()
+    with pyro.validation_enabled(False):
+        shown = draws(model, 4)
+    if not isinstance(model, Mixed):
+        shown = shown.clamp(0, 1)
+    options = dict(temperatures=25, leapfrogs=2, simulated=6, chains=60)
+    found = annealed_log_likelihood(model, guide, shown, **options)
+    bounds = annealed_bounds(found)
+    log_evidence = model.log_evidence(shown).mean().item()
+    assert bounds["lower"] == pytest.approx(log_evidence, abs=0.15)
+    of_simulated = evidence_of_simulated(model, found).mean()
+    assert bounds["simulated_lower"] == pytest.approx(of_simulated, abs=0.15)
+    assert bounds["simulated_upper"] == pytest.approx(of_simulated, abs=0.15)
+    assert bounds["gap"] == pytest.approx(
+        bounds["simulated_upper"] - bounds["simulated_lower"], abs=1e-9
+    )
+    assert summarize(found)["iwae"] == pytest.approx(bounds["lower"], abs=1e-9)
+
+
+@pytest.mark.slow
+def test_few_temperatures_leave_a_gap_that_more_close():
+    model, guide = Mixed(noise=0.05).double(), None
+    torch.manual_seed(0)
+    shown = draws(model, 2)
+    gaps = [
+        annealed_bounds(
+            annealed_log_likelihood(
+                model, guide, shown, temperatures=number, chains=4, simulated=30, pilot_chains=2
+            )
+        )["gap"]
+        for number in (2, 25)
+    ]
+    assert gaps[0] > 2 > gaps[1] > -1
+
+
+def test_a_bound_from_annealing_is_tighter_than_the_guides():
+    model, guide = pair()
+    shown = conjugate_images(20)
+    elbo = summarize(evaluate(model, guide, shown, num_particles=50))["elbo"]
+    found = annealed_log_likelihood(
+        model, guide, shown, temperatures=20, leapfrogs=2, chains=8, simulated=0, pilot_chains=2
+    )
+    log_evidence = model.log_evidence(shown).mean().item()
+    assert elbo < annealed_bounds(found)["lower"] < log_evidence + 0.1
+    assert annealed_bounds(found)["lower"] == pytest.approx(log_evidence, abs=0.1)
+
+
+def test_transitions_keep_the_law_of_the_path_in_either_order():
+    """Start at exact draws of the posterior; the means of all latents stay."""
+    torch.manual_seed(0)
+    model = Mixed().double()
+    number = 3000
+    with torch.no_grad(), pyro.validation_enabled(False):
+        trace = pyro.poutine.trace(model).get_trace(batch_size=number)
+    path = AnnealedPath(model, None, trace.nodes["image"]["value"].squeeze(1))
+    exact = path.state({name: trace.nodes[name]["value"] for name in path.latents})
+    moves = Moves(3, 4, torch.full((number, 1), 0.4).double())
+    for reverse in (False, True):
+        state, terms = exact, path.terms(exact)
+        for _ in range(3):
+            epsilon = torch.full((number,), 0.7).double()
+            state, terms, rate = transition(path, state, terms, 1.0, epsilon, moves, reverse)
+        moved = (state.position != exact.position).any(1).double().mean()
+        assert moved > 0.5 and 0.3 < rate.mean() < 1
+        for name, value in path.values(state).items():
+            before = path.values(exact)[name].reshape(number, -1).double()
+            after = value.reshape(number, -1).double()
+            for statistic in (lambda v: v, torch.square):
+                change = statistic(after) - statistic(before)
+                error = change.std(0) / math.sqrt(number) + 1e-12
+                assert (change.mean(0).abs() < Z * error).all(), (name, reverse)
+
+
+def test_a_flip_changes_one_coordinate_to_every_other_value():
+    torch.manual_seed(0)
+    path = AnnealedPath(Mixed().double(), None, torch.zeros(400, 1, 2, 2).double())
+    state = path.draw()
+    for name, choice in path.choices.items():
+        value = state.choices[name]
+        other = changed(value, choice)
+        differ = (other != value).reshape(len(value), -1).sum(1)
+        assert (differ == (2 if choice.one_hot else 1)).all()
+        assert (
+            other.reshape(400, -1).unique(dim=0).shape == value.reshape(400, -1).unique(dim=0).shape
+        )
+    assert path.choices["object_kind"].values == 3 and path.choices["part_presence"].size == 2
+
+
+def test_terms_are_the_densities_of_evaluate_and_their_gradients():
+    torch.manual_seed(0)
+    model = Mixed().double()
+    path = AnnealedPath(model, MixedGuide(model), draws(model, 5))
+    state = path.draw()
+    terms = path.terms(state, slopes=True)
+    step = 1e-5
+    ahead = path.terms(State(state.position + step, state.choices))
+    behind = path.terms(State(state.position - step, state.choices))
+    for beta in (0.0, 0.4, 1.0):
+        numeric = (ahead.at(beta) - behind.at(beta)) / (2 * step)
+        torch.testing.assert_close(terms.slope(beta)[:, 0], numeric, rtol=1e-6, atol=1e-6)
+
+
+def test_the_start_is_a_density_of_unconstrained_coordinates():
+    """The law of the logarithm of a gamma variable has a Jacobian."""
+    model = Positive().double()
+    path = AnnealedPath(model, None, torch.full((5, 1, 2, 2), 0.3).double())
+    state = path.draw()
+    law = dist.TransformedDistribution(model.law(), [ExpTransform().inv])
+    torch.testing.assert_close(path.terms(state).start, law.log_prob(state.position[:, 0]))
+    code = state.position[:, 0].exp()
+    likelihood = dist.Normal(code[:, None], model.noise).log_prob(path.images.flatten(1)).sum(1)
+    torch.testing.assert_close(path.terms(state).gain, likelihood)
+
+
+def test_weights_add_the_gain_before_every_change_of_temperature(monkeypatch):
+    """By hand, at uneven temperatures: forward .1 a + .3 b + .6 c, back .6 a + .3 b + .1 c."""
+    gains = iter([10.0, 100.0] * 2)
+    visited = []
+
+    def moved(path, state, terms, beta, epsilon, moves, reverse=False):
+        visited.append(beta)
+        gain = torch.full((1,), next(gains))
+        return state, Terms(torch.zeros(1), gain), torch.ones(1)
+
+    class Path:
+        images = torch.zeros(1, 1, 2, 2)
+
+        def terms(self, state):
+            return Terms(torch.zeros(1), torch.ones(1))
+
+    monkeypatch.setattr(transitions, "transition", moved)
+    betas, lengths = [0.0, 0.1, 0.4, 1.0], torch.ones(4, 1)
+    forward, _ = transitions.anneal(Path(), None, betas, lengths, None)
+    back, _ = transitions.anneal(Path(), None, betas, lengths, None, reverse=True)
+    assert visited == [0.1, 0.4, 0.4, 0.1]
+    assert forward.item() == pytest.approx(0.1 * 1 + 0.3 * 10 + 0.6 * 100)
+    assert back.item() == pytest.approx(0.6 * 1 + 0.3 * 10 + 0.1 * 100)
+
+
+def test_enumerated_sites_are_summed_out():
+    torch.manual_seed(0)
+    model = BernoulliMixture(enumerated=True).double()
+
+    class Nothing(Guide):
+        def forward(self, images, labels=None):
+            pass
+
+    images = torch.randint(2, (3, 1, 2, 2)).double()
+    path = AnnealedPath(model, Nothing(model), images)
+    assert not path.latents
+    state = path.draw()
+    terms = path.terms(state)
+    torch.testing.assert_close(terms.at(1.0), model.log_evidence(images))
+
+
+def test_the_same_seed_gives_the_same_numbers_and_leaves_the_state_alone():
+    model, guide = pair()
+    shown = conjugate_images(3)
+    options = dict(chains=3, simulated=2, **QUICK)
+    before = torch.get_rng_state()
+    first = annealed_log_likelihood(model, guide, shown, **options)
+    assert torch.equal(before, torch.get_rng_state())
+    again = annealed_log_likelihood(model, guide, shown, **options)
+    other = annealed_log_likelihood(model, guide, shown, seed=1, **options)
+    for name in ("log_weight", "simulated_log_weight", "reverse_log_weight"):
+        value = first.sample_stats[name].values
+        assert (value == again.sample_stats[name].values).all()
+        assert (value != other.sample_stats[name].values).all()
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    assert all(parameter.requires_grad for parameter in guide.parameters())
+
+
+def test_steps_come_from_other_chains(monkeypatch):
+    """The lengths of the steps do not change with anything that the measured chains do."""
+    from capsule_zoo.inference.evaluation import annealed
+
+    seen = []
+    plain = annealed.anneal
+
+    def spied(path, state, betas, epsilons, moves, reverse=False):
+        seen.append(epsilons[:, :3].clone())
+        return plain(path, state, betas, epsilons, moves, reverse)
+
+    monkeypatch.setattr(annealed, "anneal", spied)
+    model, guide = pair()
+    shown = conjugate_images(3)
+    for chains in (1, 5):
+        annealed_log_likelihood(model, guide, shown, chains=chains, simulated=0, **QUICK)
+    assert torch.equal(*seen) and seen[0].shape == (4, 3)
+
+
+def test_result_is_an_evaluation():
+    model, guide = pair()
+    found = annealed_log_likelihood(model, guide, conjugate_images(3), chains=5, **QUICK)
+    assert dict(found.sample_stats.sizes) == dict(chain=1, draw=5, image=3, simulated=16)
+    assert found.attrs["is_bound"] == 1 and found.attrs["bound_on"] == "log p(image)"
+    assert found.attrs["estimator"] == "annealed importance sampling"
+    assert found.observed_data["pixels"].dims == ("image", "channel", "row", "column")
+    numbers = annealed_bounds(found)
+    assert numbers["num_chains"] == 5 and numbers["num_simulated"] == 16
+    without = annealed_log_likelihood(
+        model, guide, conjugate_images(3), chains=5, simulated=0, **QUICK
+    )
+    assert "gap" not in annealed_bounds(without)
+
+
+def test_temperatures_rise_from_0_to_1():
+    betas = temperatures_along_sigmoid(50)
+    assert betas[0] == 0 and betas[-1] == 1 and len(betas) == 51
+    assert all(later > earlier for earlier, later in itertools.pairwise(betas))
+
+
+def refused(match: str, model: Model, guide: Guide | None, error=ValueError, **options) -> None:
+    with pytest.raises(error, match=match):
+        annealed_log_likelihood(
+            model, guide, conjugate_images(2).to(torch.get_default_dtype()), **{**QUICK, **options}
+        )
+
+
+def test_refusals_name_what_to_do():
+    model, guide = pair()
+    refused("chains must be at least 1", model, guide, chains=0)
+    refused("temperatures must be at least 2", model, guide, temperatures=1)
+    refused("points at code.*widen", model, PointGuide(model).double())
+    refused("log_partition", CapsuleRBM((1, 2, 2), 2, 2), None)
+    free = FreeForm(model, conjugate_images(2), guide, "normal")
+    refused("belong to its own images.*simulated=0", model, free)
+    with pytest.raises(ValueError, match="not an annealing"):
+        annealed_bounds(evaluate(model, guide, conjugate_images(2), num_particles=2))
+
+
+def test_a_site_that_cannot_move_is_named():
+    model = Conjugate().double()
+    model.forward = _with_poisson.__get__(model)
+    refused("site 'count'.*Poisson.*cannot move", model, None, UnservedSite)
+
+
+def _with_poisson(self, images=None, labels=None, batch_size=1):
+    size = batch_size if images is None else len(images)
+    with pyro.plate("images", size, dim=-1):
+        count = pyro.sample("count", dist.Poisson(torch.tensor(2.0).double()))
+        mean = count[:, None, None, None].expand(-1, 1, 2, 2)
+        return pyro.sample("image", dist.Normal(mean, 1.0).to_event(3), obs=images)
+
+
+def test_a_guide_to_these_images_alone_serves_without_simulation():
+    model, guide = pair()
+    shown = conjugate_images(3)
+    free = FreeForm(model, shown, guide, "normal")
+    found = annealed_log_likelihood(
+        model, free, shown, simulated=0, chains=40, temperatures=20, leapfrogs=2
+    )
+    log_evidence = model.log_evidence(shown).mean().item()
+    assert annealed_bounds(found)["lower"] == pytest.approx(log_evidence, abs=0.1)
+
+
+DIRECTED = [
+    name for name in list_models() if takes_images(name) and not name.endswith(("rbm", "cnn"))
+]
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_every_directed_entry_is_served(name):
+    """Every registered model of images is annealed from the prior, or a site of it is named."""
+    torch.manual_seed(0)
+    entry = create(name, **small_sizes(name))
+    if entry.model.supervised or not entry.model.normalized:
+        with pytest.raises(ValueError, match=r"error rate|log_partition"):
+            annealed_log_likelihood(entry.model, None, entry.model.space.example(2, *_RANDOM))
+        return
+    images = entry.model.space.example(2, *_RANDOM)
+    found = annealed_log_likelihood(
+        entry.model, None, images, chains=2, simulated=2, temperatures=2, leapfrogs=1
+    )
+    assert np.isfinite(found.sample_stats.log_weight).all()
+    assert np.isfinite(found.sample_stats.reverse_log_weight).all()
+
+
+_RANDOM = torch.float32, torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("name", ["vae", "recurrent-capsules", "capsule-helmholtz"])
+def test_entries_start_at_their_guides(name):
+    torch.manual_seed(0)
+    entry = create(name, **small_sizes(name))
+    images = entry.model.space.example(2, *_RANDOM)
+    found = annealed_log_likelihood(
+        entry.model, entry.guide, images, chains=2, simulated=2, temperatures=2, leapfrogs=1
+    )
+    assert np.isfinite(found.sample_stats.log_weight).all()
+    assert found.attrs["guide"] == type(entry.guide).__name__
+
+
+def test_an_upper_bound_is_of_inverse_weights():
+    """Two reverse weights by hand: -log((1 / 4 + 1 / 1) / 2), not -log of the mean weight."""
+    model, guide = pair()
+    found = annealed_log_likelihood(
+        model, guide, conjugate_images(1), chains=2, simulated=1, **QUICK
+    )
+    found.sample_stats["reverse_log_weight"].values[0, :, 0] = np.log([4.0, 1.0])
+    found.sample_stats["simulated_log_weight"].values[0, :, 0] = np.log([4.0, 1.0])
+    bounds = annealed_bounds(found)
+    assert bounds["simulated_upper"] == pytest.approx(-math.log(5 / 8))
+    assert bounds["simulated_lower"] == pytest.approx(math.log(5 / 2))

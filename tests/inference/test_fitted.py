@@ -1,0 +1,64 @@
+"""General guides: fitted to given images, they are offered wherever they serve, and are good."""
+
+import pytest
+import torch
+from toys import BernoulliMixture, Conjugate, conjugate_images, pair
+
+from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.guides.site_laws import UnservedSite
+from capsule_zoo.inference import check_pair, evaluate, summarize
+from capsule_zoo.inference.posterior.fitted import auto_normal, general_guides
+from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
+from capsule_zoo.registry import create, small_sizes
+
+
+@pytest.mark.parametrize("name", ["free_form", "semi_amortized", "auto_normal"])
+def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
+    """The posterior is normal, so the ELBO of the best guide is the evidence itself."""
+    model, start = pair()
+    images = conjugate_images(6)
+    guide = general_guides(model)[name](model, start, images, steps=50, seed=0)
+    before, after = (
+        summarize(evaluate(model, each, images, num_particles=40))["elbo"]
+        for each in (start, guide)
+    )
+    log_evidence = model.log_evidence(images).mean().item()
+    assert before < log_evidence - 1
+    assert log_evidence - 0.4 < after < log_evidence + 0.05
+
+
+def test_the_model_and_the_start_are_left_as_they_were():
+    model, start = pair()
+    images = conjugate_images(3)
+    kept = [p.detach().clone() for p in (*model.parameters(), *start.parameters())]
+    state = torch.get_rng_state()
+    for fitter in general_guides(model).values():
+        check_pair(model, fitter(model, start, images, steps=2, seed=0), images)
+    now = [*model.parameters(), *start.parameters()]
+    assert all(torch.equal(a, b) and b.requires_grad for a, b in zip(kept, now, strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_guide_is_offered_where_its_laws_fit():
+    assert set(general_guides(Conjugate())) == {"free_form", "semi_amortized", "auto_normal"}
+    assert set(general_guides(BernoulliMixture(False))) == {"free_form", "semi_amortized"}
+    assert general_guides(CapsuleRBM((1, 2, 2), 2, 2)) == {}
+    assert general_guides(create("cnn", **small_sizes("cnn")).model) == {}
+    assert "auto_normal" not in general_guides(
+        create("part-whole", **small_sizes("part-whole")).model
+    )
+
+
+def test_what_a_guide_cannot_draw_is_named():
+    model = CapsuleHelmholtzMachine((1, 2, 2), (2,), 2)
+    with pytest.raises(UnservedSite, match=r"capsule1_switch, capsule1_hidden.*free_form"):
+        auto_normal(model, RecognitionMachine(model), torch.rand(2, 1, 2, 2), steps=1, seed=0)
+
+
+def test_an_entry_offers_general_guides_by_name():
+    entry = create("vae", **small_sizes("vae"))
+    assert list(entry.fitters) == ["free_form", "semi_amortized", "auto_normal"]
+    guide = entry.fit_guide("free_form", torch.rand(2, 1, 5, 6), steps=1)
+    assert guide.num_images == 2 and guide.model is entry.model
+    with pytest.raises(ValueError, match="unknown general guide 'freeform'; did you mean 'free"):
+        entry.fit_guide("freeform", torch.rand(2, 1, 5, 6))
