@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Self
 import pyro
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro.nn import PyroModule
 from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from capsule_zoo.guides.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.guides.part_whole import FIT_SETTINGS, PoseHead
 from capsule_zoo.guides.turns import best_turn
 from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.modes import seeded
 from capsule_zoo.models.blocks.parent_selection import Capsules
 from capsule_zoo.models.blocks.selection import as_presence
 from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
@@ -245,7 +247,10 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
 
 
 class AmortizedShapeCodes(ShapeCodesGuide):
-    """The guide whose proposals for all kinds come from one perceptron on the parts.
+    """The guide whose proposals for all kinds come from one network on the parts.
+
+    The centers are a linear map of the parts, which the posterior would be if all parts were
+    present, plus the output of a perceptron.
 
     Args:
         model, pose, objects: as for every `ShapeCodesGuide`.
@@ -279,12 +284,43 @@ class AmortizedShapeCodes(ShapeCodesGuide):
         if objects == "normal":
             self.spread = PyroModule[nn.Linear](width, outputs)
             self.spread.weight.data *= 0.1
+        with seeded(0):  # its draws are not used
+            self.direct = PyroModule[nn.Linear](7 * model.levels[-1].size, outputs, bias=False)
+        self.direct.weight.data.zero_()
+
+    @torch.no_grad()
+    def start_at_posterior(self) -> None:
+        """Set the proposals to the posterior of codes given parts, for objects at the identity.
+
+        They are exact where all parts are present, none is the dummy's, presences do not depend on
+        codes, and the numbers of a code are independent given the parts. Models that start from
+        factor analyzers, by `start_kinds`, are such. What the perceptron adds begins at zero.
+        """
+        shapes = self.model.shapes
+        precision = shapes.scale**-2  # (K, P, 6)
+        weighted = precision[..., None] * shapes.pose_codes  # (K, P, 6, d)
+        code = 1 + (weighted * shapes.pose_codes).sum((1, 2))  # (K, d)
+        by_pose = weighted / code[:, None, None]
+        by_presence = -torch.einsum("kpid,kpi->kpd", by_pose, shapes.place)
+        by_part = torch.cat([by_presence[:, :, None], by_pose], dim=2)  # (K, P, 7, d)
+        onto_code = by_part.flatten(1, 2).mT  # (K, d, 7 P)
+        self.direct.weight.copy_(F.pad(onto_code, (0, 0, 6, 0)).flatten(0, 1))
+        self.center.weight.zero_()
+        self.center.bias.zero_()
+        if self.objects == "normal":
+            place = poses.to_matrix(shapes.place).square()
+            rows = precision.unflatten(-1, (2, 3))
+            pose = torch.einsum("kprl,kpjl->krj", rows, place).flatten(1)
+            pose = pose + self.model.object_pose_scale(pose) ** -2
+            first = pose.rsqrt() / _INITIAL_POSE_SCALE, code.rsqrt() / _INITIAL_SCALE
+            self.spread.weight.zero_()
+            self.spread.bias.copy_(torch.cat(first, dim=-1).log().flatten())
 
     def propose(self, parts: Capsules) -> KindProposals:
         there = as_presence(parts.presence, self.model.relaxed)[..., None]
         seen = torch.cat([there, there * parts.pose], dim=-1).flatten(-2)
         hidden = self.body(seen)
-        pose, code = self._by_kind(self.center(hidden))
+        pose, code = self._by_kind(self.center(hidden) + self.direct(seen))
         pose = poses.identity_like(pose) + pose
         if self.objects == "delta":
             return KindProposals(pose, code)

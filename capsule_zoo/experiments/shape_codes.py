@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.entries.shape_codes import ON_PART_SETS, clustered, parsed, part_sets
+from capsule_zoo.entries.shape_codes import ON_PART_SETS, parsed, part_sets, start_objects
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide
@@ -48,25 +49,23 @@ class Settings:
         codes: numbers of a shape code.
         sigma_min: least deviation of a part's pose.
         sigma_top: deviation of an object's pose.
-        cluster_steps: updates in which every image belongs to its cluster.
-        steps: updates after them.
+        steps: updates after the start from factor analyzers.
         batch_size: part sets of an update.
         images: images in every Frechet distance.
         held_out: images on which the loss of redrawn parts is measured.
         turned: digits that are turned by any angle.
     """
 
-    kinds: tuple[int, ...] = (10, 32, 64)
-    main: int = 32
+    kinds: tuple[int, ...] = (10, 64)
+    main: int = 64
     codes: int = 16
-    sigma_min: float = 0.005
-    sigma_top: float = 0.03
-    cluster_steps: int = 1200
-    steps: int = 2500
+    sigma_min: float = 0.025
+    sigma_top: float = 0.005
+    steps: int = 200
     batch_size: int = 256
     images: int = 5000
     held_out: int = 1000
-    turned: int = 300
+    turned: int = 3000
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
@@ -75,7 +74,7 @@ def objects(options: Options, **settings: Any) -> Result:
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
     and the classes found without labels (each kind counts as its commonest training class). For
-    32 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
+    64 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
     that are turned by any angle, read at the turn at which the objects explain the parts best.
     """
     options.refuse_run()
@@ -83,30 +82,58 @@ def objects(options: Options, **settings: Any) -> Result:
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
     real = classifier.read(data.test.images[: chosen.images])
+    options.say("Parsing all images")
+    published = on_published_parts(chosen.main, chosen, options.seed).guide
+    sets = parsed(data, options.seed, guide=published)
+    sets = replace(sets, test=part_sets(published.with_scope("parts"), data.test, options.seed))
     numbers: Numbers = {}
-    grid: dict[str, Numbers] = {}
     main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
-    table: dict[str, dict[str, float]] = {}
+    by_kinds: dict[str, Numbers] = {}
     for kinds in chosen.kinds:
         options.say(f"Training objects of {kinds} kinds")
         entry = on_published_parts(kinds, chosen, options.seed)
-        sets, held_out = train_objects(entry, data, chosen, options)
-        found = classes_found(entry, sets, held_out)
+        train_objects(entry, sets, chosen, options)
+        options.say("Measuring")
+        read = [read_objects(entry.guide, split.images) for split in (sets.train, sets.test)]
         samples = mean_images(entry.model, chosen.images, seed=options.seed)
-        found |= looks(classifier.read(samples), real)
         rows[f"{kinds} kinds"] = samples[:12]
-        for name, value in found.items():
-            grid.setdefault(name, {})[str(kinds)] = value
-        table[f"{kinds} kinds"] = {name: value[0] for name, value in found.items()}
+        by_kinds[str(kinds)] = {
+            **classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels]),
+            **looks(classifier.read(samples), real),
+        }
         if kinds == chosen.main:
             main = entry
-            numbers |= lost(entry, data.test.images[: chosen.held_out], options.seed)
-            numbers |= probes(entry, sets, held_out)
-            numbers |= turned_digits(entry, sets, data.test[: chosen.turned])
+            numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
+    metrics: Metrics = {**by_quantity(by_kinds), **numbers}
+    table = {
+        f"{kinds} kinds": {name: value[0] for name, value in found.items()}
+        for kinds, found in by_kinds.items()
+    }
     shown = {"": draw(rows)}
-    metrics: Metrics = {**grid, **numbers}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+
+
+def in_all_ways(
+    entry: Entry, data: Dataset, sets: Dataset, read: list[Object], chosen: Settings, seed: int
+) -> Numbers:
+    """Measure what objects lose of the images, linear probes, and turned digits.
+
+    Args:
+        entry: the trained entry.
+        data, sets: images, and the part sets that were found in them.
+        read: what the guide infers of training and test sets.
+    """
+    labels = sets.train.labels, sets.test.labels
+    parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
+    features = [each.features() for each in read]
+    probe = fit_probe(features[0][:PROBED], labels[0][:PROBED])
+    return {
+        **lost(entry, data.test.images[: chosen.held_out], seed),
+        **probes(features, labels, "probe"),
+        **probes(parts, labels, "probe_parts"),
+        **turned_digits(entry, probe, data.test[: chosen.turned]),
+    }
 
 
 def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
@@ -127,19 +154,13 @@ def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
     return entry
 
 
-def train_objects(
-    entry: Entry, data: Dataset, chosen: Settings, options: Options
-) -> tuple[Split, Split]:
-    """Train objects on frozen parts, and return the part sets of training and test images."""
+def train_objects(entry: Entry, sets: Dataset, chosen: Settings, options: Options) -> None:
+    """Train objects on part sets."""
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     shared: dict[str, Any] = dict(ON_PART_SETS)
     shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
-    clusters = clustered(data, options.seed, guide=entry.guide)
-    steps = options.shortened(chosen.cluster_steps)
-    fit(*pair, clusters, labels=True, steps=steps, schedule="constant", **shared)
-    sets = parsed(data, options.seed, guide=entry.guide)
-    fit(*pair, sets, steps=options.shortened(chosen.steps), schedule="linear", **shared)
-    return sets.train, part_sets(entry.guide.with_scope("parts"), data.test, options.seed)
+    start_objects(entry.guide, sets.train, options.seed)
+    fit(*pair, sets, steps=options.shortened(chosen.steps), **shared)
 
 
 class Object(NamedTuple):
@@ -147,18 +168,22 @@ class Object(NamedTuple):
 
     Attributes:
         belief: q(k), (N, K).
-        pose, code: centers for the likeliest kind, (N, 6) and (N, d).
+        pose: center for the likeliest kind, (N, 6).
+        codes: center of the code for every kind, times the belief in the kind, (N, K, d).
         explained: estimate of log p(parts), (N,), in nats.
     """
 
     belief: Tensor
     pose: Tensor
-    code: Tensor
+    codes: Tensor
     explained: Tensor
 
     def features(self) -> np.ndarray:
-        """Return the belief, the code and the pose side by side."""
-        return torch.cat([self.belief, self.code, self.pose], dim=-1).numpy()
+        """Return the belief, the codes and the pose side by side.
+
+        The codes of different kinds have different meanings, so each kind has columns of its own.
+        """
+        return torch.cat([self.belief, self.codes.flatten(1), self.pose], dim=-1).numpy()
 
 
 @torch.no_grad()
@@ -170,23 +195,30 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor) -> Object:
         proposals = guide.propose(parts)
         logits = guide.kind_logits(parts, proposals)
         best, rows = logits.argmax(-1), torch.arange(len(few))
-        centers = proposals.pose[rows, best], proposals.code[rows, best]
-        found.append(Object(logits.softmax(-1), *centers, logits.logsumexp(-1)))
+        belief = logits.softmax(-1)
+        codes = belief[..., None] * proposals.code
+        pose = proposals.pose[rows, best]
+        found.append(Object(belief, pose, codes, logits.logsumexp(-1)))
     return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def classes_found(entry: Entry, train: Split, test: Split) -> Numbers:
+def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
     """Measure how well kinds match the classes, which training never saw, and how many are used.
 
     A kind counts as its commonest class among training images, for the likeliest kind
     (`classes_found`) and for one that is drawn (`drawn_class`). Where there are as many kinds as
     classes, also with one kind for each class (`classes_one_to_one`).
+
+    Args:
+        beliefs: q(k) of training and test images, (N, K) each.
+        labels: their classes, (N,) each.
     """
-    belief, asked = (read_objects(entry.guide, split.images).belief for split in (train, test))
+    belief, asked = beliefs
+    known, truth = labels
     kinds = belief.shape[1]
-    classes = int(train.labels.max()) + 1
+    classes = int(known.max()) + 1
     count = torch.zeros(kinds, classes)
-    count.index_put_((belief.argmax(-1), train.labels), torch.ones(len(belief)), accumulate=True)
+    count.index_put_((belief.argmax(-1), known), torch.ones(len(belief)), accumulate=True)
     commonest = count.argmax(1)
     drawn = torch.multinomial(asked, 1, generator=torch.Generator().manual_seed(0))[:, 0]
     answers = {"classes_found": commonest[asked.argmax(-1)], "drawn_class": commonest[drawn]}
@@ -196,7 +228,7 @@ def classes_found(entry: Entry, train: Split, test: Split) -> Numbers:
         single[torch.from_numpy(kind)] = torch.from_numpy(own)
         answers["classes_one_to_one"] = single[asked.argmax(-1)]
     found: Numbers = {
-        name: mean_and_error((given == test.labels).double()) for name, given in answers.items()
+        name: mean_and_error((given == truth).double()) for name, given in answers.items()
     }
     share = belief.mean(0)
     entropy = torch.special.entr(share).sum()
@@ -217,37 +249,35 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
     return {"share_lost": ratio(inferred - redrawn, inferred - background)}
 
 
-def probes(entry: Entry, train: Split, test: Split) -> Numbers:
-    """Fit linear probes on kind, code and pose, and on the parts alone."""
-    found: Numbers = {}
-    ours = [read_objects(entry.guide, split.images).features() for split in (train, test)]
-    parts = [split.images.flatten(1).numpy() for split in (train, test)]
-    for name, (features, asked) in {"probe": ours, "probe_parts": parts}.items():
-        for ending, n in {"": PROBED, "_all": len(train)}.items():
-            labels = train.labels[:n]
-            found[name + ending] = linear_probe(features[:n], labels, asked, test.labels)
-    return found
+def probes(features: Sequence[np.ndarray], labels: Sequence[Tensor], name: str) -> Numbers:
+    """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
+    (given, asked), (known, truth) = features, labels
+    return {
+        name + ending: linear_probe(given[:n], known[:n], asked, truth)
+        for ending, n in {"": PROBED, "_all": len(given)}.items()
+    }
 
 
-def turned_digits(entry: Entry, train: Split, test: Split) -> Numbers:
+def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     """Classify digits turned by any angle with a probe that was fitted on upright ones.
 
     Each is parsed at every one of 24 turns, and read where its parts are explained best.
     """
-    probe = fit_probe(
-        read_objects(entry.guide, train.images[:PROBED]).features(), train.labels[:PROBED]
-    )
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
     reader = entry.guide.with_scope("parts")
-    seen = []
+    explained = images.new_full((len(images),), -math.inf)
+    best = torch.zeros(len(images))
+    answers = np.zeros(len(images), dtype=int)
     for turn in range(TURNS):
         angle = images.new_full((len(images),), 2 * math.pi * turn / TURNS)
         sets = part_sets(reader, Split(turned(images, angle), test.labels))
-        seen.append(read_objects(entry.guide, sets.images))
-    best = torch.stack([each.explained for each in seen]).argmax(0)
-    features = np.stack([each.features() for each in seen])[best.numpy(), np.arange(len(best))]
-    right = probe.predict(features) == test.labels.numpy()
+        seen = read_objects(entry.guide, sets.images)
+        better = seen.explained > explained
+        explained = torch.where(better, seen.explained, explained)
+        best[better] = turn
+        answers = np.where(better.numpy(), probe.predict(seen.features()), answers)
+    right = answers == test.labels.numpy()
     away = (degrees + 360 * best / TURNS + 180) % 360 - 180  # from upright, after the turn
     return {
         "rotated_turned": mean_and_error(right.astype(float)),

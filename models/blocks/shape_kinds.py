@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.parent_selection import Capsules, ChildLaw, Relation, first_transform
+from capsule_zoo.models.blocks.parent_selection import ChildLaw, Relation, first_transform
 
 _INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
-_LEAST_SHARE = 1e-3  # of images, for presences and kinds that start from clusters
+_NEAR_LEAST = 0.01  # distance of a first deviation from the least one, in units of the least
+_DUMMY_SHARE = 1e-3  # of parts, in kinds that start from given laws
 
 
 class ShapedLaw(ChildLaw):
@@ -130,38 +131,29 @@ class ShapeKinds(Relation):
         return PartLaw(vote, logits, scale, weight - math.log(self.epsilon), own, dummy)
 
     @torch.no_grad()
-    def start_from(self, parts: Capsules, clusters: Tensor) -> Tensor:
-        """Set every kind to the means and deviations of one cluster of parsed images.
+    def start_from(
+        self, presence: Tensor, mean: Tensor, loadings: Tensor, deviation: Tensor, known: Tensor
+    ) -> None:
+        """Set the kinds to given laws of their parts, of objects at the identity.
 
-        Deformations start at random again, small. A kind whose cluster is empty keeps its
-        arrangement.
+        Presences do not depend on codes at first, and hardly any part belongs to the dummy.
 
         Args:
-            parts: presences (N, P), 0 or 1, and poses (N, P, 6).
-            clusters: the kind of each image, (N,).
-
-        Returns:
-            Logits of the kinds, (K,).
+            presence: probabilities, (K, P).
+            mean, deviation: of the poses, (K, P, 6).
+            loadings: how codes move the poses, (K, P, 6, d).
+            known: whether a part's poses are known, (P,); other parts keep their arrangement.
         """
-        there, pose = parts
-        kinds = len(self.transform)
-        member = F.one_hot(clusters, kinds).to(pose).T  # (K, N)
-        number = member.sum(1)
-        present = member @ there  # (K, P)
-        share = present / number.clamp(min=1)[:, None]
-        share = share.clamp(_LEAST_SHARE, 1 - _LEAST_SHARE)
-        weight = present.clamp(min=1)[..., None]
-        mean = torch.einsum("kn,np,npi->kpi", member, there, pose) / weight
-        square = torch.einsum("kn,np,npi->kpi", member, there, pose.square()) / weight
-        scale = (square - mean.square()).clamp(min=self.sigma_min**2).sqrt()
-        known = (present >= 2)[..., None]
+        known = known[:, None]
         identity = poses.identity_like(mean)
         self.transform.copy_(torch.where(known, mean - identity, self.transform))
-        raw = (scale - self.sigma_min).clamp(min=1e-3).expm1().log()
+        self.pose_codes.copy_(torch.where(known[..., None], loadings, self.pose_codes))
+        least = _NEAR_LEAST * self.sigma_min
+        raw = (deviation - self.sigma_min).clamp(min=least).expm1().log()
         self.raw_scale.copy_(torch.where(known, raw, self.raw_scale))
-        self.presence_logits.copy_(share.logit())
-        self.log_affinity.zero_()
-        return (number / number.sum()).clamp(min=_LEAST_SHARE / kinds).log()
+        self.presence_logits.copy_(presence.logit())
+        self.presence_codes.zero_()
+        self.log_affinity.fill_(math.log(self.epsilon / _DUMMY_SHARE))
 
 
 def placed(pose: Tensor, arrangement: Tensor) -> Tensor:

@@ -275,24 +275,23 @@ def test_at_rest_the_parts_are_those_of_the_first_kind():
     torch.testing.assert_close(votes, model.shapes.place[0].expand(BATCH, PARTS, 6))
 
 
-def test_clusters_become_the_means_and_deviations_of_their_kinds():
+def test_kinds_start_as_the_laws_that_they_are_given():
+    """Means move with codes as the loadings say, and parts without known poses stay."""
     model = made().with_scope("objects")
-    generator = torch.Generator().manual_seed(3)
-    clusters = torch.arange(2000) % 2
-    place = torch.randn(2, PARTS, 6, generator=generator).double()
-    noise = torch.randn(2000, PARTS, 6, generator=generator).double()
-    share = torch.tensor([[0.9, 0.2], [0.5, 1.0]]).double()
-    there = torch.bernoulli(share[clusters], generator=generator)
-    logits = model.shapes.start_from(Capsules(there, place[clusters] + 0.1 * noise), clusters)
-    torch.testing.assert_close(
-        logits.softmax(-1)[:2], torch.full((2,), 0.5).double(), atol=1e-3, rtol=0
-    )
-    torch.testing.assert_close(model.shapes.place[:2], place, atol=0.05, rtol=0)
-    torch.testing.assert_close(
-        model.shapes.scale[:2], torch.full_like(place, 0.1), atol=0.02, rtol=0
-    )
-    found = model.shapes.presence_logits[:2].sigmoid()
-    torch.testing.assert_close(found, share, atol=0.06, rtol=0)
+    before = model.shapes.place.clone()
+    presence = torch.tensor([[0.9, 0.2], [0.5, 0.8], [0.3, 0.3]]).double()
+    mean = torch.randn(KINDS, PARTS, 6).double()
+    loadings = torch.randn(KINDS, PARTS, 6, CODES).double()
+    deviation = 0.05 + torch.rand(KINDS, PARTS, 6).double()
+    model.shapes.start_from(presence, mean, loadings, deviation, torch.tensor([True, False]))
+    kind, code = torch.tensor([[2]]), torch.randn(1, 1, CODES).double()
+    law = model.shapes.part_law(kind, poses.identity_like(code).view(1, 1, 6), code)
+    expected = mean[2] + loadings[2] @ code[0, 0]
+    torch.testing.assert_close(law.vote[0, 0], expected[0])
+    torch.testing.assert_close(law.scale[0, 0], deviation[2, 0])
+    torch.testing.assert_close(law.logits[0].sigmoid(), presence[2])
+    torch.testing.assert_close(model.shapes.place[:, 1], before[:, 1])
+    assert (law.log_odds > 6).all()
 
 
 def test_part_sets_hold_presence_and_pose():
