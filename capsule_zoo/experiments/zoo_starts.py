@@ -61,6 +61,7 @@ def first_step(job: Job[Task]) -> tuple[float, float]:
         found.append((float(check.step), error))
         return error < 1
 
+    known: dict[str, Any] = {"labels": True} if takes_apart(entry) else {}
     train(
         entry,
         data.train,
@@ -69,7 +70,7 @@ def first_step(job: Job[Task]) -> tuple[float, float]:
         steps=task.steps,
         validate_every=task.every,
         callbacks=[has_started],
-        **({"labels": True} if takes_apart(entry) else {}),
+        **known,
     )
     step, error = found[-1]
     return (step, error) if error < 1 else (task.steps + 1.0, error)
