@@ -78,6 +78,11 @@ def _register(name: str) -> Callable[..., Result]:
         training: int = 3000,
     ) -> Result:
         entry, data = opened(name, options, options.shortened(training))
+        if entry.name != name:
+            raise ValueError(
+                f"run holds {entry.name!r}, but this experiment compares guides to {name!r}; give "
+                f"a run of {name!r}, or compare by capsule-zoo compare"
+            )
         steps = options.shortened(fitting)
         options.say(f"Comparing {', '.join(guides_of(entry))} on {images} held-out images")
         table = compare_run(
