@@ -68,7 +68,7 @@ def test_a_run_is_refused_where_it_would_not_be_measured(name):
 
 
 def test_guides_of_one_entry_are_not_compared_on_a_run_of_another(mnist_root):
-    with pytest.raises(ValueError, match="run holds 'part-whole'.*guides to 'vae'"):
+    with pytest.raises(ValueError, match="run holds 'part-whole'"):
         find_experiment("vae/guides")(Options(run="part-whole-mnist", data_root=mnist_root))
 
 
