@@ -69,8 +69,9 @@ def test_experiment_gives_what_it_promises(name, tmp_path):
 
 
 def test_every_experiment_is_tried():
-    known = experiments.list_experiments("recurrent-capsules/*")
-    assert known == sorted(f"recurrent-capsules/{name}" for name in PROMISED)
+    known = set(experiments.list_experiments("recurrent-capsules/*"))
+    known -= {"recurrent-capsules/guides"}  # which is a test of its own
+    assert known == {f"recurrent-capsules/{name}" for name in PROMISED}
 
 
 def test_a_given_run_is_measured_without_training(tmp_path, miniature):
