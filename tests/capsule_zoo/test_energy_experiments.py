@@ -104,7 +104,7 @@ def test_experiment_gives_what_it_promises(name, tmp_path):
 def test_every_energy_experiment_is_tried():
     kinds = ("capsule-rbm/*", "capsule-helmholtz/*")
     known = {name for kind in kinds for name in experiments.list_experiments(kind)}
-    assert known - {"capsule-helmholtz/guides"} == set(PROMISED)  # which is a test of its own
+    assert known - {"capsule-helmholtz/guides"} == set(PROMISED)  # which has tests of its own
 
 
 def test_a_given_run_is_measured_without_training(tmp_path):

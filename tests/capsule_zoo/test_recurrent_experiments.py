@@ -70,7 +70,7 @@ def test_experiment_gives_what_it_promises(name, tmp_path):
 
 def test_every_experiment_is_tried():
     known = set(experiments.list_experiments("recurrent-capsules/*"))
-    known -= {"recurrent-capsules/guides"}  # which is a test of its own
+    known -= {"recurrent-capsules/guides"}  # which has tests of its own
     assert known == {f"recurrent-capsules/{name}" for name in PROMISED}
 
 
