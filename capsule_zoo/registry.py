@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyro.infer import ELBO
 from torch import Tensor, nn
@@ -47,6 +47,8 @@ if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
 NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
+
+G = TypeVar("G", bound=Guide)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,19 @@ class Entry:
         if name not in self.guides:
             raise ValueError(unknown("guide", name, list(self.guides)))
         return self.guides[name](self)
+
+    def guide_of(self, kind: type[G]) -> G:
+        """Return this entry's guide, from which variants are made.
+
+        Raises:
+            ValueError: the guide is not of this class.
+        """
+        if not isinstance(self.guide, kind):
+            raise ValueError(
+                f"the entry's guide must be a {kind.__name__}, not {type(self.guide).__name__}; "
+                "replace it before its variants are made"
+            )
+        return self.guide
 
     @property
     def fitters(self) -> dict[str, Fitter]:

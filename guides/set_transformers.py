@@ -35,8 +35,8 @@ _FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior h
 
 
 @dataclass(frozen=True)
-class SetTransformers:
-    """The settings of the set transformers that infer each level from the level below.
+class TransformerSizes:
+    """The sizes of set transformers that infer parents from sets of children.
 
     Args:
         width, heads, blocks, inducing: sizes of each transformer; see `SetTransformer`.
@@ -54,6 +54,22 @@ class SetTransformers:
         check_at_least(1, width=self.width, heads=self.heads, inducing=self.inducing)
         check_at_least(0, blocks=self.blocks)
 
+    def network(self, inputs: int, parents: int, outputs: int) -> SetTransformer:
+        """Return a new transformer, whose outputs 1 to 6 are the raw poses of the parents.
+
+        Parents start upright, in the middle, at full size.
+        """
+        sizes = self.width, self.heads, self.blocks, self.inducing
+        transformer = SetTransformer(inputs, parents, outputs, *sizes)
+        transformer.read_weight.data[..., 1:7] *= 0.1
+        transformer.read_bias.data[:, 1:3] += _FULL_SIZE
+        return transformer
+
+
+@dataclass(frozen=True)
+class SetTransformers(TransformerSizes):
+    """The settings of the set transformers that infer each level from the level below."""
+
     @property
     def features(self) -> int:
         """The number of features from which the deviations of each pose are computed."""
@@ -69,27 +85,30 @@ class SetTransformerParents(PyroModule):
 
     def __init__(self, settings: SetTransformers, levels: Sequence[Level]) -> None:
         super().__init__()
-        sizes = settings.width, settings.heads, settings.blocks, settings.inducing
         self.transformers = PyroModule[nn.ModuleList](
-            SetTransformer(7 + child.size, parent.size, OUTPUTS, *sizes)
+            settings.network(7 + child.size, parent.size, OUTPUTS)
             for parent, child in pairwise(levels)
         )
-        for transformer in self.transformers:  # parents start upright, in the middle, at full size
-            transformer.read_weight.data[..., 1:7] *= 0.1
-            transformer.read_bias.data[:, 1:3] += _FULL_SIZE
         self.balance = PyroModule[nn.ModuleList](BalancedLogits(p.size) for p in levels[:-1])
 
     def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
         """Return the proposal for level `index`, given the capsules drawn one level down."""
-        members = _as_set(children, model.relaxed)
+        members = as_set(children.pose, children.presence, model.relaxed)
         read = over_leading(self.transformers[index], members, 2)  # (B, parents, OUTPUTS)
         logits = self.balance[index](read[..., 0])
         return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
 
 
-def _as_set(capsules: Capsules, relaxed: bool) -> Tensor:
-    """Return capsules as a set of pose, presence and one-hot identity, (B, n, 7 + n)."""
-    there = as_presence(capsules.presence, relaxed)[..., None]
-    *batch, n = capsules.presence.shape
+def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> Tensor:
+    """Return capsules as a set (B, n, 7 + f + n): pose, presence, features, one-hot identity.
+
+    Args:
+        pose: (B, n, 6).
+        presence: (B, n), the values of a presence site.
+        relaxed: whether the site is relaxed.
+        features: further numbers of each capsule, (B, n, f) in all.
+    """
+    there = as_presence(presence, relaxed)[..., None]
+    *batch, n = presence.shape
     identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
-    return torch.cat([capsules.pose, there, identity], dim=-1)
+    return torch.cat([pose, there, *features, identity], dim=-1)

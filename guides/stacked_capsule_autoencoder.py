@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.part_reader import PartReader
 from capsule_zoo.guides.routing_part_whole import activation, best_pose
+from capsule_zoo.guides.set_transformers import TransformerSizes, as_set
 from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.layers import SetTransformer
 from capsule_zoo.models.blocks.leading import over_leading
 from capsule_zoo.models.blocks.object_votes import (
     FeaturedCapsules,
@@ -53,7 +53,6 @@ from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoenc
 POSES = ("delta", "normal")
 NOISES = ("uniform", "concrete", "none")
 _INITIAL_SCALE = 0.02  # deviation of a fresh normal law: close to the point that it replaces
-_FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
 
 
 class NoisyLogit(dist.Uniform):
@@ -143,24 +142,10 @@ class Objects(Protocol):
 
 
 @dataclass(frozen=True)
-class SetTransformerObjects:
-    """The settings of a set transformer that infers objects from parts, as in the paper.
-
-    Args:
-        width, heads, blocks, inducing: sizes of the transformer; see `SetTransformer`.
-
-    Raises:
-        ValueError: a size out of range.
-    """
+class SetTransformerObjects(TransformerSizes):
+    """The settings of a set transformer that infers objects from parts, as in the paper."""
 
     width: int = 64
-    heads: int = 4
-    blocks: int = 2
-    inducing: int = 16
-
-    def __post_init__(self) -> None:
-        check_at_least(1, width=self.width, heads=self.heads, inducing=self.inducing)
-        check_at_least(0, blocks=self.blocks)
 
     def build(self, model: StackedCapsuleAutoencoder) -> TransformedObjects:
         """Return a new network for the objects and parts of the model."""
@@ -174,26 +159,13 @@ class TransformedObjects(PyroModule):
         super().__init__()
         objects, parts = (level.size for level in model.levels)
         self.numbers = 7 + model.object_features
-        self.transformer = SetTransformer(
-            7 + model.part_features + parts,
-            objects,
-            self.numbers,
-            settings.width,
-            settings.heads,
-            settings.blocks,
-            settings.inducing,
-        )
-        # objects start upright, in the middle, at full size
-        self.transformer.read_weight.data[..., 1:7] *= 0.1
-        self.transformer.read_bias.data[:, 1:3] += _FULL_SIZE
+        inputs = 7 + model.part_features + parts
+        self.transformer = settings.network(inputs, objects, self.numbers)
 
     def forward(
         self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
     ) -> FeaturedProposal:
-        there = as_presence(parts.presence, model.relaxed)[..., None]
-        *batch, n = parts.presence.shape
-        identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
-        members = torch.cat([parts.pose, there, parts.feature, identity], dim=-1)
+        members = as_set(parts.pose, parts.presence, model.relaxed, parts.feature)
         read = over_leading(self.transformer, members, 2)  # (B, objects, numbers)
         pose = poses.from_parameters(read[..., 1:7])
         return FeaturedProposal(read[..., 0], pose, read[..., 7:], F.elu(read))

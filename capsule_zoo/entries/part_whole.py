@@ -26,22 +26,12 @@ SMALL = dict(
 
 def _with_poses(entry: Entry, pose: str) -> PartWholeGuide:
     """Return the entry's guide with another law of the poses and the same trained weights."""
-    return _guide_of(entry).with_poses(pose)
+    return entry.guide_of(PartWholeGuide).with_poses(pose)
 
 
 def _routing(entry: Entry) -> PartWholeGuide:
     """Return a guide with EM routing above the entry's own reader of parts."""
-    return _guide_of(entry).with_poses("delta").with_objects(EMObjects())
-
-
-def _guide_of(entry: Entry) -> PartWholeGuide:
-    """Return the entry's guide; raise ValueError if it is not made of a reader and objects."""
-    if not isinstance(entry.guide, PartWholeGuide):
-        raise ValueError(
-            f"the entry's guide must be a PartWholeGuide, not {type(entry.guide).__name__}; "
-            "replace it before its variants are made"
-        )
-    return entry.guide
+    return entry.guide_of(PartWholeGuide).with_poses("delta").with_objects(EMObjects())
 
 
 PICTURES = {

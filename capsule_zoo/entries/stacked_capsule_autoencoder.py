@@ -48,16 +48,6 @@ SMALL: dict[str, Any] = dict(
 )
 
 
-def _guide_of(entry: Entry) -> StackedCapsuleGuide:
-    """Return the entry's guide; raise ValueError if it is not a `StackedCapsuleGuide`."""
-    if not isinstance(entry.guide, StackedCapsuleGuide):
-        raise ValueError(
-            f"the entry's guide must be a StackedCapsuleGuide, not {type(entry.guide).__name__}; "
-            "replace it before its variants are made"
-        )
-    return entry.guide
-
-
 @register(
     "stacked-capsule-autoencoder",
     small=SMALL,
@@ -97,8 +87,10 @@ def stacked_capsule_autoencoder(
             "delta": lambda entry: StackedCapsuleGuide(
                 entry.model, "delta", reader=parts, objects=objects
             ),
-            "normal": lambda entry: _guide_of(entry).with_poses("normal"),
-            "em": lambda entry: _guide_of(entry).with_objects(EMConstellations()),
+            "normal": lambda entry: entry.guide_of(StackedCapsuleGuide).with_poses("normal"),
+            "em": lambda entry: entry.guide_of(StackedCapsuleGuide).with_objects(
+                EMConstellations()
+            ),
         },
         objective=StackedCapsuleObjective(**loss),
         training=dict(

@@ -27,8 +27,9 @@ from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.figures.curves import climbs
 from capsule_zoo.figures.part_whole import parses
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import Comparison, compare, fit, reconstruct, widen
+from capsule_zoo.inference import Comparison, compare, reconstruct, widen
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.models import Model
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -247,19 +248,9 @@ def automatic(
 ) -> AutoGuide:
     """Return one of Pyro's automatic guides, fitted to these images."""
     guide = kind(model, init_loc_fn=init_to_sample)
-    fit(
-        model,
-        guide,
-        images,
-        steps=steps,
-        lr=0.02,
-        schedule="linear",
-        batch_size=len(images),
-        freeze="model",
-        seed=options.seed,
-        progress=options.progress,
-        **checkpoints(options, kind.__name__),
-    )
+    saved = checkpoints(options, kind.__name__)
+    how: dict[str, Any] = dict(steps=steps, seed=options.seed, progress=options.progress)
+    fit_to_images(guide, model, images, **how, **saved)
     return guide
 
 

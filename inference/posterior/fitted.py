@@ -14,11 +14,12 @@ Each serves every directed model with a density whose sites it can draw, and non
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from pyro.infer.autoguide import AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_value
 from torch import Tensor, nn
 
+from capsule_zoo.data import Split
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.free_form import families_of
 from capsule_zoo.guides.site_laws import Continuous, UnservedSite
@@ -78,19 +79,26 @@ def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed:
             if isinstance(family, Continuous)
         }
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
-        fit(
-            model,
-            guide,
-            images,
-            steps=steps,
-            lr=0.02,
-            schedule="linear",
-            batch_size=len(images),
-            freeze="model",
-            seed=seed,
-            progress=False,
-        )
+        fit_to_images(guide, model, images, steps=steps, seed=seed, progress=False)
     return guide
+
+
+def fit_to_images(
+    guide: AutoGuide,
+    model: Model,
+    images: Tensor | Split,
+    *,
+    steps: int,
+    seed: int,
+    **settings: Any,
+) -> None:
+    """Fit one of Pyro's automatic guides to these images, all in one batch, by a frozen model.
+
+    Args:
+        settings: further arguments of `fit`.
+    """
+    whole: dict[str, Any] = dict(batch_size=len(images), freeze="model", seed=seed)
+    fit(model, guide, images, steps=steps, lr=0.02, schedule="linear", **whole, **settings)
 
 
 def general_guides(model: Model) -> dict[str, Fitter]:
