@@ -25,7 +25,7 @@ from capsule_zoo.guides.turns import turned
 from capsule_zoo.inference import fit
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, train_classifier
 from capsule_zoo.models.shape_codes import from_part_sets
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, create, load
@@ -37,6 +37,7 @@ PARTS_OF = "part-whole-mnist"
 REDRAWS, PROBED = 10, 10_000
 TURNS = 24
 OBJECT = ["object_kind", "object_pose", "object_code"]
+REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Settings:
         images: images in every Frechet distance.
         held_out: images on which the loss of redrawn parts is measured.
         turned: digits that are turned by any angle.
+        temperature: of the belief in the features of the probes; see `Object`.
+        penalty: inverse strength of the penalty of the probes on objects.
+        seeds: number of seeds of what is measured again with other starts of the objects.
     """
 
     kinds: tuple[int, ...] = (10, 64)
@@ -65,7 +69,10 @@ class Settings:
     batch_size: int = 256
     images: int = 5000
     held_out: int = 1000
-    turned: int = 3000
+    turned: int = 10_000
+    temperature: float = 100.0
+    penalty: float = 0.1
+    seeds: int = 3
 
 
 @experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
@@ -76,6 +83,7 @@ def objects(options: Options, **settings: Any) -> Result:
     and the classes found without labels (each kind counts as its commonest training class). For
     64 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
     that are turned by any angle, read at the turn at which the objects explain the parts best.
+    `..._over_seeds` is the mean over several starts of the objects, `..._worst` the worst of them.
     """
     options.refuse_run()
     chosen = Settings(**settings)
@@ -95,23 +103,76 @@ def objects(options: Options, **settings: Any) -> Result:
         entry = on_published_parts(kinds, chosen, options.seed)
         train_objects(entry, sets, chosen, options)
         options.say("Measuring")
-        read = [read_objects(entry.guide, split.images) for split in (sets.train, sets.test)]
+        read = read_both(entry.guide, sets, chosen)
         samples = mean_images(entry.model, chosen.images, seed=options.seed)
         rows[f"{kinds} kinds"] = samples[:12]
-        by_kinds[str(kinds)] = {
-            **classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels]),
-            **looks(classifier.read(samples), real),
-        }
+        by_kinds[str(kinds)] = {**in_short(read, sets), **looks(classifier.read(samples), real)}
         if kinds == chosen.main:
             main = entry
             numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
-    metrics: Metrics = {**by_quantity(by_kinds), **numbers}
+    again = [
+        started_again(options.seed + more, data, sets, chosen, options, classifier)
+        for more in range(1, chosen.seeds if main else 1)
+    ]
+    first = {**by_kinds.get(str(chosen.main), {}), **numbers}
+    metrics: Metrics = {**by_quantity(by_kinds), **numbers, **over_seeds(first, again)}
     table = {
         f"{kinds} kinds": {name: value[0] for name, value in found.items()}
         for kinds, found in by_kinds.items()
     }
     shown = {"": draw(rows)}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+
+
+def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> list[Object]:
+    """Infer the objects of training and test sets."""
+    both = sets.train.images, sets.test.images
+    return [read_objects(guide, images, chosen.temperature) for images in both]
+
+
+def in_short(read: list[Object], sets: Dataset) -> Numbers:
+    """Measure the classes that are found in training and test sets."""
+    return classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels])
+
+
+def started_again(
+    seed: int,
+    data: Dataset,
+    sets: Dataset,
+    chosen: Settings,
+    options: Options,
+    classifier: FeatureClassifier,
+) -> Numbers:
+    """Train objects of the main number of kinds from another seed, and measure them in short."""
+    options.say(f"Training objects of {chosen.main} kinds from seed {seed}")
+    entry = on_published_parts(chosen.main, chosen, seed)
+    train_objects(entry, sets, chosen, replace(options, seed=seed))
+    read = read_both(entry.guide, sets, chosen)
+    samples = mean_images(entry.model, chosen.images, seed=seed)
+    real = classifier.read(data.test.images[: chosen.images])
+    features = [each.features() for each in read]
+    labels = sets.train.labels, sets.test.labels
+    return {
+        **in_short(read, sets),
+        **looks(classifier.read(samples), real),
+        **probes(features, labels, "probe", chosen.penalty),
+    }
+
+
+def over_seeds(first: Numbers, again: Sequence[Numbers]) -> Numbers:
+    """Return means and worst values over the seeds of what was measured again.
+
+    Args:
+        first: numbers of the first seed.
+        again: numbers of each other seed; nothing is returned where there are none.
+    """
+    found: Numbers = {}
+    for name in REPEATED if again else ():
+        values = [numbers[name][0] for numbers in (first, *again)]
+        found[f"{name}_over_seeds"] = mean_and_error(values)
+        worst = max(values) if name == "frechet" else min(values)
+        found[f"{name}_worst"] = worst, None, len(values)
+    return found
 
 
 def in_all_ways(
@@ -127,12 +188,12 @@ def in_all_ways(
     labels = sets.train.labels, sets.test.labels
     parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
     features = [each.features() for each in read]
-    probe = fit_probe(features[0][:PROBED], labels[0][:PROBED])
+    probe = fit_probe(features[0][:PROBED], labels[0][:PROBED], chosen.penalty)
     return {
         **lost(entry, data.test.images[: chosen.held_out], seed),
-        **probes(features, labels, "probe"),
+        **probes(features, labels, "probe", chosen.penalty),
         **probes(parts, labels, "probe_parts"),
-        **turned_digits(entry, probe, data.test[: chosen.turned]),
+        **turned_digits(entry, probe, data.test[: chosen.turned], chosen.temperature),
     }
 
 
@@ -166,39 +227,50 @@ def train_objects(entry: Entry, sets: Dataset, chosen: Settings, options: Option
 class Object(NamedTuple):
     """What a guide infers of the objects of N part sets.
 
+    The law of a part set has about a hundred numbers, so that q(k) is nearly always certain of one
+    kind: what the likeliest kind cannot say of a part set is lost. The features therefore weigh
+    kinds by a tempered belief, softmax_k(log q(k) / T). At T = 7 P the weights are those of the
+    geometric mean density of a number of the part set.
+
     Attributes:
         belief: q(k), (N, K).
-        pose: center for the likeliest kind, (N, 6).
-        codes: center of the code for every kind, times the belief in the kind, (N, K, d).
+        tempered: belief at the temperature T, (N, K).
+        pose: mean over the tempered belief of the pose's center for every kind, (N, 6).
+        codes: center of the code for every kind, times the tempered belief in it, (N, K, d).
         explained: estimate of log p(parts), (N,), in nats.
     """
 
     belief: Tensor
+    tempered: Tensor
     pose: Tensor
     codes: Tensor
     explained: Tensor
 
     def features(self) -> np.ndarray:
-        """Return the belief, the codes and the pose side by side.
+        """Return the tempered belief, the codes and the pose side by side.
 
         The codes of different kinds have different meanings, so each kind has columns of its own.
         """
-        return torch.cat([self.belief, self.codes.flatten(1), self.pose], dim=-1).numpy()
+        return torch.cat([self.tempered, self.codes.flatten(1), self.pose], dim=-1).numpy()
 
 
 @torch.no_grad()
-def read_objects(guide: ShapeCodesGuide, sets: Tensor) -> Object:
-    """Infer the objects of part sets (N, 1, P, 7)."""
+def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0) -> Object:
+    """Infer the objects of part sets (N, 1, P, 7).
+
+    Args:
+        temperature: T, of the belief in the features.
+    """
     guide, found = guide.with_scope("objects"), []
     for few in sets.split(500):
         parts = from_part_sets(few)
         proposals = guide.propose(parts)
         logits = guide.kind_logits(parts, proposals)
-        best, rows = logits.argmax(-1), torch.arange(len(few))
-        belief = logits.softmax(-1)
-        codes = belief[..., None] * proposals.code
-        pose = proposals.pose[rows, best]
-        found.append(Object(belief, pose, codes, logits.logsumexp(-1)))
+        tempered = (logits / temperature).softmax(-1)
+        codes = tempered[..., None] * proposals.code
+        pose = (tempered[..., None] * proposals.pose).sum(-2)
+        explained = logits.logsumexp(-1)
+        found.append(Object(logits.softmax(-1), tempered, pose, codes, explained))
     return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
@@ -249,19 +321,24 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
     return {"share_lost": ratio(inferred - redrawn, inferred - background)}
 
 
-def probes(features: Sequence[np.ndarray], labels: Sequence[Tensor], name: str) -> Numbers:
+def probes(
+    features: Sequence[np.ndarray], labels: Sequence[Tensor], name: str, penalty: float = 1.0
+) -> Numbers:
     """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
     (given, asked), (known, truth) = features, labels
     return {
-        name + ending: linear_probe(given[:n], known[:n], asked, truth)
+        name + ending: linear_probe(given[:n], known[:n], asked, truth, penalty)
         for ending, n in {"": PROBED, "_all": len(given)}.items()
     }
 
 
-def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
+def turned_digits(entry: Entry, probe: Any, test: Split, temperature: float = 1.0) -> Numbers:
     """Classify digits turned by any angle with a probe that was fitted on upright ones.
 
     Each is parsed at every one of 24 turns, and read where its parts are explained best.
+
+    Args:
+        temperature: of the belief in the features of the probe.
     """
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
@@ -272,7 +349,7 @@ def turned_digits(entry: Entry, probe: Any, test: Split) -> Numbers:
     for turn in range(TURNS):
         angle = images.new_full((len(images),), 2 * math.pi * turn / TURNS)
         sets = part_sets(reader, Split(turned(images, angle), test.labels))
-        seen = read_objects(entry.guide, sets.images)
+        seen = read_objects(entry.guide, sets.images, temperature)
         better = seen.explained > explained
         explained = torch.where(better, seen.explained, explained)
         best[better] = turn

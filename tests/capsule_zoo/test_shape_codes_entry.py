@@ -8,16 +8,25 @@ import pandas as pd
 import pyro
 import pytest
 import torch
+from miniature import few_digits, names_in_record
 from pyro import poutine
 from pyro.infer import TraceEnum_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Split
-from capsule_zoo.experiments.shape_codes import classes_found, lost, read_objects, turned_digits
+from capsule_zoo.experiments import Options
+from capsule_zoo.experiments import shape_codes as experiment
+from capsule_zoo.experiments.shape_codes import (
+    classes_found,
+    lost,
+    over_seeds,
+    read_objects,
+    turned_digits,
+)
 from capsule_zoo.inference import evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
-from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
 from capsule_zoo.registry import Entry, create, load, small_sizes
 from capsule_zoo.runs import folder as runs
 
@@ -110,3 +119,49 @@ def test_turned_digits_are_read_at_one_of_the_turns():
     assert 0 <= found["rotated_turned"][0] <= 1
     assert found["turn_within_20"][2] == 4
     assert features.shape == (60, 2 + 2 * 2 + 6)
+
+
+def test_features_weigh_codes_and_poses_by_the_tempered_belief():
+    entry = made()
+    sets = labeled_sets(entry, 20).images
+    guide = entry.guide.with_scope("objects")
+    parts = from_part_sets(sets)
+    with torch.no_grad():
+        proposals = guide.propose(parts)
+        logits = guide.kind_logits(parts, proposals)
+    odds = ((logits - logits[:, :1]) / 50).exp()
+    weight = odds / odds.sum(-1, keepdim=True)
+    codes = [weight[:, k, None] * proposals.code[:, k] for k in range(2)]
+    pose = sum(weight[:, k, None] * proposals.pose[:, k] for k in range(2))
+    found = read_objects(entry.guide, sets, 50.0)
+    expected = torch.cat([weight, *codes, pose], dim=-1)
+    torch.testing.assert_close(torch.from_numpy(found.features()), expected)
+    sharp = read_objects(entry.guide, sets)
+    assert torch.equal(sharp.tempered, sharp.belief)
+    assert torch.equal(found.belief, sharp.belief)  # the belief itself is not tempered
+    assert (found.tempered.amax(-1) < sharp.belief.amax(-1)).all()
+
+
+def test_worst_and_mean_of_the_seeds():
+    rows = [
+        {"classes_found": 0.9, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 20.0},
+        {"classes_found": 0.6, "drawn_class": 0.9, "probe": 0.9, "probe_all": 0.9, "frechet": 26.0},
+    ]
+    first, again = ({name: (value, None, 1) for name, value in row.items()} for row in rows)
+    found = over_seeds(first, [again])
+    assert found["classes_found_over_seeds"] == pytest.approx((0.75, 0.15, 2))
+    assert found["classes_found_worst"] == (0.6, None, 2)
+    assert found["frechet_worst"] == (26.0, None, 2)  # lower is better
+    assert over_seeds(first, []) == {}
+
+
+@pytest.mark.slow
+def test_the_experiment_measures_every_seed(monkeypatch, tmp_path):
+    few = few_digits(60, 20, size=12)
+    monkeypatch.setattr(experiment, "load_dataset", lambda name, root: few)
+    monkeypatch.setattr(experiment, "on_published_parts", lambda *_: made())
+    small = dict(kinds=(2,), main=2, steps=2, images=20, held_out=4, turned=3, seeds=2)
+    options = Options(progress=False, processes=1)
+    found, _ = names_in_record("shape-codes/objects", options, tmp_path, **small)
+    assert {"probe_all", "rotated_turned", "frechet_2", "probe_worst"} <= found
+    assert {"classes_found_over_seeds", "frechet_worst", "share_lost"} <= found
