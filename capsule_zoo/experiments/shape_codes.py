@@ -41,37 +41,46 @@ REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of the experiment.
+class ObjectSettings:
+    """The settings of objects on published parts.
 
     Args:
-        kinds: numbers of kinds that are tried.
         main: the number of kinds that is measured in all ways.
         codes: numbers of a shape code.
         sigma_min: least deviation of a part's pose.
         sigma_top: deviation of an object's pose.
         steps: updates after the start from factor analyzers.
         batch_size: part sets of an update.
-        images: images in every Frechet distance.
-        held_out: images on which the loss of redrawn parts is measured.
-        turned: digits that are turned by any angle.
         temperature: of the belief in the features of the probes; see `Object`.
         penalty: inverse strength of the penalty of the probes on objects.
-        seeds: number of seeds of what is measured again with other starts of the objects.
     """
 
-    kinds: tuple[int, ...] = (10, 64)
     main: int = 64
     codes: int = 16
     sigma_min: float = 0.025
     sigma_top: float = 0.005
     steps: int = 200
     batch_size: int = 256
+    temperature: float = 100.0
+    penalty: float = 0.1
+
+
+@dataclass(frozen=True)
+class Settings(ObjectSettings):
+    """The settings of the experiment, and of its objects.
+
+    Args:
+        kinds: numbers of kinds that are tried.
+        images: images in every Frechet distance.
+        held_out: images on which the loss of redrawn parts is measured.
+        turned: digits that are turned by any angle.
+        seeds: number of seeds of what is measured again with other starts of the objects.
+    """
+
+    kinds: tuple[int, ...] = (10, 64)
     images: int = 5000
     held_out: int = 1000
     turned: int = 10_000
-    temperature: float = 100.0
-    penalty: float = 0.1
     seeds: int = 3
 
 
@@ -197,14 +206,21 @@ def in_all_ways(
     }
 
 
-def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
-    """Return an untrained entry whose parts are those of the published part-whole weights."""
-    source = load(PARTS_OF)
+def on_published_parts(
+    kinds: int, chosen: ObjectSettings, seed: int, name: str = PARTS_OF
+) -> Entry:
+    """Return an untrained entry whose parts are those of published part-whole weights.
+
+    Args:
+        name: of the weights.
+    """
+    source = load(name)
     pyro.set_rng_seed(seed)
     entry = create(
         "shape-codes",
         kinds=kinds,
         image_shape=source.model.image_shape,
+        guide_sizes=vars(source.guide.reader),
         parts=source.model.levels[-1].size,
         codes=chosen.codes,
         sigma_min=chosen.sigma_min,
@@ -215,7 +231,7 @@ def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
     return entry
 
 
-def train_objects(entry: Entry, sets: Dataset, chosen: Settings, options: Options) -> None:
+def train_objects(entry: Entry, sets: Dataset, chosen: ObjectSettings, options: Options) -> None:
     """Train objects on part sets."""
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     shared: dict[str, Any] = dict(ON_PART_SETS)
