@@ -100,6 +100,7 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
     """
 
     fit_settings = FIT_SETTINGS
+    most_slots = 1
 
     def __init__(
         self,
@@ -117,6 +118,11 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         check_one_of("pose", pose, LAWS)
         check_one_of("objects", objects, LAWS)
         super().__init__(model)
+        if model.slots > self.most_slots:
+            raise ValueError(
+                f"{type(self).__name__} reads one object in a scene, but the model has "
+                f"slots={model.slots}; build the model with slots=1"
+            )
         self.pose = pose
         self.objects = objects
         self.kind = "drawn"

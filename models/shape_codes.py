@@ -14,6 +14,14 @@ part-whole capsules.
     A_i ~ Normal(A (N_ik + U_ik c), t_i sigma_ik + (1 - t_i) sigma_off)           # (B, P, 6)
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 
+Several objects in a scene are S slots. Each has a kind, a pose and a code of its own, (B, S, ...),
+and every part chooses among the dummy and the slots:
+
+    s_i ~ Categorical(dummy: epsilon, slot s: rho_ik of its kind)
+
+All parts of an object may be present at once, so that two objects need twice as many parts: as many
+instances of a template as there are slots.
+
 A (N + U c) is the affine product. Kinds exclude each other, and codes say where all parts are
 together. The objects of part-whole capsules are independent and rigid, so that their prior knows
 little of which parts go together.
@@ -32,6 +40,7 @@ References:
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pyro
@@ -45,6 +54,7 @@ from capsule_zoo.models.blocks.painted_parts import PaintedParts
 from capsule_zoo.models.blocks.parent_selection import Capsules, Level
 from capsule_zoo.models.blocks.selection import pose_about_rotations
 from capsule_zoo.models.blocks.shape_kinds import ShapeKinds
+from capsule_zoo.models.blocks.slots import SlotsLaw
 from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import (
     check_at_least,
@@ -62,6 +72,7 @@ class ShapeCodes(PaintedParts):
         kinds: kinds of objects.
         parts: parts of an image.
         codes: numbers of a shape code.
+        slots: S, objects in a scene.
         template_size: height and width of a part's template, in template pixels.
         image_size: height and width of the images, in pixels; one number for a square.
         channels: 1 (gray) or 3 (color).
@@ -96,6 +107,7 @@ class ShapeCodes(PaintedParts):
         parts: int = 16,
         codes: int = 16,
         *,
+        slots: int = 1,
         template_size: int = 11,
         image_size: int | tuple[int, int] = 28,
         channels: int = 1,
@@ -127,11 +139,12 @@ class ShapeCodes(PaintedParts):
             background=background,
             likelihood=likelihood,
         )
-        check_at_least(1, kinds=kinds, parts=parts, codes=codes)
+        check_at_least(1, kinds=kinds, parts=parts, codes=codes, slots=slots)
         self._set_object_pose(rotations, sigma_top, sigma_place)
         self.levels = (Level("part", parts),)
-        self.plate_dims = {"images": -2, "parts": -1}
+        self.plate_dims = {"images": -2, "parts": -1} | ({"slots": -1} if slots > 1 else {})
         self.codes = codes
+        self.slots = slots
         self.scope = "scene"
         self.kind = "guided"
         self.painted = self.space
@@ -156,8 +169,9 @@ class ShapeCodes(PaintedParts):
     @property
     def sites(self) -> tuple[Site, ...]:
         images, both = ("images",), ("images", "parts")
-        kind = Site("object_kind", images, discrete=True, enumerated=self.kind == "enumerate")
-        objects = (kind, Site("object_pose", images, 1), Site("object_code", images, 1))
+        each = ("images", "slots") if self.slots > 1 else images
+        kind = Site("object_kind", each, discrete=True, enumerated=self.kind == "enumerate")
+        objects = (kind, Site("object_pose", each, 1), Site("object_code", each, 1))
         parts: tuple[Site, ...] = (
             Site("part_presence", both, discrete=not self.relaxed),
             Site("part_pose", both, event_dim=1),
@@ -170,7 +184,11 @@ class ShapeCodes(PaintedParts):
         """Return the model with the same parameters that sums out the kind by enumeration.
 
         It is meant for guides that do not draw the kind, such as Pyro's AutoGuides.
+
+        Raises:
+            ValueError: several slots, whose kinds depend on each other given the parts.
         """
+        self._refuse_slots("with_enumerated_kinds")
         return self.sharing_parameters(kind="enumerate")
 
     def with_scope(self, scope: str) -> ShapeCodes:
@@ -192,6 +210,14 @@ class ShapeCodes(PaintedParts):
             else self.painted,
         )
 
+    def _refuse_slots(self, name: str) -> None:
+        """Raise ValueError if the model has several slots."""
+        if self.slots > 1:
+            raise ValueError(
+                f"{name} needs one object in a scene, but the model has slots={self.slots}; build "
+                "it with slots=1"
+            )
+
     def object_pose_law(self) -> dist.TorchDistribution:
         """Return the law of the object's pose."""
         return pose_about_rotations(self.rotations, self.object_pose_scale(self.kind_logits))
@@ -203,6 +229,8 @@ class ShapeCodes(PaintedParts):
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
+        if labels is not None:
+            self._refuse_slots("labels")
         check_labels(labels, self.kinds)
         batch = batch_size if images is None else len(images)
         with pyro.plate("images", batch, dim=-2):
@@ -210,7 +238,7 @@ class ShapeCodes(PaintedParts):
             if self.scope == "objects":
                 seen = None if images is None else images[:, 0]
                 with pyro.plate("parts", self.levels[-1].size, dim=-1):
-                    law = self.shapes.part_law(kind, pose, code)
+                    law = self._observed_part_law(kind, pose, code)
                     return pyro.sample("part", law, obs=seen).unsqueeze(-3)
             draw = self._marginal if self.selection == "marginal" else self._enumerated
             with pyro.plate("parts", self.levels[-1].size, dim=-1):
@@ -228,22 +256,55 @@ class ShapeCodes(PaintedParts):
         options: dict[str, Any] = {} if labels is None else {"obs": labels[:, None]}
         if self.kind == "enumerate":
             options["infer"] = {"enumerate": "parallel"}
-        kind = pyro.sample("object_kind", dist.Categorical(logits=self.kind_logits), **options)
-        pose = pyro.sample("object_pose", self.object_pose_law())
-        return kind, pose, pyro.sample("object_code", self.object_code_law())
+        each = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()
+        with each:
+            kind = pyro.sample("object_kind", dist.Categorical(logits=self.kind_logits), **options)
+            pose = pyro.sample("object_pose", self.object_pose_law())
+            return kind, pose, pyro.sample("object_code", self.object_code_law())
+
+    def _observed_part_law(
+        self, kind: Tensor, pose: Tensor, code: Tensor
+    ) -> dist.TorchDistribution:
+        """Return the law of part sets, (B, P), each part with its presence and pose."""
+        if self.slots == 1:
+            return self.shapes.part_law(kind, pose, code)
+        return SlotsLaw(self.shapes(kind, pose, code))
 
     def responsibilities(self, kind: Tensor, pose: Tensor, code: Tensor, parts: Capsules) -> Tensor:
-        """Compute p(s_i | everything else), (B, P, 2): of the dummy, and of the object.
+        """Compute p(s_i | everything else), (B, P, 1 + S): of the dummy, and of every object.
 
         Args:
-            kind, pose, code: values of the object's sites, (B, 1), (B, 1, 6) and (B, 1, d).
+            kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
             parts: values of the parts' sites.
         """
         law = self.shapes(kind, pose, code)
         return self._pose_mixture(law, parts.presence).responsibilities(parts.pose)
 
+    def log_joint_of_slots(
+        self, parts: Capsules, kind: Tensor, pose: Tensor, code: Tensor
+    ) -> Tensor:
+        """Compute log p(k, A, c, parts) at given objects, (B,), in nats, in closed form.
+
+        Args:
+            parts: values of the parts' sites.
+            kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
+        """
+        top = self.object_pose_law().log_prob(pose) + self.object_code_law().log_prob(code)
+        top = top + self.kind_logits.log_softmax(-1)[kind]
+        if self.scope == "objects":
+            value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
+            below = self._observed_part_law(kind, pose, code).log_prob(value)
+        else:
+            law = self.shapes(kind, pose, code)
+            below = self._presence_mixture(law).log_prob(parts.presence)
+            below = below + self._pose_mixture(law, parts.presence).log_prob(parts.pose)
+        return top.sum(-1) + below.sum(-1)
+
     def log_joint_of_kinds(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
         """Compute log p(k, A, c, parts) for every kind, (B, K), in nats, in closed form.
+
+        Raises:
+            ValueError: several slots; see `log_joint_of_slots`.
 
         Args:
             parts: values of the parts' sites. In the scope "objects" the poses of parts that are
@@ -251,6 +312,7 @@ class ShapeCodes(PaintedParts):
             pose: a pose for every kind, (B, K, 6).
             code: a code for every kind, (B, K, d).
         """
+        self._refuse_slots("log_joint_of_kinds")
         kinds = torch.arange(self.kinds, device=pose.device)
         kind = kinds.view(-1, *[1] * (pose.dim() - 1))  # (K, 1, ..., 1)
         pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))  # (K, B, 1, ...)

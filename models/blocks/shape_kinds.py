@@ -83,47 +83,48 @@ class ShapeKinds(Relation):
         return self.sigma_min + F.softplus(self.raw_scale)
 
     def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ShapedLaw:
-        """Return the law of the parts of an object.
+        """Return the law of the parts of S objects.
 
         Args:
-            kind: integers that broadcast to (B, 1); they may be enumerated.
-            pose: A, (B, 1, 6).
-            code: c, (B, 1, d).
+            kind: integers that broadcast to (B, S); they may be enumerated.
+            pose: A, (B, S, 6).
+            code: c, (B, S, d).
 
         Returns:
-            The law, with batch (B, parts, 2).
+            The law, with batch (B, parts, 1 + S).
         """
         vote, logits = self.votes(kind, pose, code)
-        batch = vote.shape[:-1]
-        scale = self.scale[kind].squeeze(-3).expand(*batch, 6)
-        affinity = self.log_affinity[kind].squeeze(-2).expand(batch)
-        dummy_vote = poses.identity_like(vote).expand_as(vote)
-        dummy_scale = torch.full_like(scale, self.sigma_dummy)
+        vote = vote.movedim(-3, -2)  # (B, P, S, 6)
+        logits = logits.movedim(-2, -1)
+        scale = self.scale[kind].movedim(-3, -2).expand_as(vote)
+        affinity = self.log_affinity[kind].movedim(-2, -1).expand_as(logits)
+        first = vote[..., :1, :]
+        dummy_vote = poses.identity_like(vote).expand_as(first)
+        dummy_scale = torch.full_like(first, self.sigma_dummy)
         return ShapedLaw(
-            F.pad(affinity[..., None], (1, 0), value=math.log(self.epsilon)),
-            F.pad(logits[..., None], (1, 0), value=self.dummy_logit),
-            torch.stack([dummy_vote, vote], dim=-2),
-            torch.stack([dummy_scale, scale], dim=-2),
-            torch.stack([dummy_scale, torch.full_like(scale, self.sigma_off)], dim=-2),
+            F.pad(affinity, (1, 0), value=math.log(self.epsilon)),
+            F.pad(logits, (1, 0), value=self.dummy_logit),
+            torch.cat([dummy_vote, vote], dim=-2),
+            torch.cat([dummy_scale, scale], dim=-2),
+            torch.cat([dummy_scale, torch.full_like(scale, self.sigma_off)], dim=-2),
         )
 
     def votes(self, kind: Tensor, pose: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the object's votes for the poses (B, P, 6) and presence logits (B, P) of parts.
+        """Return each object's votes for poses (B, S, P, 6) and presence logits (B, S, P) of parts.
 
         Args: as for `forward`.
         """
         bent = torch.einsum("...pid,...d->...pi", self.pose_codes[kind], code)
-        vote = placed(pose, self.place[kind] + bent).squeeze(-3)
         told = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
-        logits = (self.presence_logits[kind] + told).squeeze(-2)
-        return vote, logits
+        return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + told
 
     def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> PartLaw:
-        """Return the law of observed parts, with the choice of a parent summed out.
+        """Return the law of observed parts of one object, with the choice of a parent summed out.
 
-        Args: as for `forward`.
+        Args: as for `forward`, with S = 1.
         """
         vote, logits = self.votes(kind, pose, code)
+        vote, logits = vote.squeeze(-3), logits.squeeze(-2)
         scale = self.scale[kind].squeeze(-3)
         weight = self.log_affinity[kind].squeeze(-2)
         own = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))

@@ -1,0 +1,175 @@
+"""Several objects with shape codes in a scene: sums over kinds and parents, and laws of parts."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from pyro.poutine.util import prune_subsample_sites
+
+from capsule_zoo.guides import AmortizedShapeCodes
+from capsule_zoo.models import Capsules, ShapeCodes, poses
+from capsule_zoo.models.blocks.slots import SlotsLaw
+
+KINDS, PARTS, CODES, BATCH, SLOTS = 2, 3, 2, 2, 2
+
+
+def made(**options) -> ShapeCodes:
+    pyro.set_rng_seed(0)
+    sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, slots=SLOTS, image_size=6, template_size=4)
+    model = ShapeCodes(**{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}).double()
+    with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+def a_scene(model: ShapeCodes) -> tuple[Capsules, torch.Tensor, torch.Tensor]:
+    """Parts, and a pose and a code for every slot."""
+    presence = torch.randn(BATCH, PARTS).double()
+    if not model.relaxed:
+        presence = (presence > 0).double()
+    identity = poses.identity_like(presence)
+    pose = identity + 0.3 * torch.randn(BATCH, PARTS, 6)
+    by_slot = identity + 0.1 * torch.randn(BATCH, SLOTS, 6)
+    return Capsules(presence, pose), by_slot, torch.randn(BATCH, SLOTS, CODES).double()
+
+
+def log_joint(model: ShapeCodes, values: dict) -> torch.Tensor:
+    """The log density of everything in the trace of a model run on given values, (B,)."""
+    trace = poutine.trace(poutine.condition(model, values)).get_trace(batch_size=BATCH)
+    trace = prune_subsample_sites(trace)
+    trace.compute_log_prob()
+    nodes = [n for n in trace.nodes.values() if n["type"] == "sample" and "log_prob" in n]
+    return sum(n["log_prob"].reshape(BATCH, -1).sum(1) for n in nodes if n["name"] != "image")
+
+
+def brute_force(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
+    """The sum over all kinds of all slots and over all choices of parents, one by one, (B,)."""
+    model = model.with_selection("enumerate")
+    terms = []
+    for kinds in itertools.product(range(KINDS), repeat=SLOTS):
+        for choice in itertools.product(range(1 + SLOTS), repeat=PARTS):
+            values = {
+                "object_kind": torch.tensor(kinds).expand(BATCH, SLOTS),
+                "object_pose": pose,
+                "object_code": code,
+                "part_parent": torch.tensor(choice).expand(BATCH, PARTS),
+                "part_presence": parts.presence,
+                "part_pose": parts.pose,
+            }
+            terms.append(log_joint(model, values))
+    return torch.stack(terms).logsumexp(0)
+
+
+def closed_form(model: ShapeCodes, parts: Capsules, pose, code) -> torch.Tensor:
+    pairs = itertools.product(range(KINDS), repeat=SLOTS)
+    kinds = [torch.tensor(pair).expand(BATCH, SLOTS) for pair in pairs]
+    return torch.stack([model.log_joint_of_slots(parts, k, pose, code) for k in kinds]).logsumexp(0)
+
+
+@pytest.mark.parametrize("presence", ["relaxed", "discrete"])
+def test_brute_force_and_closed_form_agree(presence):
+    """Value and gradient, the dummy included."""
+    model = made(presence=presence)
+    scene = a_scene(model)
+    exact, closed = brute_force(model, *scene), closed_form(model, *scene)
+    torch.testing.assert_close(closed, exact, rtol=1e-10, atol=1e-10)
+    learned = [p for n, p in model.named_parameters() if "template" not in n]
+    for found, wanted in zip(
+        torch.autograd.grad(closed.sum(), learned),
+        torch.autograd.grad(exact.sum(), learned),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+def test_slots_may_be_exchanged():
+    model = made()
+    parts, pose, code = a_scene(model)
+    kind = torch.tensor([[0, 1], [1, 1]])
+    there = model.log_joint_of_slots(parts, kind, pose, code)
+    back = model.log_joint_of_slots(parts, kind.flip(1), pose.flip(1), code.flip(1))
+    torch.testing.assert_close(there, back, rtol=1e-12, atol=1e-12)
+
+
+def test_with_one_object_the_law_of_part_sets_is_the_same():
+    model = made(slots=1).with_scope("objects")
+    parts, pose, code = a_scene(model)
+    at = torch.tensor([[1], [0]]), pose[:, :1], code[:, :1]
+    value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
+    several, single = SlotsLaw(model.shapes(*at)), model.shapes.part_law(*at)
+    torch.testing.assert_close(several.log_prob(value), single.log_prob(value))
+    assert several.batch_shape == single.batch_shape
+    wide = several.expand((4, BATCH, PARTS))
+    torch.testing.assert_close(wide.log_prob(value)[2], single.log_prob(value))
+
+
+def test_on_part_sets_the_density_is_that_of_the_whole_model_where_all_parts_are_present():
+    model = made(presence="discrete")
+    parts, pose, code = a_scene(model)
+    parts = parts._replace(presence=torch.ones(BATCH, PARTS).double())
+    kind = torch.tensor([[0, 1], [1, 0]])
+    whole, on_sets = (
+        each.log_joint_of_slots(parts, kind, pose, code)
+        for each in (model, model.with_scope("objects"))
+    )
+    torch.testing.assert_close(on_sets, whole)
+    moved = parts._replace(presence=torch.zeros(BATCH, PARTS).double())
+    seen = model.with_scope("objects").log_joint_of_slots(moved, kind, pose, code)
+    away = moved._replace(pose=moved.pose + 5)  # poses of absent parts are not seen
+    unseen = model.with_scope("objects").log_joint_of_slots(away, kind, pose, code)
+    torch.testing.assert_close(seen, unseen)
+
+
+def test_parts_are_drawn_from_the_slot_that_they_choose():
+    model = made(epsilon=1e-9, sigma_min=0.01).with_scope("objects")
+    with torch.no_grad():
+        model.shapes.raw_scale.fill_(-20)
+        model.shapes.presence_logits.fill_(20)
+        model.shapes.presence_codes.zero_()
+    _, pose, code = a_scene(model)
+    law = model.shapes(torch.tensor([[0, 1], [1, 0]]), pose, code)
+    draws = SlotsLaw(law).sample((4000,))
+    assert draws.shape == (4000, BATCH, PARTS, 7)
+    distance = (draws[..., None, 1:] - law.vote).norm(dim=-1)
+    nearest = distance.argmin(-1)
+    assert distance.amin(-1).max() < 0.1
+    share = torch.stack([(nearest == column).double().mean(0) for column in range(3)], dim=-1)
+    torch.testing.assert_close(share, law.log_weights.softmax(-1), atol=0.04, rtol=0)
+
+
+def test_sites_have_a_value_for_every_slot():
+    model = made()
+    nodes = poutine.trace(model).get_trace(batch_size=4).nodes
+    assert nodes["object_kind"]["value"].shape == (4, SLOTS)
+    assert nodes["object_pose"]["value"].shape == (4, SLOTS, 6)
+    assert nodes["object_code"]["value"].shape == (4, SLOTS, CODES)
+    assert nodes["part_pose"]["value"].shape == (4, PARTS, 6)
+    assert all("slots" in site.plates for site in model.sites if site.name.startswith("object"))
+    forced = torch.full((4, SLOTS, CODES), 3.0).double()
+    done = poutine.trace(poutine.do(model, {"object_code": forced})).get_trace(batch_size=4).nodes
+    law = model.shapes(done["object_kind"]["value"], done["object_pose"]["value"], forced)
+    votes = done["part_pose"]["fn"].component_distribution.mean
+    torch.testing.assert_close(votes, law.vote)
+    rest = poutine.trace(model.with_scope("parts")).get_trace(batch_size=4).nodes
+    assert "object_kind" not in rest
+    assert model.with_scope("objects")(batch_size=4).shape == (4, 1, PARTS, 7)
+
+
+def test_what_needs_one_object_refuses_several():
+    model = made()
+    parts, pose, code = a_scene(model)
+    with pytest.raises(ValueError, match="slots=1"):
+        model.with_enumerated_kinds()
+    with pytest.raises(ValueError, match="slots=1"):
+        model(labels=torch.zeros(2, dtype=torch.long), batch_size=2)
+    with pytest.raises(ValueError, match="slots=1"):
+        model.log_joint_of_kinds(parts, pose, code)
+    with pytest.raises(ValueError, match="slots=1"):
+        AmortizedShapeCodes(model)
+    with pytest.raises(ValueError, match="slots"):
+        ShapeCodes(slots=0)
