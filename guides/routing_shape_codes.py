@@ -75,13 +75,13 @@ class RoutingShapeCodes(ShapeCodesGuide):
             weight = there[..., None] / shapes.scale.square()
             if step >= self.iterations // 2:
                 weight = self._share(parts, pose, code) * weight
-            arrangement = shapes.place + _bend(shapes.pose_codes, code)
+            arrangement = shapes.place + bend(shapes.pose_codes, code)
             pose, pose_scale = fit_pose(target, arrangement, weight, precision)
             told = _told(shapes.presence_codes, code)
             believed = (shapes.presence_logits + told).sigmoid()  # (B, K, P)
             code, code_scale = fit_code(
                 target - poses.compose(pose[..., None, :], shapes.place),
-                _directions(pose, shapes.pose_codes),
+                directions(pose, shapes.pose_codes),
                 weight,
                 shapes.presence_codes,
                 there - believed + believed * (1 - believed) * told,
@@ -101,7 +101,7 @@ class RoutingShapeCodes(ShapeCodesGuide):
         return share.movedim(0, -2)[..., None]
 
 
-def _bend(pose_codes: Tensor, code: Tensor) -> Tensor:
+def bend(pose_codes: Tensor, code: Tensor) -> Tensor:
     """Return the deformations U c, (B, K, P, 6)."""
     return torch.einsum("kpid,...kd->...kpi", pose_codes, code)
 
@@ -111,7 +111,7 @@ def _told(presence_codes: Tensor, code: Tensor) -> Tensor:
     return torch.einsum("kpd,...kd->...kp", presence_codes, code)
 
 
-def _directions(pose: Tensor, pose_codes: Tensor) -> Tensor:
+def directions(pose: Tensor, pose_codes: Tensor) -> Tensor:
     """Return the derivatives of the votes by the code, (B, K, P, 6, d): A U without A's place."""
     turn = pose.unflatten(-1, (2, 3))[..., :2]  # (B, K, 2, 2)
     bent = pose_codes.unflatten(-2, (2, 3))  # (K, P, 2, 3, d)

@@ -1,0 +1,127 @@
+"""Routing of parts to several objects with shape codes."""
+
+from __future__ import annotations
+
+import pyro
+import pytest
+import torch
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.data import Split
+from capsule_zoo.experiments.shape_codes_overlap import different, paired, with_two_slots
+from capsule_zoo.guides.routing_slots import RoutingSlots
+from capsule_zoo.inference import check_pair, loss_per_image
+from capsule_zoo.models import Capsules, ShapeCodes
+from capsule_zoo.models.shape_codes import as_part_sets
+
+
+def made(slots: int = 2) -> ShapeCodes:
+    """A model of two kinds whose parts stand clearly in other places, with codes of one number."""
+    pyro.set_rng_seed(0)
+    sizes = dict(image_size=6, template_size=4, sigma_min=0.02, sigma_top=0.01)
+    model = ShapeCodes(2, 8, 1, slots=slots, instances=2, **sizes).double()
+    with torch.no_grad():
+        model.shapes.raw_scale.fill_(-20)
+        model.shapes.presence_logits.fill_(8)
+        model.shapes.presence_codes.zero_()
+        model.shapes.log_affinity.fill_(3)
+        for numbers in (model.shapes.transform, model.shapes.pose_codes):
+            drawn = torch.randn(2, 4, *numbers.shape[2:]) * (1.0 if numbers.dim() == 3 else 0.3)
+            numbers.copy_(drawn.double().repeat_interleave(2, dim=1))
+    return model
+
+
+def scenes(model: ShapeCodes, number: int = 12) -> tuple[Capsules, torch.Tensor, torch.Tensor]:
+    """Scenes of two objects with one instance of each part, owners of the parts, and the kinds."""
+    generator = torch.Generator().manual_seed(3)
+    kind = torch.randint(2, (number, 2), generator=generator)
+    code = torch.randn(number, 2, 1, generator=generator).double()
+    pose = torch.tensor([1.0, 0, 0, 0, 1, 0]).double().expand(number, 2, 6)
+    votes, _ = model.shapes.votes(kind, pose, code)  # (B, S, P, 6)
+    owner = torch.rand(number, 4, generator=generator) < 0.5
+    owner = torch.stack([owner, ~owner], dim=-1).flatten(1).long()
+    rows, parts = torch.arange(number)[:, None], torch.arange(8)
+    noise = 0.02 * torch.randn(number, 8, 6, generator=generator)
+    place = votes[rows, owner, parts] + noise
+    return Capsules(torch.ones(number, 8).double(), place.detach()), owner, kind
+
+
+def test_two_objects_of_a_scene_are_found_and_their_parts_told():
+    model = made()
+    parts, owner, kind = scenes(model)
+    found = RoutingSlots(model, starts=2).double().find(parts)
+    given = model.responsibilities(*found[:3], parts)[..., 1:].argmax(-1)
+    right = (given == owner).double().mean(-1)
+    right = torch.where(right < 0.5, 1 - right, right)
+    assert right.mean() > 0.95
+    assert (found.kind.sort(-1).values == kind.sort(-1).values).all(-1).double().mean() > 0.9
+
+
+def test_more_starts_and_rounds_never_explain_less():
+    model = made()
+    parts, _, _ = scenes(model)
+    joint = [
+        model.log_joint_of_slots(parts, *RoutingSlots(model, starts=n).double().find(parts)[:3])
+        for n in (1, 2)
+    ]
+    assert (joint[1] >= joint[0] - 1e-9).all()
+
+
+@pytest.mark.parametrize("objects", ["delta", "normal"])
+def test_it_is_a_guide_to_scenes_of_several_objects(objects):
+    model = made().with_scope("objects")
+    guide = RoutingSlots(model, objects=objects, starts=1, channels=2).double()
+    parts, _, _ = scenes(model, 3)
+    sets = as_part_sets(parts)
+    check_pair(model, guide, sets)
+    assert torch.isfinite(loss_per_image(Trace_ELBO(), model, guide, sets)).all()
+    whole = made()
+    images = torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0)).double()
+    guide = RoutingSlots(whole, objects=objects, starts=1, channels=2).double()
+    check_pair(whole, guide, images)
+
+
+def test_it_refuses_sizes_by_name():
+    with pytest.raises(ValueError, match="rounds"):
+        RoutingSlots(made(), rounds=0)
+    with pytest.raises(ValueError, match="starts"):
+        RoutingSlots(made(), starts=0)
+
+
+def test_pairs_keep_every_part_and_say_whose_it_is():
+    labels = torch.arange(6)
+    sets = torch.randn(6, 1, 4, 7, generator=torch.Generator().manual_seed(0))
+    pairs = paired(Split(sets, labels))
+    assert pairs.labels.tolist() == [[0, 3], [1, 4], [2, 5]]
+    for n in range(3):
+        for digit in range(2):
+            mine = pairs.owner[n] == digit
+            torch.testing.assert_close(pairs.parts.pose[n, mine], sets[n + 3 * digit, 0, :, 1:])
+    assert (
+        pairs.owner.double().std() > 0 and (pairs.owner[:, ::2] + pairs.owner[:, 1::2] == 1).all()
+    )
+    assert not (pairs.owner[:, ::2] == 0).all()
+
+
+def test_one_object_in_a_model_of_two_has_the_parts_of_a_model_of_one():
+    one = ShapeCodes(2, 3, 2, image_size=6, template_size=4)
+    two = with_two_slots(one)
+    kind, pose = torch.tensor([[1, 0]]), torch.tensor([1.0, 0, 0, 0, 1, 0]).expand(1, 2, 6)
+    code = torch.randn(1, 2, 2, generator=torch.Generator().manual_seed(0))
+    votes = two.shapes.votes(kind, pose, code)[0]
+    for slot in range(2):
+        at = kind[:, [slot]], pose[:, [slot]], code[:, [slot]]
+        alone = one.shapes.votes(*at)[0]
+        torch.testing.assert_close(votes[:, [slot], ::2], alone)
+        torch.testing.assert_close(votes[:, [slot], 1::2], alone)
+
+
+def test_pairs_are_of_different_classes():
+    from types import SimpleNamespace
+
+    images = torch.rand(20, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    data = SimpleNamespace(test=Split(images, torch.arange(20) % 2))
+    first, second = different(data, 3, 0).labels.chunk(2)
+    assert (first != second).all()
+    with pytest.raises(ValueError, match="images"):
+        different(data, 11, 0)
