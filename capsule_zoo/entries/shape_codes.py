@@ -17,7 +17,7 @@ from capsule_zoo.inference.training.kinds import start_kinds
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.shape_codes import as_part_sets
-from capsule_zoo.registry import Entry, register
+from capsule_zoo.registry import Entry, create, register
 from capsule_zoo.sizes import Takes
 
 GUIDE_SIZES = dict(channels=64, width=384, hidden=2, max_scale=0.8, anisotropy=1.6)
@@ -96,6 +96,28 @@ def stages(entry: Entry) -> list[Stage]:
             settings=dict(objective=Trace_ELBO(), lr=TOGETHER, warmup=50),
         ),
     ]
+
+
+def on_parts_of(source: Entry, **sizes: Any) -> Entry:
+    """Return an untrained entry that reads and paints parts as a trained part-whole entry does.
+
+    Args:
+        source: the entry whose templates and reader of parts are copied.
+        sizes: arguments of `shape_codes`.
+    """
+    model = source.model
+    same = ("image_shape", "instances", "sigma_image", "background", "likelihood", "temperature")
+    entry = create(
+        "shape-codes",
+        parts=model.levels[-1].size,
+        template_size=model.template_logits.shape[-1],
+        guide_sizes=vars(source.guide.reader),
+        **{name: getattr(model, name) for name in same},
+        **sizes,
+    )
+    entry.model.template_logits.data.copy_(model.template_logits)
+    entry.guide.copy_matching(source.guide)
+    return entry
 
 
 def _with_laws(entry: Entry, pose: str, objects: str) -> AmortizedShapeCodes:
