@@ -68,6 +68,7 @@ class ObjectProbe:
         return Accuracy.of(torch.from_numpy(self.classifier.predict(rows)) == labels)
 
 
+@torch.no_grad()
 def chosen_objects(guide: Guide, images: Tensor) -> np.ndarray:
     """Return how many parts choose each object, (N, objects), in expectation."""
     found = []

@@ -55,7 +55,8 @@ def start_turned_kinds(model: ShapeCodes, views: Tensor, seed: int = 0) -> Tenso
     No image says which of its turns is upright. The mixture starts from every image's first turn.
     Then it is fitted, and every image is given the turn at which the mixture explains its parts
     best, again and again, while the least deviation falls. Turns at which many images are alike
-    win, so that images of one shape end upright in the same way, whatever way that is.
+    win, so that images of one shape end upright in the same way, whatever way that is. Give more
+    kinds than there are shapes: two shapes in one kind may never part.
 
     Args:
         model: the model, in any scope.
