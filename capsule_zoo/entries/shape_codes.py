@@ -10,6 +10,7 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.figures.part_whole import learned_templates, parses, prior_samples
+from capsule_zoo.figures.shape_codes import bent_kinds, morphs
 from capsule_zoo.guides import AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide
 from capsule_zoo.inference.evaluation.ancestral import infer
@@ -191,4 +192,6 @@ PICTURES = {
     "parses": lambda entry, images: parses(entry.model, entry.guide, images),
     "templates": lambda entry, images: learned_templates(entry.model),
     "samples": lambda entry, images: prior_samples(entry.model),
+    "kinds": lambda entry, images: bent_kinds(entry.model),
+    "morphs": lambda entry, images: morphs(entry.model, entry.guide, images),
 }
