@@ -20,6 +20,7 @@ from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
 from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
 from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
+from capsule_zoo.guides.routing_slots import RoutingSlots
 from capsule_zoo.guides.set_transformers import SetTransformers
 from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
 from capsule_zoo.guides.stacked_capsule_autoencoder import (
@@ -55,6 +56,7 @@ __all__ = [
     "RoutedParents",
     "RoutingPartWhole",
     "RoutingShapeCodes",
+    "RoutingSlots",
     "SetTransformerObjects",
     "SetTransformers",
     "SinkhornMatching",

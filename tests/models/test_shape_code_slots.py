@@ -87,6 +87,18 @@ def test_brute_force_and_closed_form_agree(presence):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
 
 
+def test_every_slot_has_the_law_of_its_object_alone():
+    model = made()
+    _, pose, code = a_scene(model)
+    kind = torch.tensor([[0, 1], [1, 1]])
+    law = model.shapes(kind, pose, code)
+    for slot in range(SLOTS):
+        alone = model.shapes(kind[:, [slot]], pose[:, [slot]], code[:, [slot]])
+        for found, expected in zip(law, alone, strict=True):
+            torch.testing.assert_close(found[:, :, 0], expected[:, :, 0])
+            torch.testing.assert_close(found[:, :, 1 + slot], expected[:, :, 1])
+
+
 def test_slots_may_be_exchanged():
     model = made()
     parts, pose, code = a_scene(model)
