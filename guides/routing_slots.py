@@ -211,8 +211,8 @@ class RoutingSlots(ShapeCodesGuide):
 def picked(found: KindProposals, kind: Tensor) -> Scene:
     """Return the scene of one object, of the kind (B,)."""
     rows = torch.arange(len(kind), device=kind.device)
-    numbers = found.pose, found.code, found.pose_scale, found.code_scale
-    return Scene(kind[:, None], *(each[rows, kind][:, None] for each in numbers))
+    numbers = [each[rows, kind][:, None] for each in found if each is not None]
+    return Scene(kind[:, None], *numbers)
 
 
 def joined(scenes: list[Scene]) -> Scene:
