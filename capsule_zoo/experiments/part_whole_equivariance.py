@@ -24,8 +24,8 @@ def equivariance(
     options: Options,
     *,
     images: int = 1000,
-    shifts: tuple[int, ...] = (1, 2, 4, 6),
-    degrees: tuple[int, ...] = (5, 10, 15, 30, 45),
+    shifts: tuple[float, ...] = (0.5, 1.0, 2.5, 6.0),
+    degrees: tuple[float, ...] = (5.0, 10.0, 15.0, 30.0, 45.0),
 ) -> Result:
     """Measure how inferred poses follow the image as it is shifted and turned (a minute).
 
@@ -65,7 +65,7 @@ def equivariance(
             moved = transforms.warp_images(shown, motion).clamp(0, 1)
             after = infer(guide, moved, seed=options.seed)
             pose = as_pose(motion[0], side)
-            found[unit][str(amount)] = errors(guide, before, after, pose, side)
+            found[unit][f"{amount:g}".replace(".", "_")] = errors(guide, before, after, pose, side)
     tables = {
         f"images moved, in {unit}": Table(by_quantity(rows), f"{{quantity}}_{{variant}}_{unit}")
         for unit, rows in found.items()

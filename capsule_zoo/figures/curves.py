@@ -124,8 +124,8 @@ def followed(found: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> Figure:
     """Draw the errors of poses after motions of the image: of places, and of angles after turns.
 
     Args:
-        found: by unit of the motion ("pixels" or "degrees"), then by its amount, the numbers of
-            the experiment `part-whole/equivariance`.
+        found: by unit of the motion ("pixels" or "degrees"), then by its amount ("2_5" is 2.5),
+            the numbers of the experiment `part-whole/equivariance`.
     """
     from matplotlib import pyplot as plt
 
@@ -134,12 +134,15 @@ def followed(found: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> Figure:
     figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.2))
     for axis, (unit, quantity, own) in zip(axes, panels, strict=True):
         rows = found[unit]
-        amounts = [float(amount) for amount in rows]
+        amounts = [float(amount.replace("_", ".")) for amount in rows]
         for level in ("object", "part"):
             numbers = [row[f"{level}_{quantity}_error"] for row in rows.values()]
             values, errors = (np.array([number[i] for number in numbers]) for i in (0, 1))
             _curve(axis, amounts, values, errors, f"{level}s", ".-")
-        still = [row.get(f"part_{quantity}_motion", (float(a),))[0] for a, row in rows.items()]
+        still = [
+            row.get(f"part_{quantity}_motion", (amount,))[0]
+            for amount, row in zip(amounts, rows.values(), strict=True)
+        ]
         axis.plot(amounts, still, "k:", label="parts that do not follow")
         axis.set_xlabel(f"motion of the image ({unit})")
         axis.set_ylabel(f"error of the {quantity} ({own})")

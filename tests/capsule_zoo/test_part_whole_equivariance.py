@@ -74,9 +74,13 @@ def test_a_run_is_measured_and_another_family_is_refused(monkeypatch, tmp_path, 
     )
     save(entry, tmp_path / "run", data="digits", seed=0)
     options = Options(run=str(tmp_path / "run"), progress=False)
-    settings = dict(shifts=(1, 2), degrees=(10,))
+    settings = dict(shifts=(0.5, 2.0), degrees=(10.0,))
     names, figures = names_in_record("part-whole/equivariance", options, tmp_path, **settings)
-    assert {"part_place_error_2_pixels", "object_angle_error_10_degrees"} <= names
+    assert {
+        "part_place_error_0_5_pixels",
+        "part_place_error_2_pixels",
+        "object_angle_error_10_degrees",
+    } <= names
     assert figures == {""}
     save(create("vae", **small_sizes("vae")), tmp_path / "vae", data="digits", seed=0)
     with pytest.raises(ValueError, match="part-whole capsules are needed"):
