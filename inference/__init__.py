@@ -61,6 +61,7 @@ from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
+from capsule_zoo.inference.training.template_learning import learn_templates
 
 __all__ = [
     "Accuracy",
@@ -108,6 +109,7 @@ __all__ = [
     "infer_transformation",
     "is_bound",
     "latents",
+    "learn_templates",
     "linear_probe",
     "log_partition",
     "log_prior",
