@@ -1,5 +1,6 @@
 """Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
+from capsule_zoo.guides.amortized_constellations import AmortizedMatching
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
@@ -30,6 +31,7 @@ from capsule_zoo.guides.stacked_capsule_autoencoder import (
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
+    "AmortizedMatching",
     "AmortizedPartWhole",
     "AmortizedShapeCodes",
     "ClassPose",

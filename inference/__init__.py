@@ -45,6 +45,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
@@ -81,6 +82,7 @@ __all__ = [
     "Run",
     "ScoreFunctionELBO",
     "SemiAmortized",
+    "SleepPhase",
     "StackedCapsuleObjective",
     "TermHistory",
     "TopPrior",

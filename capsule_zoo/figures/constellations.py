@@ -66,12 +66,53 @@ def _draw_scene(
         if not whole.item():  # a free assignment need not give every corner one point
             continue
         turn = fit.cross[0] / fit.number
-        outline = fit.center[0] + turn * torch.cat([template.corners, template.corners[:1]])
+        around = template.corners[template.corners.angle().argsort()]
+        outline = fit.center[0] + turn * torch.cat([around, around[:1]])
         axis.plot(outline.real, outline.imag, color=color, linewidth=0.9)
     stray = points[0][(objects[0] < 0) & ~points[0, :, 0].isnan()]
     axis.plot(stray[:, 0], stray[:, 1], "x", color=CLUTTER, markersize=4)
     axis.set(xticks=[], yticks=[], xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
     axis.spines[:].set_color("#dddddd")
+
+
+def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Figure:
+    """Draw the templates of laws, one row for each law, with a disk of the noise at every corner.
+
+    Templates are centered and scaled, and turned so that the first corner points upwards.
+
+    Args:
+        laws: by name.
+    """
+    from matplotlib import pyplot as plt
+
+    columns = max(len(law.templates) for law in laws.values())
+    figure, axes = plt.subplots(
+        len(laws), columns, figsize=(1.3 * columns + 0.8, 1.35 * len(laws) + 0.4), squeeze=False
+    )
+    for line, (name, law) in zip(axes, laws.items(), strict=True):
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        for axis in line:
+            axis.set(xticks=[], yticks=[], xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
+            axis.spines[:].set_color("#dddddd")
+        for k, (axis, template) in enumerate(zip(line, law.templates, strict=False)):
+            color = COLORS[k % len(COLORS)]
+            corners = in_turn(template.corners)
+            axis.fill(corners.real, corners.imag, facecolor="none", edgecolor=color, linewidth=0.9)
+            for corner in corners:
+                place = corner.real.item(), corner.imag.item()
+                axis.add_patch(
+                    plt.Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3)
+                )
+            axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
+    figure.suptitle(title, fontsize=9)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def in_turn(corners: Tensor) -> Tensor:
+    """Return complex corners in the order of their angles, turned so that the first points up."""
+    ordered = corners[corners.angle().argsort()]
+    return ordered * 1j * ordered[0].conj() / ordered[0].abs()
 
 
 @torch.no_grad()

@@ -211,9 +211,7 @@ def expectation(law: SceneLaw, points: Tensor) -> tuple[float, list[Moments]]:
         places = as_complex(points[group.rows[:, None], group.slots])
         for k, share in enumerate(shares):
             parts[k].append(_moments(law, k, places, share))
-    return total / len(points), [
-        Moments(*map(torch.cat, zip(*own, strict=True))) for own in parts
-    ]
+    return total / len(points), [Moments(*map(torch.cat, zip(*own, strict=True))) for own in parts]
 
 
 @torch.enable_grad()

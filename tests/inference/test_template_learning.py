@@ -104,9 +104,7 @@ def test_the_step_for_noise_stands_still_where_the_evidence_does():
     for _ in range(60):
         law = maximization(law, expectation(law, points)[1])
     ends = [
-        mean_evidence(
-            replace(law, noise=Noise(0.05, law.noise.proportional * math.exp(d))), points
-        )
+        mean_evidence(replace(law, noise=Noise(0.05, law.noise.proportional * math.exp(d))), points)
         for d in (-0.2, 0.0, 0.2)
     ]
     assert ends[1] > max(ends[0], ends[2])
