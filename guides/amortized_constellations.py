@@ -57,7 +57,6 @@ from capsule_zoo.models.blocks.similarities import (
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
 
-WAVES = 4  # frequencies of sines and cosines of the coordinates
 ALIKE = 0.98  # smallest correlation of templates that may be exchanged
 MOST_EXCHANGES = 1000
 
@@ -134,7 +133,7 @@ class AmortizedMatching(MatchingGuide):
         self.proposals = proposals
         sizes = sizes or TransformerSizes()
         own = sizes.width, sizes.heads, sizes.blocks, sizes.inducing
-        self.transformer = SetTransformer(3 + 4 * WAVES, len(model.sizes), sizes.width, *own)
+        self.transformer = SetTransformer(3 * model.space.most, len(model.sizes), sizes.width, *own)
 
     def with_proposals(self, proposals: int) -> AmortizedMatching:
         """Return a guide with the same network, whose `parse` compares this many shares."""
@@ -147,7 +146,7 @@ class AmortizedMatching(MatchingGuide):
         law = model.law()
         for rows, slots, _ in by_number(points):
             there = points[rows[:, None], slots].to(like)
-            members = self.transformer.members(_features(there, model.space.most))
+            members = self.transformer.members(views(there, model.space.most))
             capsules = self.transformer.read(members)  # (b, objects, width)
             logits = members @ capsules.mT / members.shape[-1] ** 0.5
             number = there.shape[1]
@@ -313,12 +312,31 @@ def _log_corners(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
     return total
 
 
-def _features(points: Tensor, most: int) -> Tensor:
-    """Return coordinates with sines and cosines, and the share of slots that are filled."""
-    waves = math.pi / 2 * 2.0 ** torch.arange(WAVES).to(points)
-    phases = (points[..., None] * waves).flatten(-2)
+def views(points: Tensor, most: int) -> Tensor:
+    """Return what every point sees: the others, from the nearest on, in a frame of its own.
+
+    The frame has the point as its origin and its nearest neighbor on the x axis. For every other
+    point there are x, y and the log distance. The point's own place and the number of points
+    follow.
+
+    Args:
+        points: (b, n, 2).
+        most: the largest number of points of a scene.
+
+    Returns:
+        (b, n, 3 most); zero where there are fewer points.
+    """
+    places = as_complex(points)
+    away = places[:, None] - places[:, :, None]  # (b, n, n), from row to column
+    order = away.abs().argsort(-1)[..., 1:]  # without the point itself
+    away = away.gather(-1, order)
+    first = away[..., :1]
+    turned = away * first.conj() / first.abs().clamp(min=1e-6)
+    near = (turned.abs() + 1e-2).log()
+    seen = torch.stack([turned.real, turned.imag, near], -1).flatten(-2)
     share = points.new_full((*points.shape[:-1], 1), points.shape[1] / most)
-    return torch.cat([points, phases.sin(), phases.cos(), share], -1)
+    found = torch.cat([seen, points, share], -1)
+    return torch.nn.functional.pad(found, (0, 3 * (most - points.shape[1])))
 
 
 @lru_cache(maxsize=64)

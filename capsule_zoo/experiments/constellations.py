@@ -8,6 +8,7 @@ for 0.1 and 025 for 0.25.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,7 +79,7 @@ def parse(
             guide = GUIDES[name](model)
             found, seconds = timed(guide, drawn)
             parses[name] = (found.objects, found.corners)
-            for measure, row in measures(found, drawn, law).items():
+            for measure, row in measures(found, drawn, law.kinds).items():
                 grid.setdefault(measure, {})[name] = row
             if suffix == "01":
                 speed[name] = (seconds, None, TIMED)
@@ -115,10 +116,10 @@ def timed(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
     return Matchings(*(torch.cat(pair) for pair in pairs)), seconds
 
 
-def measures(found: Matchings, scenes: Scenes, law: SceneLaw) -> Numbers:
-    """Compute all measures of a parse against the truth."""
+def measures(found: Matchings, scenes: Scenes, kinds: Sequence[int]) -> Numbers:
+    """Compute all measures of a parse against the truth; objects of one kind may be exchanged."""
     compared = found.objects, scenes.objects, scenes.present
-    accuracy = segmentation_accuracy(*compared, law.kinds)
+    accuracy = segmentation_accuracy(*compared, kinds)
     rows = {
         "segmentation": mean_and_error(accuracy),
         "scenes": mean_and_error((accuracy > 1 - 1e-6).float()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,13 @@ SHOWN = 8  # scenes
 Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 
 
-def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: str) -> Figure:
+def scene_rows(
+    law: SceneLaw,
+    points: Tensor,
+    rows: Mapping[str, Parse],
+    title: str,
+    others: Mapping[str, SceneLaw] = MappingProxyType({}),
+) -> Figure:
     """Draw up to eight scenes, once for each parse, with templates through their points.
 
     A template is laid through an object's points by least squares. Clutter is a gray cross.
@@ -33,6 +40,7 @@ def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: 
         law: holds the templates.
         points: (S, N, 2), NaN where a point is absent.
         rows: parses of the scenes by name.
+        others: holds the templates of rows that have their own, by name.
     """
     from matplotlib import pyplot as plt
 
@@ -48,7 +56,8 @@ def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: 
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
             objects, corners = (each[scene : scene + 1] for each in parse)
-            _draw_scene(axis, law, points[scene : scene + 1], objects, corners)
+            own = others.get(name, law)
+            _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     figure.suptitle(title, fontsize=9)
     figure.set_layout_engine("constrained")

@@ -23,6 +23,7 @@ References:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -52,6 +53,7 @@ from capsule_zoo.models.constellations import Constellations
 SIZE = math.sqrt(2.0)  # the radius of every learned template, as of a square that is 2 wide
 FIRST_NOISE = 0.4  # of the noise on templates, in their units
 LEAST_NOISE = 1e-3
+ALIKE = 0.98  # correlation from which on templates are nearly equal
 _NEGLIGIBLE = 1e-5  # responsibility below which a set of points does not count
 _NOISE_STEPS = 10  # for the noise, in each M step
 
@@ -303,9 +305,26 @@ def _next_noise(
     return Noise(noise.floor, max(LEAST_NOISE, noise.proportional * ratio**0.25))
 
 
+def in_step(templates: Sequence[Template]) -> list[Template]:
+    """Turn templates that are nearly equal to the same angle, with their corners in one order."""
+    turned: list[Template] = []
+    for template in templates:
+        for other in turned:
+            if len(other) == len(template):
+                orders = torch.tensor(list(itertools.permutations(range(len(template)))))
+                cross = template.corners[orders].conj() @ other.corners / len(template)
+                best = cross.abs().argmax()
+                if cross[best].abs() > ALIKE:
+                    turn = cross[best] / cross[best].abs()
+                    template = Template(turn * template.corners[orders[best]], template.radius)
+                    break
+        turned.append(template)
+    return turned
+
+
 def _store(model: Constellations, law: SceneLaw) -> None:
-    shapes = [torch.view_as_real(t.corners * t.radius) for t in law.templates]
+    shapes = [torch.view_as_real(t.corners * t.radius) for t in in_step(law.templates)]
     with torch.no_grad():
         model.corners.copy_(torch.cat(shapes))
-        assert model.log_sigma is not None
-        model.log_sigma.fill_(math.log(law.noise.proportional))
+        if model.log_sigma is not None:
+            model.log_sigma.fill_(math.log(law.noise.proportional))
