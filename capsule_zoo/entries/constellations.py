@@ -17,7 +17,7 @@ from capsule_zoo.models import Constellations, check_at_least
 from capsule_zoo.nearest import unknown
 from capsule_zoo.registry import Entry, register
 
-SCENES = 400  # from which templates are learned
+SCENES = 256  # from which templates are learned
 
 PICTURES = {
     "parses": lambda entry, points: scene_parses(entry.model, entry.guide, points),

@@ -57,8 +57,8 @@ def learned(
     *,
     scenes: int = 512,
     sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
-    examples: int = 400,
-    updates: int = 1500,
+    examples: int = 256,
+    updates: int = 800,
     batch_size: int = 256,
     proposals: int = 32,
 ) -> Result:

@@ -38,7 +38,7 @@ class SleepPhase(Objective):
         """Return the mean of -log q(share | points) over as many samples as there are points."""
         if not isinstance(guide, AmortizedMatching):
             raise ValueError(
-                f"SleepPhase trains an AmortizedMatching, not a {type(guide).__name__}, which has "
+                f"SleepPhase trains an AmortizedMatching, not {type(guide).__name__}, which has "
                 "nothing to learn; use Trace_ELBO for the model's own parameters"
             )
         seen, objects = dreams(model, len(points))

@@ -96,7 +96,7 @@ def learn_templates(
     present: Tensor | None = None,
     *,
     starts: int = 3,
-    steps: int = 25,
+    steps: int = 20,
     trial_scenes: int = 64,
     trial_steps: int = 8,
     largest: int | None = None,
