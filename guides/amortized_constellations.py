@@ -133,7 +133,7 @@ class AmortizedMatching(MatchingGuide):
         self.proposals = proposals
         sizes = sizes or TransformerSizes()
         own = sizes.width, sizes.heads, sizes.blocks, sizes.inducing
-        self.transformer = SetTransformer(3 * model.space.most, len(model.sizes), sizes.width, *own)
+        self.transformer = SetTransformer(3 * model.law().most, len(model.sizes), sizes.width, *own)
 
     def with_proposals(self, proposals: int) -> AmortizedMatching:
         """Return a guide with the same network, whose `parse` compares this many shares."""
@@ -146,7 +146,7 @@ class AmortizedMatching(MatchingGuide):
         law = model.law()
         for rows, slots, _ in by_number(points):
             there = points[rows[:, None], slots].to(like)
-            members = self.transformer.members(views(there, model.space.most))
+            members = self.transformer.members(views(there, law.most))
             capsules = self.transformer.read(members)  # (b, objects, width)
             logits = members @ capsules.mT / members.shape[-1] ** 0.5
             number = there.shape[1]
@@ -220,8 +220,9 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
     Returns:
         Points (number, N, 2), NaN where absent; objects (number, N), -1 for clutter.
     """
-    points, objects = [], []
-    while sum(map(len, points)) < number:
+    points: list[Tensor] = []
+    objects: list[Tensor] = []
+    while sum(len(scenes) for scenes in points) < number:
         with poutine.block():
             nodes = poutine.trace(model).get_trace(batch_size=2 * number).nodes
         scene = nodes["points"]["value"]

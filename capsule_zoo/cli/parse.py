@@ -13,7 +13,7 @@ from capsule_zoo.cli.options import AsJson, print_json, print_metrics
 def parse(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Arrays points and present.")],
     guide: Annotated[
-        str, typer.Option(help="exact, ransac, sinkhorn, mixture; amortized with --run.")
+        str, typer.Option(help="exact, ransac, sinkhorn, mixture; amortized, of --run.")
     ] = "exact",
     sigma: Annotated[
         float | None, typer.Option(help="Noise on templates, in their units.  [default: 0.1]")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pyro.infer import Trace_ELBO
 from torch import Tensor
@@ -26,7 +28,7 @@ PICTURES = {
 }
 
 
-def learn_from(model: Constellations, points: Tensor, seed: int = 0, **options: int) -> list[float]:
+def learn_from(model: Constellations, points: Tensor, seed: int = 0, **options: Any) -> list[float]:
     """Learn a model's templates from the first scenes that are not too large, and return nats.
 
     Scenes of at most two objects are small, and say as much of the templates as the others.
@@ -40,16 +42,18 @@ def learn_from(model: Constellations, points: Tensor, seed: int = 0, **options: 
 
 
 def stages(entry: Entry) -> list[Stage]:
-    """Learn the templates, if they are not given, and then train the guide or the model."""
+    """Return a stage in which templates are learned, or the guide; none if both are given."""
+    asleep = isinstance(entry.guide, AmortizedMatching)
+    learned = entry.sizes.get("learned", False)
+    if not (asleep or learned):
+        return []
 
     def prepare(data: Dataset, seed: int) -> Dataset:
         learn_from(entry.model, data.train.images, seed)
         return data
 
-    asleep = isinstance(entry.guide, AmortizedMatching)
-    settings = dict(objective=SleepPhase(), freeze="model") if asleep else {}
     words = "the guide, on samples of the model" if asleep else "templates and noise"
-    learned = entry.sizes.get("learned", False)
+    settings = dict(objective=SleepPhase(), freeze="model") if asleep else {}
     return [
         Stage(
             f"templates by exact EM, then {words}" if learned else words,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyro
 
@@ -55,7 +55,7 @@ class Lesson:
 def learned(
     options: Options,
     *,
-    scenes: int = 512,
+    scenes: int = 256,
     sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
     examples: int = 256,
     updates: int = 800,
@@ -113,9 +113,14 @@ def learn(job: Job[Lesson]) -> dict[str, float]:
     learn_from(entry.model, points[: lesson.examples], options.seed)
     learning = time.process_time() - began
     split = Split(points[: lesson.batch_size], seen.present[: lesson.batch_size].sum(1))
-    settings = dict(objective=SleepPhase(), freeze="model", batch_size=lesson.batch_size)
-    limits = options.limit(lesson.updates)
-    train(entry, split, options, name="trained", epochs=None, **settings, **limits)
+    settings: dict[str, Any] = {
+        "objective": SleepPhase(),
+        "freeze": "model",
+        "batch_size": lesson.batch_size,
+        "epochs": None,
+        **options.limit(lesson.updates),
+    }
+    train(entry, split, options, name="trained", **settings)
     assert job.folder is not None
     save(entry, Path(job.folder) / "entry", data="constellations", seed=options.seed)
     found = entry.model.log_sigma.exp().item()

@@ -93,6 +93,7 @@ def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Fig
         laws: by name.
     """
     from matplotlib import pyplot as plt
+    from matplotlib.patches import Circle
 
     columns = max(len(law.templates) for law in laws.values())
     figure, axes = plt.subplots(
@@ -109,9 +110,7 @@ def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Fig
             axis.fill(corners.real, corners.imag, facecolor="none", edgecolor=color, linewidth=0.9)
             for corner in corners:
                 place = corner.real.item(), corner.imag.item()
-                axis.add_patch(
-                    plt.Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3)
-                )
+                axis.add_patch(Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3))
             axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
     figure.suptitle(title, fontsize=9)
     figure.set_layout_engine("constrained")
