@@ -14,6 +14,7 @@ from capsule_zoo.guides.constellations import (
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.label import ExactLabel
+from capsule_zoo.guides.matching_exact import groups
 from capsule_zoo.guides.part_reader import PartReader
 from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
 from capsule_zoo.guides.recognition import RecognitionMachine
@@ -62,4 +63,5 @@ __all__ = [
     "SinkhornMatching",
     "StackedCapsuleGuide",
     "VBRouting",
+    "groups",
 ]

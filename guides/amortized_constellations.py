@@ -31,14 +31,13 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.data.constellations import rescaled
 from capsule_zoo.guides.constellations import MatchingGuide
 from capsule_zoo.guides.matching_exact import Matchings
 from capsule_zoo.guides.set_transformers import TransformerSizes
 from capsule_zoo.models.blocks.exact_cover import Plan, Reduce, backward, best_of, draw, forward
 from capsule_zoo.models.blocks.layers import SetTransformer
 from capsule_zoo.models.blocks.matching_laws import FunctionMatchings, codes_of, from_codes
-from capsule_zoo.models.blocks.point_space import FEWEST
+from capsule_zoo.models.blocks.point_space import FEWEST, in_square
 from capsule_zoo.models.blocks.scene_law import (
     SceneLaw,
     by_number,
@@ -230,7 +229,7 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
         points.append(scene[kept])
         objects.append(from_codes(model.law(), nodes["point_corner"]["value"])[0][kept])
     seen = torch.cat(points)[:number]
-    return rescaled(seen, ~seen[..., 0].isnan()), torch.cat(objects)[:number]
+    return in_square(seen), torch.cat(objects)[:number]
 
 
 def exchanges(law: SceneLaw) -> Tensor:

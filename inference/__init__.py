@@ -31,6 +31,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
     frechet_distance,
     train_classifier,
 )
+from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentation_accuracy
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import (
     classify,
@@ -124,8 +125,10 @@ __all__ = [
     "rank_uniformity",
     "reconstruct",
     "refine",
+    "relabeled",
     "sample",
     "sbc_ranks",
+    "segmentation_accuracy",
     "summarize",
     "train_classifier",
     "vote_history",
