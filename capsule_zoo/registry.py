@@ -76,7 +76,7 @@ class Entry:
         training: settings for `inference.fit` that suit this pair, such as learning rates.
         figures: pictures of the entry, by name; each takes the entry and images (B, C, H, W).
         stages: a function of this entry that returns the stages of its training, for
-            `inference.training.stages.fit_stages`; None for an entry that is trained as a whole.
+            `inference.training.stages.fit_stages`; None, or no stages, for training as a whole.
         name, sizes: what `create` was called with and the factory's defaults; they rebuild it.
         default_guide: the name of the entry's guide among `guides`.
         guide: the entry's guide.

@@ -1,5 +1,6 @@
 """Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
+from capsule_zoo.guides.amortized_constellations import AmortizedMatching
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
@@ -13,6 +14,7 @@ from capsule_zoo.guides.constellations import (
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.label import ExactLabel
+from capsule_zoo.guides.matching_exact import groups
 from capsule_zoo.guides.part_reader import PartReader
 from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
 from capsule_zoo.guides.recognition import RecognitionMachine
@@ -31,6 +33,7 @@ from capsule_zoo.guides.stacked_capsule_autoencoder import (
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
+    "AmortizedMatching",
     "AmortizedPartWhole",
     "AmortizedShapeCodes",
     "ClassPose",
@@ -62,4 +65,5 @@ __all__ = [
     "SinkhornMatching",
     "StackedCapsuleGuide",
     "VBRouting",
+    "groups",
 ]

@@ -37,7 +37,7 @@ from capsule_zoo.models.constellations import Constellations
 class MatchingGuide(Guide):
     """The base of the guides to constellations: a subclass finds matchings.
 
-    The guide has no parameters. It computes in float64.
+    Unless a subclass adds a network, the guide has no parameters. It computes in float64.
     """
 
     model_class = Constellations

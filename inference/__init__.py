@@ -31,6 +31,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
     frechet_distance,
     train_classifier,
 )
+from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentation_accuracy
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import (
     classify,
@@ -45,6 +46,7 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
+from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
@@ -61,6 +63,7 @@ from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
+from capsule_zoo.inference.training.template_learning import learn_templates
 
 __all__ = [
     "Accuracy",
@@ -80,6 +83,7 @@ __all__ = [
     "Run",
     "ScoreFunctionELBO",
     "SemiAmortized",
+    "SleepPhase",
     "StackedCapsuleObjective",
     "TermHistory",
     "TopPrior",
@@ -108,6 +112,7 @@ __all__ = [
     "infer_transformation",
     "is_bound",
     "latents",
+    "learn_templates",
     "linear_probe",
     "log_partition",
     "log_prior",
@@ -120,8 +125,10 @@ __all__ = [
     "rank_uniformity",
     "reconstruct",
     "refine",
+    "relabeled",
     "sample",
     "sbc_ranks",
+    "segmentation_accuracy",
     "summarize",
     "train_classifier",
     "vote_history",

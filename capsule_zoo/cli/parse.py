@@ -12,7 +12,9 @@ from capsule_zoo.cli.options import AsJson, print_json, print_metrics
 
 def parse(
     file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Arrays points and present.")],
-    guide: Annotated[str, typer.Option(help="exact, ransac, sinkhorn or mixture.")] = "exact",
+    guide: Annotated[
+        str, typer.Option(help="exact, ransac, sinkhorn, mixture; amortized, of --run.")
+    ] = "exact",
     sigma: Annotated[
         float | None, typer.Option(help="Noise on templates, in their units.  [default: 0.1]")
     ] = None,

@@ -1,5 +1,6 @@
 """Pictures of entries and of experiments; matplotlib is imported when a picture is drawn."""
 
+from capsule_zoo.figures.constellations import scene_rows, template_rows
 from capsule_zoo.figures.curves import accuracy_curves, climbs, error_curves, learning_curves
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
 from capsule_zoo.figures.generic import on_scale_of, reconstructions, samples
@@ -39,10 +40,12 @@ __all__ = [
     "prior_samples",
     "reconstructions",
     "samples",
+    "scene_rows",
     "seen_of_parts",
     "signed_colors",
     "spectra",
     "strokes",
     "sums",
+    "template_rows",
     "votes",
 ]

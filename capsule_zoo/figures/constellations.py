@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +25,13 @@ SHOWN = 8  # scenes
 Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
 
 
-def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: str) -> Figure:
+def scene_rows(
+    law: SceneLaw,
+    points: Tensor,
+    rows: Mapping[str, Parse],
+    title: str,
+    others: Mapping[str, SceneLaw] = MappingProxyType({}),
+) -> Figure:
     """Draw up to eight scenes, once for each parse, with templates through their points.
 
     A template is laid through an object's points by least squares. Clutter is a gray cross.
@@ -33,6 +40,7 @@ def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: 
         law: holds the templates.
         points: (S, N, 2), NaN where a point is absent.
         rows: parses of the scenes by name.
+        others: holds the templates of rows that have their own, by name.
     """
     from matplotlib import pyplot as plt
 
@@ -48,7 +56,8 @@ def scene_rows(law: SceneLaw, points: Tensor, rows: Mapping[str, Parse], title: 
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
             objects, corners = (each[scene : scene + 1] for each in parse)
-            _draw_scene(axis, law, points[scene : scene + 1], objects, corners)
+            own = others.get(name, law)
+            _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     figure.suptitle(title, fontsize=9)
     figure.set_layout_engine("constrained")
@@ -66,12 +75,52 @@ def _draw_scene(
         if not whole.item():  # a free assignment need not give every corner one point
             continue
         turn = fit.cross[0] / fit.number
-        outline = fit.center[0] + turn * torch.cat([template.corners, template.corners[:1]])
+        around = template.corners[template.corners.angle().argsort()]
+        outline = fit.center[0] + turn * torch.cat([around, around[:1]])
         axis.plot(outline.real, outline.imag, color=color, linewidth=0.9)
     stray = points[0][(objects[0] < 0) & ~points[0, :, 0].isnan()]
     axis.plot(stray[:, 0], stray[:, 1], "x", color=CLUTTER, markersize=4)
     axis.set(xticks=[], yticks=[], xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
     axis.spines[:].set_color("#dddddd")
+
+
+def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Figure:
+    """Draw the templates of laws, one row for each law, with a disk of the noise at every corner.
+
+    Templates are centered and scaled, and turned so that the first corner points upwards.
+
+    Args:
+        laws: by name.
+    """
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Circle
+
+    columns = max(len(law.templates) for law in laws.values())
+    figure, axes = plt.subplots(
+        len(laws), columns, figsize=(1.3 * columns + 0.8, 1.35 * len(laws) + 0.4), squeeze=False
+    )
+    for line, (name, law) in zip(axes, laws.items(), strict=True):
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        for axis in line:
+            axis.set(xticks=[], yticks=[], xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
+            axis.spines[:].set_color("#dddddd")
+        for k, (axis, template) in enumerate(zip(line, law.templates, strict=False)):
+            color = COLORS[k % len(COLORS)]
+            corners = in_turn(template.corners)
+            axis.fill(corners.real, corners.imag, facecolor="none", edgecolor=color, linewidth=0.9)
+            for corner in corners:
+                place = corner.real.item(), corner.imag.item()
+                axis.add_patch(Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3))
+            axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
+    figure.suptitle(title, fontsize=9)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def in_turn(corners: Tensor) -> Tensor:
+    """Return complex corners in the order of their angles, turned so that the first points up."""
+    ordered = corners[corners.angle().argsort()]
+    return ordered * 1j * ordered[0].conj() / ordered[0].abs()
 
 
 @torch.no_grad()

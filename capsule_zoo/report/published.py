@@ -343,16 +343,16 @@ RECURRENT = (
 )
 
 _SEGMENTATION = {  # of points, for noise 0, 0.1 and 0.25 on the templates
-    "constellation autoencoder": ("exact", ("0.828", "0.754", "0.623")),
-    "RANSAC, templates given": ("ransac", ("1.000", "0.992", "0.965")),
-    "variational EM with permutations": ("sinkhorn", ("0.899", "0.882", "0.785")),
-    "variational EM with a mixture": ("mixture", ("0.753", "0.757", "0.744")),
+    "constellation autoencoder": ("learned", "amortized", ("0.828", "0.754", "0.623")),
+    "RANSAC, templates given": ("parse", "ransac", ("1.000", "0.992", "0.965")),
+    "variational EM with permutations": ("parse", "sinkhorn", ("0.899", "0.882", "0.785")),
+    "variational EM with a mixture": ("parse", "mixture", ("0.753", "0.757", "0.744")),
 }
 _NOISE = {"0": "0", "01": "0.1", "025": "0.25"}
 
 CONSTELLATIONS = tuple(
     Published(
-        "constellations/parse",
+        f"constellations/{experiment}",
         f"segmentation_{guide}_{suffix}",
         f"Segmentation accuracy of points, noise {noise}",
         number,
@@ -361,7 +361,7 @@ CONSTELLATIONS = tuple(
         higher=True,
         note=SCENES,
     )
-    for system, (guide, numbers) in _SEGMENTATION.items()
+    for system, (experiment, guide, numbers) in _SEGMENTATION.items()
     for (suffix, noise), number in zip(_NOISE.items(), numbers, strict=True)
 )
 

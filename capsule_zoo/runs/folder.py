@@ -203,8 +203,9 @@ def train(
 
 def _fit(entry: Entry, data: Dataset, **arguments: Any) -> Run:
     """Train an entry as a whole or, where it has stages, one stage after the other."""
-    if entry.stages is not None:
-        return fit_stages(entry.stages(entry), data, say=_say, **arguments)
+    stages = () if entry.stages is None else entry.stages(entry)
+    if stages:
+        return fit_stages(stages, data, say=_say, **arguments)
     return fit(entry.model, entry.guide, data, objective=entry.objective, **arguments)
 
 

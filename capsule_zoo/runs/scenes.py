@@ -12,6 +12,7 @@ import torch
 
 from capsule_zoo.data.constellations import read_scenes, rescaled
 from capsule_zoo.data.files import write_whole
+from capsule_zoo.guides.amortized_constellations import AmortizedMatching
 from capsule_zoo.guides.constellations import (
     ExactMatching,
     MatchingGuide,
@@ -29,6 +30,7 @@ GUIDES: dict[str, type[MatchingGuide]] = {
     "sinkhorn": SinkhornMatching,
     "mixture": MixtureMatching,
 }
+AMORTIZED = "amortized"
 
 
 def parse_file(
@@ -42,8 +44,9 @@ def parse_file(
 
     Args:
         file: see `data.constellations.read_scenes`; its templates, if any, replace the zoo's.
-        guide: "exact", "ransac", "sinkhorn" or "mixture".
-        run: a run folder whose trained templates and noise are used.
+        guide: "exact", "ransac", "sinkhorn", "mixture", or "amortized" for the set transformer that
+            was trained in `run`.
+        run: a run folder, or the name of trained weights, whose templates and noise are used.
         sizes: arguments of `Constellations`, such as `sigma` and `clutter`.
 
     Returns:
@@ -53,9 +56,10 @@ def parse_file(
         ValueError: a file, a guide, a run or a size that does not fit; nothing is written.
     """
     points, present, templates = read_scenes(file)
-    if guide not in GUIDES:
-        raise ValueError(unknown("guide", guide, list(GUIDES)))
-    chosen = GUIDES[guide](_model(run, templates, sizes))
+    if guide not in (*GUIDES, AMORTIZED):
+        raise ValueError(unknown("guide", guide, [*GUIDES, AMORTIZED]))
+    model = _model(run, templates, sizes)
+    chosen = GUIDES[guide](model) if guide in GUIDES else _trained(run)
     found = chosen.parse(rescaled(points.double(), present), present)
     archive = io.BytesIO()
     np.savez(archive, **{name: value.numpy() for name, value in vars(found).items()})
@@ -66,6 +70,19 @@ def parse_file(
         "clutter": int((present & (found.objects < 0)).sum()),
         "log_evidence": found.log_evidence.mean().item(),
     }
+
+
+def _trained(run: str | None) -> AmortizedMatching:
+    """Return the set transformer of a run."""
+    guide = None if run is None else load(run).guide
+    if not isinstance(guide, AmortizedMatching):
+        where = "no run is named" if run is None else f"{run} holds a {type(guide).__name__}"
+        raise ValueError(
+            f"guide amortized has to be trained, but {where}; name a run by --run that was made by "
+            "capsule-zoo train constellations --guide amortized"
+        )
+    guide.model.double()
+    return guide
 
 
 def _model(

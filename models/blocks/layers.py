@@ -156,8 +156,16 @@ class SetTransformer(PyroModule):
         self.read_bias = nn.Parameter(torch.zeros(capsules, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.members(x))
+
+    def members(self, x: Tensor) -> Tensor:
+        """Return features of the members of a set, which have seen the others, (B, n, width)."""
         x = self.embed(x)
         for block in self.blocks:
             x = block(x)
-        pooled = self.pool(self.seeds[None], x)  # (B, capsules, width)
+        return x
+
+    def read(self, members: Tensor) -> Tensor:
+        """Return the outputs of every capsule, (B, capsules, outputs), from `members`."""
+        pooled = self.pool(self.seeds[None], members)  # (B, capsules, width)
         return torch.einsum("bcw,cwo->bco", pooled, self.read_weight) + self.read_bias

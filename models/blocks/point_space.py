@@ -92,3 +92,11 @@ def masked(points: Tensor, present: Tensor | None = None) -> Tensor:
             "there, or clean them"
         )
     return points.masked_fill(~present.bool()[..., None], torch.nan)
+
+
+def in_square(points: Tensor) -> Tensor:
+    """Return scenes (S, N, 2) shifted and scaled to [-1, 1]; the axes share both. NaN stays NaN."""
+    absent = points.isnan()
+    low = points.masked_fill(absent, torch.inf).amin((1, 2), keepdim=True)
+    high = points.masked_fill(absent, -torch.inf).amax((1, 2), keepdim=True)
+    return 2 * (points - low) / (high - low) - 1

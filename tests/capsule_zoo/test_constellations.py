@@ -13,7 +13,9 @@ from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.constellations import SHAPES
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments import constellations as experiment
-from capsule_zoo.figures.constellations import scene_parses, scene_samples
+from capsule_zoo.experiments import constellations_learned as learning
+from capsule_zoo.figures.constellations import scene_parses, scene_samples, template_rows
+from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create
 
@@ -59,11 +61,26 @@ def test_parse_writes_the_object_and_corner_of_every_point(file, guide, capsys):
 def test_what_cannot_be_parsed_is_refused_and_writes_nothing(file, tmp_path, capsys):
     path = file[0]
     out = tmp_path / "out.npz"
-    np.savez(tmp_path / "five.npz", points=np.random.rand(1, 5, 2), present=np.ones((1, 5)))
+    points, all_there = np.random.default_rng(0).random((1, 5, 2)), np.ones((1, 5))
+    several = {
+        "five": dict(points=points, present=all_there),
+        "nan": dict(points=points * np.nan, present=all_there),
+        "one": dict(points=points, present=[[1, 0, 0, 0, 0]]),
+        "mask": dict(points=points, present=np.ones((1, 4))),
+        "corner": dict(points=points, present=all_there, templates=np.zeros((1, 1, 2))),
+    }
+    for name, arrays in several.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
     for words, expected in (
         (("parse", tmp_path / "five.npz"), "scenes of 5 points"),
         (("parse", path, "--guide", "exakt"), "exact"),
+        (("parse", path, "--guide", "amortized"), "name a run by --run"),
         (("parse", tmp_path / "none.npz"), "cannot be read"),
+        (("parse", tmp_path / "nan.npz"), "set present to 0"),
+        (("parse", tmp_path / "one.npz"), "fewer than two points"),
+        (("parse", tmp_path / "mask.npz"), "present must be (1, 5)"),
+        (("parse", tmp_path / "corner.npz"), "template 0 has fewer than two different points"),
+        (("train", "constellations", "--set", "learned=true", "--set", "sigma=0.0"), "above 0"),
         (("train", "constellations", "--size", "28"), "no pixels"),
         (("train", "constellations", "--transform", "rotate=9"), "no pixels"),
         (("train", "vae", "--data", "constellations"), "no pixels"),
@@ -111,3 +128,41 @@ def test_the_experiment_says_how_good_the_exact_posterior_can_be():
     with pytest.raises(ValueError, match="leave --run out"):
         experiment.parse(Options(run="any"))
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_templates_are_drawn_with_their_noise():
+    law = create("constellations", sigma=0.25).model.law()
+    figure = template_rows({"one": law, "other": law})
+    assert len(figure.axes) == 6
+    for axis, template in zip(figure.axes[:3], law.templates, strict=True):
+        assert len(axis.patches) == 1 + len(template)
+        disk = axis.patches[1]
+        assert disk.radius == pytest.approx(0.25 / template.radius)
+        dots = axis.lines[0].get_xydata()
+        size = np.sort(np.linalg.norm(dots, axis=1))
+        assert np.allclose(size, template.corners.abs().sort()[0])
+
+
+def test_training_of_a_guide_leaves_learned_templates_as_em_found_them():
+    entry = create("constellations", learned=True).use_guide("amortized")
+    (stage,) = entry.stages(entry)
+    assert stage.prepare is not None and stage.settings["freeze"] == "model"
+    assert isinstance(stage.settings["objective"], SleepPhase)
+    given = create("constellations")
+    assert given.stages(given) == []
+    (stage,) = given.stages(given.use_guide("amortized"))
+    assert stage.prepare is None and stage.settings["freeze"] == "model"
+
+
+@pytest.mark.slow
+def test_the_experiment_learns_templates_and_a_set_transformer(tmp_path):
+    settings = dict(scenes=12, sigmas=(0.1,), examples=60, updates=3, batch_size=16, proposals=3)
+    options = Options(progress=False, processes=1, runs=tmp_path)
+    result = learning.learned(options, **settings)
+    metrics, _ = flatten(result.metrics)
+    assert metrics["segmentation_exact_01"]["value"] > 0.9
+    assert 0.03 < metrics["found_noise_01"]["value"] < 0.2
+    bounds = [metrics[f"evidence_{g}_01"]["value"] for g in ("exact", "proposals", "amortized")]
+    assert bounds == sorted(bounds, reverse=True)
+    assert result.figures.keys() == {"01", "templates"}
+    assert result.entry.default_guide == "amortized"
