@@ -1,5 +1,7 @@
 """The experiments of stacked capsule autoencoders, shrunk until they take seconds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,10 +62,9 @@ def test_ablations_record_every_variant():
 
 def test_explained_shares_have_no_noise(entry):
     images = torch.rand(7, 1, 12, 12)
-    torch.manual_seed(1)
     first = experiments.explained(entry, images)
-    torch.manual_seed(2)
-    assert (experiments.explained(entry, images) == first).all()
+    noisier = replace(entry, guide=entry.guide.with_switches(width=9.0))
+    assert (experiments.explained(noisier, images) == first).all()
 
 
 def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(entry):
