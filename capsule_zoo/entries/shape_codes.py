@@ -10,6 +10,7 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.figures.part_whole import learned_templates, parses, prior_samples
+from capsule_zoo.figures.shape_codes import bent_kinds, morphs
 from capsule_zoo.guides import AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide
 from capsule_zoo.inference.evaluation.ancestral import infer
@@ -17,7 +18,7 @@ from capsule_zoo.inference.training.kinds import start_kinds
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.shape_codes import as_part_sets
-from capsule_zoo.registry import Entry, register
+from capsule_zoo.registry import Entry, create, register
 from capsule_zoo.sizes import Takes
 
 GUIDE_SIZES = dict(channels=64, width=384, hidden=2, max_scale=0.8, anisotropy=1.6)
@@ -98,6 +99,28 @@ def stages(entry: Entry) -> list[Stage]:
     ]
 
 
+def on_parts_of(source: Entry, **sizes: Any) -> Entry:
+    """Return an untrained entry that reads and paints parts as a trained part-whole entry does.
+
+    Args:
+        source: the entry whose templates and reader of parts are copied.
+        sizes: arguments of `shape_codes`.
+    """
+    model = source.model
+    same = ("image_shape", "instances", "sigma_image", "background", "likelihood", "temperature")
+    entry = create(
+        "shape-codes",
+        parts=model.levels[-1].size,
+        template_size=model.template_logits.shape[-1],
+        guide_sizes=vars(source.guide.reader),
+        **{name: getattr(model, name) for name in same},
+        **sizes,
+    )
+    entry.model.template_logits.data.copy_(model.template_logits)
+    entry.guide.copy_matching(source.guide)
+    return entry
+
+
 def _with_laws(entry: Entry, pose: str, objects: str) -> AmortizedShapeCodes:
     """Return the entry's guide with other laws of the poses and codes, and the same weights."""
     return entry.guide.with_laws(pose, objects)
@@ -169,4 +192,6 @@ PICTURES = {
     "parses": lambda entry, images: parses(entry.model, entry.guide, images),
     "templates": lambda entry, images: learned_templates(entry.model),
     "samples": lambda entry, images: prior_samples(entry.model),
+    "kinds": lambda entry, images: bent_kinds(entry.model),
+    "morphs": lambda entry, images: morphs(entry.model, entry.guide, images),
 }

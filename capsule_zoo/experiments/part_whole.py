@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
-    by_quantity,
     held_out_bounds,
-    mean_and_error,
     pictures,
     snake_case,
     squared_error,
 )
 from capsule_zoo.experiments.training import checkpoints, train, trained
-from capsule_zoo.figures.curves import climbs
 from capsule_zoo.figures.part_whole import parses
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import Comparison, compare, reconstruct, widen
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.posterior.fitted import fit_to_images
-from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import Model
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
@@ -252,72 +247,3 @@ def automatic(
     how: dict[str, Any] = dict(steps=steps, seed=options.seed, progress=options.progress)
     fit_to_images(guide, model, images, **how, **saved)
     return guide
-
-
-@experiment("part-whole/refine", data="mnist", minutes=30)
-def refinement(
-    options: Options,
-    *,
-    images: int = 256,
-    plain_steps: int = 1000,
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2),
-    budgets: tuple[int, ...] = (80, 90, 100, 110, 120, 150, 200),
-) -> Result:
-    """Race scheduled test-time inference against plain Adam, on upright and turned digits.
-
-    Args:
-        images: number of test images, upright and then turned by a quarter.
-        plain_steps: steps of plain Adam.
-        rates: learning rates of plain Adam, of which the best is chosen.
-        budgets: numbers of scheduled steps; the first that reaches plain Adam's objective counts.
-    """
-    data = load_dataset("mnist", root=options.data_root)
-    entry = trained("part-whole", data, options)
-    few = data.test.images[-images:]  # the schedule was chosen on others
-    races: dict[str, Numbers] = {}
-    paths: dict[str, Tensor] = {}
-    for name, shown in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
-        race = partial(timed_refinement, entry, shown, options)
-        plain = max(
-            (race(method="adam", steps=plain_steps, lr=rate) for rate in rates),
-            key=lambda found: found.objective,
-        )
-        for budget in budgets:
-            ours = race(steps=budget)
-            if ours.objective >= plain.objective:
-                break
-        reached = ours.objective >= plain.objective
-        races[name] = {
-            "speedup": (plain.seconds / ours.seconds if reached else 0.0, None, 1),
-            "start": mean_and_error(plain.refinement.start),
-            "plain": mean_and_error(plain.refinement.end),
-            "scheduled": mean_and_error(ours.refinement.end),
-            "scheduled_steps": (float(ours.steps), None, 1),
-        }
-        paths[f"{name}, plain Adam"] = plain.refinement.path
-        paths[f"{name}, scheduled"] = ours.refinement.path
-    table = by_quantity(races)
-    names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
-    return Result({"digits": Table(table, names)}, {"": climbs(paths)}, None, entry)
-
-
-class Finish(NamedTuple):
-    """One refinement, with its objective under fresh noise (nats per image) and its cost."""
-
-    refinement: Refinement
-    objective: float
-    seconds: float
-    steps: int
-
-
-def timed_refinement(
-    entry: Entry, images: Tensor, options: Options, steps: int, **settings: Any
-) -> Finish:
-    """Refine the poses of images, and score them with noise that they were not fitted to."""
-    model, seed = entry.model, options.seed
-    began = time.perf_counter()
-    found = refine(model, entry.guide, images, steps=steps, seed=seed, **settings)
-    seconds = time.perf_counter() - began
-    fresh = refine(model, found.guide, images, steps=0, seed=seed + 1).start.mean().item()
-    options.say(f"{settings}, {steps} steps: {fresh:.1f} nats in {seconds:.0f} seconds")
-    return Finish(found, fresh, seconds, steps)

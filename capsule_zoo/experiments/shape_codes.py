@@ -15,7 +15,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.entries.shape_codes import ON_PART_SETS, parsed, part_sets, start_objects
+from capsule_zoo.entries.shape_codes import (
+    ON_PART_SETS,
+    on_parts_of,
+    parsed,
+    part_sets,
+    start_objects,
+)
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
@@ -28,7 +34,7 @@ from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.models.shape_codes import from_part_sets
 from capsule_zoo.records import Metrics, Numbers
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,18 +146,13 @@ def on_published_parts(kinds: int, chosen: Settings, seed: int) -> Entry:
     """Return an untrained entry whose parts are those of the published part-whole weights."""
     source = load(PARTS_OF)
     pyro.set_rng_seed(seed)
-    entry = create(
-        "shape-codes",
+    return on_parts_of(
+        source,
         kinds=kinds,
-        image_shape=source.model.image_shape,
-        parts=source.model.levels[-1].size,
         codes=chosen.codes,
         sigma_min=chosen.sigma_min,
         sigma_top=chosen.sigma_top,
     )
-    entry.model.template_logits.data.copy_(source.model.template_logits)
-    entry.guide.copy_matching(source.guide)
-    return entry
 
 
 def train_objects(entry: Entry, sets: Dataset, chosen: Settings, options: Options) -> None:

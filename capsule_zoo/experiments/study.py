@@ -69,10 +69,13 @@ class Study(Generic[V]):
     costs: Mapping[str, float] = field(default_factory=dict)
 
     def jobs(self, options: Options) -> list[Job[V]]:
-        """Return the runs: variant by variant, or those with the highest cost first."""
+        """Return the runs, seed by seed, and of each seed those with the highest cost first.
+
+        A study that is interrupted then has all variants from some seeds.
+        """
         seeds = range(options.seed, options.seed + self.seeds)
-        runs = [(name, seed) for name in self.variants for seed in seeds]
-        runs.sort(key=lambda run: -self.costs.get(run[0], 1))
+        runs = [(name, seed) for seed in seeds for name in self.variants]
+        runs.sort(key=lambda run: (run[1], -self.costs.get(run[0], 1)))
         minutes: dict[str, float] = {}
         if options.minutes is not None:
             minutes = divide(options.minutes / self.seeds, self.variants, self.costs)

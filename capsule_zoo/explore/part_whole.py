@@ -9,7 +9,6 @@ values given the capsules above them: parent, presence and vote.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,17 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.view import Control, Place, View
-from capsule_zoo.figures.part_whole import colored_parts, seen_of_parts
-from capsule_zoo.guides.base import Guide
+from capsule_zoo.explore.painted_parts import PaintedPartsView, gained
+from capsule_zoo.explore.view import Control
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.blocks import poses
-
-NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
-_SEEN = 0.05  # a pixel to which no part adds more is empty
-_LEAST_SIZE = 0.02
 
 
 @dataclass(frozen=True)
@@ -134,28 +128,17 @@ def _slices(model: PartWholeCapsules) -> tuple[slice, ...]:
     return tuple(slice(b, e) for b, e in zip([0, *ends], ends, strict=False))
 
 
-class PartWholeView(View):
-    """The view of a parse by part-whole capsules; every capsule is a handle.
-
-    Args:
-        model, guide: the pair; neither is changed.
-    """
+class PartWholeView(PaintedPartsView):
+    """The view of a parse by part-whole capsules; every capsule is a handle."""
 
     help = (
         "Drag on the model's picture to move an object with all its parts, on the colored one to "
         "move a single part; the sliders move what was held last. Drop a picture file on the image."
     )
-    improves = "improve the objects and parts by steps of inference on this image"
-    modes = ("as read", "as foretold")
+    model: PartWholeCapsules
     state: Tree
     read_state: Tree
     parse: Tree
-
-    def __init__(self, model: PartWholeCapsules, guide: Guide) -> None:
-        self.model = model.discretized()
-        self.guide = guide
-        self.relaxed = model
-        self.image_shape = model.image_shape
 
     @torch.no_grad()
     def read(self, image: Tensor) -> None:
@@ -168,8 +151,7 @@ class PartWholeView(View):
         found = refine(self.relaxed, self.guide, self.image, steps=steps)
         with torch.no_grad():
             self._show(parse_tree(self.model, infer(found.guide, self.image)))
-        gain = (found.end - found.start).item()
-        return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
+        return gained(steps, found)
 
     def handles(self) -> list[str]:
         there, held = self.state.placed().presence > 0.5, self._held()
@@ -185,32 +167,19 @@ class PartWholeView(View):
         return int(self._held().argmax())
 
     def controls(self, handle: int) -> dict[str, Control]:
-        values = self._components(handle)
-        low, high = (_LEAST_SIZE, 1.5) if values["size"] > 0 else (-1.5, -_LEAST_SIZE)
-        return {
-            "presence": Control(self.state.presence[handle].item(), 0, 1),
-            "x": Control(values["x"], -1.5, 1.5),
-            "y": Control(values["y"], -1.5, 1.5),
-            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, "\N{DEGREE SIGN}"),
-            "size": Control(values["size"], low, high),
-            "stretch": Control(values["stretch"], 0.2, 5),
-            "shear": Control(values["shear"], -2, 2),
-        }
+        presence = Control(self.state.presence[handle].item(), 0, 1)
+        return {"presence": presence, **self.pose_controls(handle)}
 
     @torch.no_grad()
     def change(self, handle: int, name: str, value: float) -> None:
         """Set the presence or a component of the pose in the image, with the angle in degrees."""
-        if name == "presence":
-            self.state = self.state.with_presence(handle, value)
-            level = next(i for i, s in enumerate(self.state.levels) if handle < s.stop)
-            if self.mode == "as foretold":
-                self.state = foretold(self.model, self.state, level)
+        if name != "presence":
+            self.change_pose(handle, name, value)
             return
-        components = {**self._components(handle), name: value}
-        if name == "angle":
-            components[name] = math.radians(value)
-        row = self.state.pose.new_tensor([components[each] for each in NUMBERS])
-        self.state = self.state.moved(handle, poses.from_components(row))
+        self.state = self.state.with_presence(handle, value)
+        level = next(i for i, s in enumerate(self.state.levels) if handle < s.stop)
+        if self.mode == "as foretold":
+            self.state = foretold(self.model, self.state, level)
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
@@ -221,42 +190,17 @@ class PartWholeView(View):
         else:
             self.state = self.state.with_levels_of(self.parse, first=1)
 
-    @torch.no_grad()
-    def grab(self, place: Place, part: bool) -> int | None:
-        _, height, width = self.image_shape
-        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
-        if not (0 <= column < width and 0 <= row < height):
-            return None
-        seen = seen_of_parts(self.model, self._parts())[:, 0, row, column]
-        if seen.max() < _SEEN:
-            return None
-        handle = self.state.levels[-1].start + int(seen.argmax())
+    def handle_at(self, index: int, part: bool) -> int:
+        handle = self.state.levels[-1].start + index
         return handle if part else self.state.root(handle)
 
-    def drag(self, handle: int, start: Place, end: Place) -> None:
-        pose = self.state.placed().pose[handle].clone()
-        pose[2::3] += pose.new_tensor(end) - pose.new_tensor(start)
+    def place_of(self, handle: int) -> Tensor:
+        return self.state.placed().pose[handle]
+
+    def move(self, handle: int, pose: Tensor) -> None:
         self.state = self.state.moved(handle, pose)
 
-    @torch.no_grad()
-    def painted(self) -> Tensor:
-        return self.model.render(self._parts())
-
-    @torch.no_grad()
-    def colored(self) -> Tensor:
-        return colored_parts(self.model, self._parts())[0]
-
-    def outline(self, handle: int) -> Tensor:
-        corners = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
-        (a, b, x), (c, d, y) = self.state.placed().pose[handle].view(2, 3)
-        u, v = corners.unbind(-1)
-        return torch.stack([a * u + b * v + x, c * u + d * v + y], -1)
-
-    @torch.no_grad()
-    def log_likelihood(self) -> float:
-        return self.model.image_law(self._parts()).log_prob(self.image[:, None]).sum().item()
-
-    def _parts(self) -> Capsules:
+    def parts(self) -> Capsules:
         placed, parts = self.state.placed(), self.state.levels[-1]
         return Capsules(placed.presence[None, parts], placed.pose[None, parts])
 
@@ -264,7 +208,3 @@ class PartWholeView(View):
         """Return the number of present capsules that belong to each capsule, (capsules,)."""
         there, parent = self.state.placed().presence > 0.5, self.state.parent
         return torch.bincount(parent[there & (parent >= 0)], minlength=len(there))
-
-    def _components(self, handle: int) -> dict[str, float]:
-        values = poses.to_components(self.state.placed().pose[handle]).tolist()
-        return dict(zip(NUMBERS, values, strict=True))

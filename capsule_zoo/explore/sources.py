@@ -12,8 +12,9 @@ from capsule_zoo import registry
 from capsule_zoo.data import load_dataset
 from capsule_zoo.explore.on_request import RequestView
 from capsule_zoo.explore.part_whole import PartWholeView
+from capsule_zoo.explore.shape_codes import ShapeCodesView
 from capsule_zoo.explore.view import View
-from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.models import PartWholeCapsules, ShapeCodes
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks.modes import seeded
 from capsule_zoo.models.blocks.on_request import OnRequest
@@ -29,6 +30,7 @@ from capsule_zoo.runs.folder import open_run
 
 VIEWS: dict[type[Model], type[Any]] = {
     PartWholeCapsules: PartWholeView,
+    ShapeCodes: ShapeCodesView,
     OnRequest: RequestView,
 }
 

@@ -101,6 +101,54 @@ def _curve(
     )
 
 
+def accuracies_in_time(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+    """Draw one curve per name in a band of one standard error.
+
+    Args:
+        curves: by name, rows of minutes, accuracy and its standard error.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, rows in curves.items():
+        minutes, values, errors = np.array(rows).reshape(-1, 3).T
+        _curve(axis, minutes, values, errors, name.replace("_", " "), ".-")
+    axis.set_xlabel("minutes of training")
+    axis.set_ylabel("accuracy of a linear probe")
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def followed(found: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> Figure:
+    """Draw the errors of poses after motions of the image: of places, and of angles after turns.
+
+    Args:
+        found: by unit of the motion ("pixels" or "degrees"), then by its amount, the numbers of
+            the experiment `part-whole/equivariance`.
+    """
+    from matplotlib import pyplot as plt
+
+    panels = (("pixels", "place", "pixels"), ("degrees", "place", "pixels"))
+    panels += (("degrees", "angle", "degrees"),)
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.2))
+    for axis, (unit, quantity, own) in zip(axes, panels, strict=True):
+        rows = found[unit]
+        amounts = [float(amount) for amount in rows]
+        for level in ("object", "part"):
+            numbers = [row[f"{level}_{quantity}_error"] for row in rows.values()]
+            values, errors = (np.array([number[i] for number in numbers]) for i in (0, 1))
+            _curve(axis, amounts, values, errors, f"{level}s", ".-")
+        still = [row.get(f"part_{quantity}_motion", (float(a),))[0] for a, row in rows.items()]
+        axis.plot(amounts, still, "k:", label="parts that do not follow")
+        axis.set_xlabel(f"motion of the image ({unit})")
+        axis.set_ylabel(f"error of the {quantity} ({own})")
+        axis.set_ylim(bottom=-0.02 * max(still))
+    axes[0].legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
 def climbs(paths: dict[str, Tensor]) -> Figure:
     """Draw the mean objective of several refinements, step by step."""
     from matplotlib import pyplot as plt

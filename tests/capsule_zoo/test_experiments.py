@@ -22,7 +22,11 @@ from capsule_zoo.inference import Comparison
 OWN_RUNS = [
     *(f"capsule-rbm/{name}" for name in ("learning-curve", "mean-field", "spectra", "fashion")),
     *(f"capsule-helmholtz/{name}" for name in ("objectives", "fashion")),
-    *(f"part-whole/{name}" for name in ("digits", "augment", "likelihoods", "colours")),
+    *(
+        f"part-whole/{name}"
+        for name in ("digits", "augment", "likelihoods", "colours", "sensitivity")
+    ),
+    *(f"shape-codes/{name}" for name in ("digits", "digits-seeds")),
     *(f"matrix-capsules/{name}" for name in ("routing", "viewpoints", "viewpoints-smallnorb")),
     *(f"recurrent-capsules/{name}" for name in ("ablations", "overlap", "cifar10")),
     *(name for name in list_experiments("generative-capsnet/*") if not name.endswith("/guides")),

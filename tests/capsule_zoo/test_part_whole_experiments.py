@@ -7,9 +7,12 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import Options, part_whole, reproduce
+from capsule_zoo.experiments import Options, part_whole, part_whole_refine, reproduce
+from capsule_zoo.experiments.part_whole_refine import Race, fastest
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save
+
+METHODS = ("plain", "scheduled")
 
 
 @pytest.fixture
@@ -76,12 +79,29 @@ def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits
     )
 
 
-def test_refine_races_both_methods_upright_and_rotated(small_digits, tmp_path):
+def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
+    monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
     options = Options(minutes=0.01, progress=False)
-    settings = dict(plain_steps=4, budgets=(1, 3))
+    settings = dict(images=8, plain_steps=12, plain_rates=(1e-3,), budgets=(4, 11), rates=(0.03,))
     reproduce("part-whole/refine", options, folder=tmp_path, **settings)
     metrics = read_record("part-whole/refine", tmp_path)["metrics"]
     for name in ("upright", "rotated"):
-        value = {key: metrics[f"{name}_{key}"]["value"] for key in ("start", "plain", "scheduled")}
-        assert value["plain"] >= value["start"] and value["scheduled"] >= value["start"]
-        assert metrics[f"speedup_{name}"]["value"] >= 0
+        value = {key: metrics[f"{name}_{key}"]["value"] for key in ("goal", "start")}
+        arrived = [metrics[f"{name}_{method}_arrived"]["value"] for method in METHODS]
+        ends = [metrics[f"{name}_{method}_end"]["value"] for method in METHODS]
+        assert max(arrived) == 1 and max(ends) >= value["goal"] > value["start"] - 2
+        seconds = [metrics[f"{name}_{method}_seconds"]["value"] for method in METHODS]
+        assert metrics[f"speedup_{name}"]["value"] == pytest.approx(seconds[0] / seconds[1])
+
+
+def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():
+    climb = Race(torch.arange(101.0), begin=0.0, end=100.0, seconds=50.0, rate=0.1)
+    # ten steps have a mean of 60 when the last of them is at 64.5
+    assert climb.arrival(60.0) == pytest.approx(50 * 65 / 100)
+    assert math.isinf(climb.arrival(1000.0))
+    assert climb.arrival(98.0) == 50.0  # the end alone, scored with fresh noise, is above it
+    slow, high = climb._replace(seconds=80.0), climb._replace(path=climb.path + 1, end=101.0)
+    assert fastest([slow, climb], 60.0) is climb
+    assert fastest([climb, high], 1000.0) is high
+    assert high.numbers(1000.0)["arrived"][0] == 0 and high.numbers(1000.0)["steps"][0] == 100
+    assert climb.numbers(60.0)["steps"][0] == 65

@@ -9,13 +9,8 @@ from torch.nn import functional as F
 
 from capsule_zoo import registry
 from capsule_zoo.cli import main
-from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole_transformations, reproduce
-from capsule_zoo.experiments.part_whole_transformations import (
-    VARIANTS,
-    held_best,
-    rotated,
-)
+from capsule_zoo.experiments.part_whole_transformations import chosen_objects, held_best
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, small_sizes
 
@@ -37,7 +32,7 @@ def small(monkeypatch, tmp_path):
 
 def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
     command = ["reproduce", "part-whole/generalise", "--minutes", "0.005", "--keep", "kept"]
-    command += ["--set", "turns=4", "--set", "degrees=[0, 90]"]
+    command += ["--set", "turns=4", "--set", "degrees=[0, 90]", "--set", "refining=2"]
     command += ["--set", f"sizes={json.dumps(SMALL)}"]
     for words in (command, ["publish", "kept", "mine", "--record", "part-whole/generalise"]):
         with pytest.raises(SystemExit) as done:
@@ -45,7 +40,9 @@ def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
         assert done.value.code in (0, None)
     record = read_record("part-whole/generalise", tmp_path / "results")
     kinds = ("upright", "affnist", "rotated")
-    wanted = {f"{kind}_presence_pose{turned}" for kind in kinds for turned in ("", "_turned")}
+    endings = ("", "_turned", "_refined", "_turned_refined")
+    wanted = {f"{kind}_presence_pose{ending}" for kind in kinds for ending in endings}
+    wanted |= {f"{kind}_{features}" for kind in kinds for features in ("presence", "chosen")}
     wanted |= {f"rotation_{d}{turned}" for d in (0, 90) for turned in ("", "_turned")}
     assert set(record["metrics"]) == wanted | {"steps"} and record["data"] == "affnist"
     assert all(record["metrics"][name]["n"] == 12 for name in wanted)
@@ -57,30 +54,13 @@ def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
     assert card["records"]["part-whole/generalise"]["metrics"] == record["metrics"]
     entry = load("mine")
     assert entry.model.image_shape == (1, 40, 40) and entry.guide.reader.coordinates
-    options, settings = Options(run="mine", progress=False), dict(turns=4, degrees=(0, 90))
+    options, settings = (
+        Options(run="mine", progress=False),
+        dict(turns=4, degrees=(0, 90), refining=2),
+    )
     again, _ = reproduce("part-whole/generalise", options, folder="new", **settings)
     values = {name: metric["value"] for name, metric in flatten(again.metrics)[0].items()}
     assert values == {name: record["metrics"][name]["value"] for name in wanted}
-
-
-def test_augment_trains_every_range_and_both_ways_out(small, tmp_path):
-    options = Options(minutes=0.03, progress=False, processes=1)
-    result, path = reproduce("part-whole/augment", options, folder=tmp_path, turns=4, sizes=SMALL)
-    metrics = read_record("part-whole/augment", tmp_path)["metrics"]
-    for name, variant in VARIANTS.items():
-        assert metrics[f"steps_{name}"]["value"] >= 1
-        assert metrics[f"probe_presence_pose_{name}"]["n"] == 12
-        assert (f"rotated_presence_pose_{name}" in metrics) == (variant.degrees > 0)
-    assert {f"{k}_presence_pose_0_turned" for k in ("probe", "rotated")} <= set(metrics)
-    assert result.entry.guide.reader.turns == 4 and result.entry.model.rotations == 24
-    pictures = {file.stem for file in path.parent.glob("*.png")}
-    assert pictures == {"augment", "augment_canonical"}
-
-
-def test_rotated_splits_are_the_same_every_time():
-    split = load_dataset("digits").test[:5]
-    assert torch.equal(rotated(split, 90).images, rotated(split, 90).images)
-    assert torch.equal(rotated(split, 0).images.round(decimals=4), split.images.round(decimals=4))
 
 
 def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
@@ -95,3 +75,18 @@ def test_turning_undoes_quarter_turns_up_to_where_the_model_wants_them():
         torch.manual_seed(1)
         found.append(held_best(entry.guide, held, 16))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_parts_are_shared_out_among_the_objects_that_they_may_choose():
+    torch.manual_seed(0)
+    entry = create("part-whole", **small_sizes("part-whole"))
+    images = torch.rand(3, 1, 12, 12)
+    torch.manual_seed(0)
+    shares = chosen_objects(entry.guide, images)
+    parts = entry.model.levels[-1].size
+    assert shares.shape == (3, entry.model.levels[0].size)
+    assert (shares >= 0).all() and (shares.sum(1) <= parts).all()
+    entry.model.epsilon = 1e9  # every part is the dummy's
+    for selection in entry.model.selections:
+        selection.epsilon = 1e9
+    assert chosen_objects(entry.guide, images).sum() < 1e-3

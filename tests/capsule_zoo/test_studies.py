@@ -48,10 +48,10 @@ def test_time_is_shared_by_the_cost_of_a_step():
     jobs = study.jobs(replace(QUIET, minutes=16, seed=5, runs=Path("runs")))
     assert [(job.name, job.options.seed, job.options.minutes) for job in jobs] == [
         ("dear", 5, 6),
-        ("dear", 6, 6),
         ("cheap", 5, 2),
+        ("dear", 6, 6),
         ("cheap", 6, 2),
-    ]  # the longest go first
+    ]  # seed by seed, and of each seed the longest first
     assert len({job.folder for job in jobs}) == 4
     assert {job.options.minutes for job in study.jobs(QUIET)} == {None}
     assert divide(12, ("a", "b"), {"b": 3.0}) == {"a": 3, "b": 9}

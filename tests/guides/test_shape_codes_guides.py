@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from capsule_zoo.guides import AmortizedPartWhole, AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.routing_shape_codes import fit_code, fit_pose
 from capsule_zoo.inference import fit, loss_per_image
-from capsule_zoo.inference.training.kinds import start_kinds
+from capsule_zoo.inference.training.kinds import start_kinds, start_turned_kinds
 from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
 from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
 
@@ -160,6 +160,30 @@ def test_kinds_start_from_factor_analyzers_and_stay_what_they_are():
     assert torch.equal(best[:, 0], kinds)
     with pytest.raises(ValueError, match="fewer kinds"):
         start_kinds(model, sets[:2])
+
+
+def test_kinds_choose_the_turn_of_every_image():
+    """Three shapes at one of four turns each: whatever turn was shown first, all end alike."""
+    sets, which = mixed_sets()
+    parts = from_part_sets(sets)
+    back = poses.rotation(torch.arange(4).double() * torch.pi / 2)
+    held = torch.randint(4, (len(sets),), generator=torch.Generator().manual_seed(1))
+    views = torch.stack(
+        [
+            as_part_sets(
+                Capsules(parts.presence, poses.compose(back[(held + t) % 4][:, None], parts.pose))
+            )
+            for t in range(4)
+        ]
+    )
+    model = made(kinds=9).with_scope("objects")  # fewer kinds than turned shapes, more than shapes
+    chosen = start_turned_kinds(model, views, seed=0)
+    ends = (held + chosen) % 4  # the turn at which each image is left
+    for shape in range(3):
+        counts = torch.bincount(ends[which == shape], minlength=4)
+        assert counts.max() == counts.sum()
+    with pytest.raises(ValueError, match="fewer kinds"):
+        start_turned_kinds(model, views[:, :2])
 
 
 def test_the_amortized_guide_starts_at_the_posterior():

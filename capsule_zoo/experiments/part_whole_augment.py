@@ -1,0 +1,254 @@
+"""Part-whole capsules trained on rotated images: what that costs, and a remedy.
+
+The paper (Smith et al. 2020) finds that rotating the training images hurts on upright ones, and
+attributes it to parts that are affine copies of each other. `augment` measures the effect with
+three kinds of features: the presences of objects (t), presences and poses (t, A), and the kind and
+the shape code that explain the parts (see `models.shape_codes`). It counts the copies, and how
+often the same ink is found by another part when the image turns.
+
+The remedy: kinds and codes are fitted to parts that are read at every turn of every image, and the
+fit itself chooses the turn. Nobody says which way is up, but turns at which many digits are alike
+win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.entries.shape_codes import on_parts_of, part_sets, start_objects
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error
+from capsule_zoo.experiments.part_whole import PRESENCES, WITH_POSES
+from capsule_zoo.experiments.shape_codes import Object, read_objects
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.curves import accuracy_curves
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.figures.part_whole import colored_parts, infer_parts, learned_templates
+from capsule_zoo.guides.turns import turned
+from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.template_copies import copies, likeness
+from capsule_zoo.inference.training.kinds import start_turned_kinds
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.records import Number, Numbers
+from capsule_zoo.registry import Entry, create, load, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEGREES = (0, 45, 90, 180)
+TURNED = (45, 90, 180)  # degrees by which images are turned, to see whether parts swap
+COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
+UPRIGHT, ROTATED = "probe", "rotated"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Args:
+        degrees: largest rotations of training images, one for each model.
+        seeds: number of seeds for each model.
+        kinds: kinds of objects that are fitted to parts.
+        probed: training images that kinds and probes are fitted on.
+        turns: turns of the circle at which parts are read for the remedy.
+        turned_images: test images of the remedy, each of which is read at every turn.
+        sizes: sizes of every entry that replace the zoo's own.
+    """
+
+    degrees: tuple[int, ...] = DEGREES
+    seeds: int = 3
+    kinds: int = 64
+    probed: int = 10_000
+    turns: int = 24
+    turned_images: int = 3000
+    sizes: Mapping[str, Any] | None = None
+
+
+class Task(NamedTuple):
+    """The training of one model: the rotation of its images, and the settings of all."""
+
+    degrees: int
+    settings: Settings
+
+
+@experiment("part-whole/augment", data="mnist", minutes=120, takes=Settings)
+def augment(options: Options, **settings: Any) -> Result:
+    """Measure how rotated training images cost accuracy on upright ones (120 core-minutes).
+
+    A model is trained for each range of rotations and each seed; they share the minutes. Linear
+    probes are fitted on training images alone. `probe_...` are fitted and tested on upright images,
+    `rotated_...` on images rotated as in training. `rotated_turned` is the remedy: kinds and codes
+    are fitted to the rotated training images at the turns that they choose, and test images are
+    read at the turn that kinds and codes explain best.
+
+    `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
+    that are found by the same part when the image is turned by 45 degrees.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    timed = replace(options, minutes=options.budget)
+    study = Study({str(each): Task(each, chosen) for each in chosen.degrees}, chosen.seeds)
+    options.say(f"Training {len(chosen.degrees)} models from {chosen.seeds} seeds each")
+    outcomes = study.run(learn, timed)
+    by_degrees: dict[str, list[dict[str, list]]] = {}
+    for (name, _), found in outcomes.items():
+        by_degrees.setdefault(name, []).append(found)
+    numbers = {name: over_seeds(found) for name, found in by_degrees.items()}
+    entries = {name: load(folder) for name, folder in study.folders(timed).items()}
+    data = load_dataset("mnist", root=options.data_root)
+    found = by_quantity(numbers)
+    shown = {"": curves(found, chosen.degrees, 1 / data.num_classes)}
+    shown |= {f"parts_{name}": parts_of(entry, data) for name, entry in entries.items()}
+    widest = entries[str(max(chosen.degrees))]
+    shown["templates"] = learned_templates(widest.model)
+    return Result({**found}, shown, None, widest)
+
+
+def over_seeds(found: Sequence[Mapping[str, list]]) -> Numbers:
+    """Return the mean over seeds and its error; from one seed, its own error."""
+    if len(found) == 1:
+        return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}
+    return {name: mean_and_error([each[name][0] for each in found]) for name in found[0]}
+
+
+def learn(job: Job[Task]) -> dict[str, Number]:
+    """Train one model, save it into the job's folder, and measure it."""
+    (degrees, settings), options = job.variant, job.options
+    data = load_dataset("mnist", root=options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
+    rotation = transforms.Rotate(degrees)
+    steps = train(entry, data, options, options.budget, name="run", transform=rotation).steps
+    if job.folder:
+        save(entry, job.folder, data=data.name, seed=options.seed)
+    return {"steps": (float(steps), None, 1), **measure(entry, data, degrees, settings, options)}
+
+
+def measure(
+    entry: Entry, data: Dataset, degrees: int, settings: Settings, options: Options
+) -> Numbers:
+    """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
+    few = data.train[: settings.probed]
+    codes = on_parts_of(entry, kinds=settings.kinds)
+    start_objects(codes.guide, part_sets_of(codes, rotated(few, degrees)), options.seed)
+    splits = {UPRIGHT: (few, data.test)}
+    if degrees:
+        splits[ROTATED] = rotated(few, degrees), rotated(data.test, degrees)
+    found: Numbers = {}
+    for name, pair in splits.items():
+        features = [features_of(entry, codes, split) for split in pair]
+        labels = [split.labels for split in pair]
+        for column in COLUMNS:
+            given, asked = (each[column] for each in features)
+            found[f"{name}_{column}"] = linear_probe(given, labels[0], asked, labels[1])
+    if degrees:
+        test = data.test[: settings.turned_images]
+        pair = rotated(few, degrees), rotated(test, degrees)
+        found["rotated_turned"] = remedy(entry, *pair, settings, options.seed)
+    color, alpha = entry.model.templates()
+    found["copies"] = (float(copies(likeness((color * alpha).mean(1)))), None, 1)
+    for angle in TURNED:
+        found[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
+    return found
+
+
+def part_sets_of(codes: Entry, split: Split) -> Split:
+    """Return the parts that are read in every image."""
+    return part_sets(codes.guide.with_scope("parts"), split)
+
+
+def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarray]:
+    """Return the features of every image (N, features), by column."""
+    return {
+        "presence": latents(entry.guide, split.images, PRESENCES),
+        "presence_pose": latents(entry.guide, split.images, WITH_POSES),
+        "kind_code": read_objects(codes.guide, part_sets_of(codes, split).images).features(),
+    }
+
+
+def remedy(entry: Entry, train: Split, test: Split, settings: Settings, seed: int) -> Accuracy:
+    """Fit kinds and codes to images at the turns that they choose, and probe them."""
+    codes = on_parts_of(entry, kinds=settings.kinds)
+    views = [views_of(codes, split, settings.turns) for split in (train, test)]
+    chosen = start_turned_kinds(codes.model, views[0], seed)
+    codes.guide.start_at_posterior()
+    images = torch.arange(len(train))
+    given = read_objects(codes.guide, views[0][chosen, images]).features()
+    asked = read_best(codes, views[1]).features()
+    return linear_probe(given, train.labels, asked, test.labels)
+
+
+def views_of(codes: Entry, split: Split, turns: int) -> Tensor:
+    """Return the part sets of every image at every turn, (T, N, 1, P, 7)."""
+    found = []
+    for turn in range(turns):
+        angle = split.images.new_full((len(split),), 2 * math.pi * turn / turns)
+        found.append(part_sets_of(codes, Split(turned(split.images, angle), split.labels)).images)
+    return torch.stack(found)
+
+
+def read_best(codes: Entry, views: Tensor) -> Object:
+    """Return the objects of every image at the turn at which they explain its parts best."""
+    read = [read_objects(codes.guide, view) for view in views]
+    best = torch.stack([each.explained for each in read]).argmax(0)
+    images = torch.arange(len(best))
+    return Object(*(torch.stack(each)[best, images] for each in zip(*read, strict=True)))
+
+
+@torch.no_grad()
+def parts_kept(entry: Entry, images: Tensor, degrees: float) -> Number:
+    """Return the share of present parts that are found by the same part when the image is turned.
+
+    A part of the image as it is corresponds to the present part of the turned image whose pose,
+    turned back, is nearest to its own.
+    """
+    angle = images.new_full((len(images),), math.radians(degrees))
+    before, after = (infer_parts(entry.guide, each) for each in (images, turned(images, angle)))
+    back = poses.compose(poses.rotation(angle)[:, None], after.pose)
+    away = (before.pose[:, :, None] - back[:, None]).square().sum(-1)  # (N, P, P)
+    away = away.masked_fill(after.presence[:, None] == 0, math.inf)
+    same = away.argmin(-1) == torch.arange(away.shape[-1])
+    there = (before.presence > 0) & (after.presence.sum(-1, keepdim=True) > 0)
+    share = (same & there).sum(-1) / there.sum(-1).clamp(min=1)
+    return mean_and_error(share[there.any(-1)])
+
+
+def rotated(split: Split, degrees: float) -> Split:
+    """Return images rotated by angles uniform up to `degrees`, the same ones on every call."""
+    generator = torch.Generator().manual_seed(4)
+    images = [transforms.Rotate(degrees)(s, generator=generator) for s in split.images.split(2000)]
+    return replace(split, images=torch.cat(images))
+
+
+def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> Figure:
+    """Draw accuracy against the range of rotations in training."""
+    kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
+    names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
+    names["rotated_turned"] = "rotated as in training, (kind, code), turn inferred"
+    drawn = {
+        label: {each: Accuracy(*found[name][str(each)]) for each in degrees if str(each) in numbers}
+        for name, label in names.items()
+        if (numbers := found.get(name))
+    }
+    axis = "rotation of the training images (degrees, up to)"
+    return accuracy_curves(drawn, axis, chance)
+
+
+@torch.no_grad()
+def parts_of(entry: Entry, data: Dataset) -> Figure:
+    """Draw three test digits at four turns, and the parts that are found, each in its color."""
+    digits = data.test.images[:3].repeat_interleave(4, 0)
+    angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
+    images = turned(digits, angle)
+    painted = colored_parts(entry.model.discretized(), infer_parts(entry.guide, images))
+    return image_rows({"image": images, "parts": painted}, "Digits as they turn, and their parts")

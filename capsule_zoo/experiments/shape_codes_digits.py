@@ -1,0 +1,148 @@
+"""Shape codes on scikit-learn's digits, from images on: all levels in one short run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import pyro
+from torch import nn
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.entries.shape_codes import part_sets
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error, pictures
+from capsule_zoo.experiments.part_whole import JITTER, tighten
+from capsule_zoo.experiments.part_whole_prior import looks
+from capsule_zoo.experiments.shape_codes import classes_found, read_objects
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import checkpoints
+from capsule_zoo.inference import compare
+from capsule_zoo.inference.evaluation.ancestral import mean_images
+from capsule_zoo.inference.evaluation.probe import linear_probe
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference.training.stages import fit_stages
+from capsule_zoo.records import Numbers
+from capsule_zoo.registry import Entry, create
+
+STEPS, TIGHTENING = 700, 100
+SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
+
+
+@experiment("shape-codes/digits", data="digits", minutes=3)
+def digits(
+    options: Options,
+    *,
+    steps: int = STEPS,
+    tightening: int = TIGHTENING,
+    images: int = 48,
+    particles: int = 50,
+    samples: int = 300,
+) -> Result:
+    """Learn scikit-learn's digits level by level, draw new ones, and compare guides (5 minutes).
+
+    Args:
+        steps: updates of all stages, unless minutes are given; then all other steps shrink too.
+        tightening: updates of the guide with normal poses.
+        images: number of held-out digits on which guides are compared.
+        particles: number of draws of the IWAE bound.
+        samples: number of samples of the prior, which are compared with as many test digits.
+    """
+    options.refuse_run()
+    data = load_dataset("digits")
+    entry = learn_digits(data, options, **options.limit(steps))
+    options.say("Tightening: the parts' points become normals, the model stays as it is")
+    normal = tighten(entry, data, options, steps=options.shortened(tightening), transform=JITTER)
+    few = data.test[:images]
+    options.say(f"Comparing guides on {len(few)} held-out digits")
+    guides: dict[str, nn.Module] = {
+        "network": normal.guide,
+        "routing": replace(entry, guide=normal.guide).make_guide("routing").with_poses("normal"),
+        "points": entry.guide,
+    }
+    pairs = {name: (entry.model, guide) for name, guide in guides.items()}
+    table = compare(pairs, few, num_particles=particles, seed=options.seed)
+    numbers = {
+        **held_out_bounds(normal, data.test, particles, options.seed),
+        **found_in(entry, data),
+        **sampled(entry, data, samples, options.seed),
+    }
+    shown = {**pictures(entry, data.test.images), "guides": table.draw()}
+    return Result(numbers, shown, table, normal)
+
+
+def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
+    """Return a pair that was trained in stages on jittered digits."""
+    entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
+    size = f"{entry.model.num_parameters:,} model parameters"
+    options.say(f"Training {size} on {len(data.train):,} digits")
+    assert entry.stages is not None
+    how: dict[str, Any] = dict(transform=JITTER, seed=options.seed, progress=options.progress)
+    fit_stages(
+        entry.stages(entry), data, say=options.say, **how, **limit, **checkpoints(options, "digits")
+    )
+    return entry
+
+
+def found_in(entry: Entry, data: Dataset) -> Numbers:
+    """Measure the classes that kinds find, and linear probes on objects and on parts."""
+    splits = data.train, data.test
+    sets = [part_sets(entry.guide.with_scope("parts"), split).images for split in splits]
+    read = [read_objects(entry.guide, each) for each in sets]
+    labels = [split.labels for split in splits]
+    codes = [each.features() for each in read]
+    parts = [each.flatten(1).numpy() for each in sets]
+    return {
+        **classes_found([each.belief for each in read], labels),
+        "probe": linear_probe(codes[0], labels[0], codes[1], labels[1]),
+        "probe_parts": linear_probe(parts[0], labels[0], parts[1], labels[1]),
+    }
+
+
+def sampled(entry: Entry, data: Dataset, number: int, seed: int) -> Numbers:
+    """Compare samples of the prior with test digits, in the features of a classifier."""
+    classifier = train_classifier(data.train, data.num_classes, epochs=10, seed=seed)
+    real = classifier.read(data.test.images[:number])
+    drawn = mean_images(entry.model, len(real.features), seed=seed)
+    return looks(classifier.read(drawn), real)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The updates of a training run."""
+
+    steps: int
+
+
+@experiment("shape-codes/digits-seeds", data="digits", minutes=20)
+def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Result:
+    """Train on scikit-learn's digits from five seeds: what kinds find and samples look like.
+
+    Args:
+        seeds: number of seeds.
+        steps: updates of every run in a full run of 20 minutes.
+    """
+    options.refuse_run()
+    demo = Demo(options.shortened(steps))
+    options.say(f"Training from {seeds} seeds")
+    runs = Study({"demo": demo}, seeds).run(from_seed, replace(options, minutes=None))
+    numbers: Numbers = {}
+    for name in next(iter(runs.values())):
+        values = [found[name] for found in runs.values()]
+        numbers[name] = mean_and_error(values)
+        numbers[f"{name}_median"] = (median(values), None, seeds)
+        numbers[f"{name}_lowest"] = (min(values), None, seeds)
+        numbers[f"{name}_highest"] = (max(values), None, seeds)
+    return Result(numbers)
+
+
+def from_seed(job: Job[Demo]) -> dict[str, float]:
+    """Return what one run finds."""
+    options = job.options
+    pyro.set_rng_seed(options.seed)
+    data = load_dataset("digits")
+    entry = learn_digits(data, options, steps=job.variant.steps)
+    found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
+    wanted = ("classes_found", "kinds_in_use", "probe", "probe_parts", "frechet")
+    return {name: float(found[name][0]) for name in wanted}

@@ -1,0 +1,120 @@
+"""What the explorer's views of models share whose parts paint the image."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.explore.view import Control, Place, View
+from capsule_zoo.figures.part_whole import colored_parts, seen_of_parts
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.posterior.refine import Refinement
+from capsule_zoo.models import Capsules
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.blocks.painted_parts import PaintedParts
+
+NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
+_SEEN = 0.05  # a pixel to which no part adds more is empty
+_LEAST_SIZE = 0.02
+
+
+def gained(steps: int, found: Refinement) -> str:
+    """Say what a refinement of one image gained."""
+    gain = (found.end - found.start).item()
+    return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
+
+
+class PaintedPartsView(View):
+    """The base of the views of models whose parts paint the image.
+
+    Subclasses know which parts a state has (`parts`), where a handle is and how it moves
+    (`place_of`, `move`), and which handle holds a part (`handle_at`).
+
+    Args:
+        model, guide: the pair; neither is changed.
+    """
+
+    improves = "improve the objects and parts by steps of inference on this image"
+    modes = ("as read", "as foretold")
+    model: PaintedParts
+
+    def __init__(self, model: PaintedParts, guide: Guide) -> None:
+        self.model = model.discretized()
+        self.guide = guide
+        self.relaxed = model
+        self.image_shape = model.image_shape
+
+    @abstractmethod
+    def parts(self) -> Capsules:
+        """Return presences (1, P) and poses (1, P, 6) of the parts in the image."""
+
+    @abstractmethod
+    def place_of(self, handle: int) -> Tensor:
+        """Return the pose (6,) of a handle in the image."""
+
+    @abstractmethod
+    def move(self, handle: int, pose: Tensor) -> None:
+        """Move a handle to a pose (6,) in the image."""
+
+    @abstractmethod
+    def handle_at(self, index: int, part: bool) -> int:
+        """Return the handle of a part, or of the object that holds it."""
+
+    @torch.no_grad()
+    def grab(self, place: Place, part: bool) -> int | None:
+        _, height, width = self.image_shape
+        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
+        if not (0 <= column < width and 0 <= row < height):
+            return None
+        seen = seen_of_parts(self.model, self.parts())[:, 0, row, column]
+        return None if seen.max() < _SEEN else self.handle_at(int(seen.argmax()), part)
+
+    def drag(self, handle: int, start: Place, end: Place) -> None:
+        pose = self.place_of(handle).clone()
+        pose[2::3] += pose.new_tensor(end) - pose.new_tensor(start)
+        self.move(handle, pose)
+
+    def pose_controls(self, handle: int) -> dict[str, Control]:
+        """Return the numbers of a handle's pose in the image, with the angle in degrees."""
+        values = self._components(handle)
+        low, high = (_LEAST_SIZE, 1.5) if values["size"] > 0 else (-1.5, -_LEAST_SIZE)
+        return {
+            "x": Control(values["x"], -1.5, 1.5),
+            "y": Control(values["y"], -1.5, 1.5),
+            "angle": Control(math.degrees(values["angle"]), -180, 180, 1, "\N{DEGREE SIGN}"),
+            "size": Control(values["size"], low, high),
+            "stretch": Control(values["stretch"], 0.2, 5),
+            "shear": Control(values["shear"], -2, 2),
+        }
+
+    def change_pose(self, handle: int, name: str, value: float) -> None:
+        """Set one of the numbers of a handle's pose."""
+        components = {**self._components(handle), name: value}
+        if name == "angle":
+            components[name] = math.radians(value)
+        row = torch.tensor([components[each] for each in NUMBERS])
+        self.move(handle, poses.from_components(row.to(self.place_of(handle))))
+
+    @torch.no_grad()
+    def painted(self) -> Tensor:
+        return self.model.render(self.parts())
+
+    @torch.no_grad()
+    def colored(self) -> Tensor:
+        return colored_parts(self.model, self.parts())[0]
+
+    def outline(self, handle: int) -> Tensor:
+        corners = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
+        (a, b, x), (c, d, y) = self.place_of(handle).view(2, 3)
+        u, v = corners.unbind(-1)
+        return torch.stack([a * u + b * v + x, c * u + d * v + y], -1)
+
+    @torch.no_grad()
+    def log_likelihood(self) -> float:
+        return self.model.image_law(self.parts()).log_prob(self.image[:, None]).sum().item()
+
+    def _components(self, handle: int) -> dict[str, float]:
+        return dict(zip(NUMBERS, poses.to_components(self.place_of(handle)).tolist(), strict=True))

@@ -1,0 +1,91 @@
+"""The view of shape codes: what was read is painted, codes bend, kinds replace, parts follow."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from capsule_zoo.explore.shape_codes import OBJECT
+from capsule_zoo.explore.sources import view_of
+from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.models import Capsules
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.registry import create, small_sizes
+
+
+@pytest.fixture
+def view():
+    torch.manual_seed(0)
+    entry = create("shape-codes", **small_sizes("shape-codes"))
+    torch.nn.init.normal_(entry.model.template_logits, std=3)
+    torch.nn.init.normal_(entry.model.shapes.presence_logits, std=2)
+    view = view_of(entry)
+    view.read(torch.rand(1, *view.image_shape))
+    return view
+
+
+def test_what_was_read_is_painted_as_the_model_renders_it(view):
+    drawn = infer(view.guide, view.image)
+    read = view.model.render(Capsules(drawn["part_presence"], drawn["part_pose"]))
+    assert_close(view.painted(), read, atol=1e-4, rtol=0)
+
+
+def votes(view) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the model's own votes and logits for the state of a view."""
+    state = view.state
+    kind = torch.tensor([[state.kind]])
+    pose, logits = view.model.shapes.votes(kind, state.pose[None, None], state.code[None, None])
+    return pose[0].detach(), logits[0].detach()
+
+
+def test_parts_keep_their_distance_from_the_votes_while_the_code_bends_them(view):
+    def away():
+        frame = poses.inverse(view.state.pose)
+        return poses.compose(frame, view.parts().pose[0]) - poses.compose(frame, votes(view)[0])
+
+    before, first = away(), view.parts().pose
+    view.change(OBJECT, "code[1]", 2.0)
+    assert view.controls(OBJECT)["code[1]"].value == 2.0
+    assert not torch.equal(view.parts().pose, first)
+    assert_close(away(), before, atol=1e-4, rtol=1e-4)
+
+
+def test_an_object_takes_its_parts_along_and_a_part_moves_alone(view):
+    before, frame = view.parts().pose[0], view.state.pose
+    view.change(OBJECT, "angle", 40.0)
+    motion = poses.compose(view.state.pose, poses.inverse(frame))
+    assert_close(view.parts().pose[0], poses.compose(motion, before), atol=1e-4, rtol=1e-4)
+    held = view.parts().pose[0].clone()
+    view.drag(2, (0.0, 0.0), (0.25, -0.125))
+    held[1, 2::3] += torch.tensor([0.25, -0.125])
+    assert_close(view.parts().pose[0], held, atol=1e-4, rtol=1e-4)
+
+
+def test_as_foretold_parts_are_where_the_object_votes_whatever_its_code_and_kind(view):
+    def foretold():
+        pose, logits = votes(view)
+        assert_close(view.parts().pose[0], pose, atol=1e-5, rtol=1e-5)
+        assert_close(view.parts().presence[0], logits.sigmoid())
+
+    read = view.state
+    view.set_mode("as foretold")
+    foretold()
+    view.change(OBJECT, "code[0]", -1.5)
+    foretold()
+    view.set_mode("as read")
+    assert torch.equal(view.state.away, read.away)
+    view.change(OBJECT, "kind", 1 - read.kind)
+    foretold()
+    assert view.handles()[OBJECT] == f"object (kind {1 - read.kind})"
+    view.set_mode("as read")  # what was read belongs to the other kind
+    foretold()
+
+
+def test_a_part_is_grabbed_or_the_object(view):
+    torch.nn.init.constant_(view.model.template_logits, 5.0)
+    for part in (2, 3):
+        view.change(part, "presence", 0.0)
+    view.move(1, torch.tensor([0.2, 0.0, 0.5, 0.0, 0.2, -0.5]))
+    view.change(1, "presence", 1.0)
+    assert view.grab((0.5, -0.5), part=True) == 1
+    assert view.grab((0.5, -0.5), part=False) == OBJECT
+    assert view.grab((-0.5, 0.5), part=True) is None

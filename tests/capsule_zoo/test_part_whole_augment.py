@@ -1,0 +1,69 @@
+"""Training on rotated images: every number is measured, and the measures tell parts apart."""
+
+import pytest
+import torch
+from miniature import few_digits, names_in_record
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, part_whole_augment
+from capsule_zoo.experiments.part_whole_augment import over_seeds, parts_kept, rotated
+from capsule_zoo.inference.evaluation.template_copies import copies, likeness
+from capsule_zoo.models import Capsules
+from capsule_zoo.models.blocks import poses
+from capsule_zoo.registry import create, small_sizes
+
+SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}
+
+
+def test_augment_measures_every_range(monkeypatch, tmp_path):
+    monkeypatch.setattr(part_whole_augment, "load_dataset", lambda *a, **k: few_digits(60, 12))
+    options = Options(minutes=0.02, progress=False, processes=1)
+    settings = dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, turns=3, sizes=SMALL)
+    metrics, figures = names_in_record("part-whole/augment", options, tmp_path, **settings)
+    columns = ("presence", "presence_pose", "kind_code")
+    wanted = {f"{q}_{d}" for q in ("steps", "copies", "kept_45", "kept_180") for d in (0, 90)}
+    wanted |= {f"probe_{column}_{degrees}" for column in columns for degrees in (0, 90)}
+    wanted |= {f"rotated_{column}_90" for column in (*columns, "turned")}
+    assert wanted <= metrics and not any(
+        name.startswith("rotated") and name.endswith("_0") for name in metrics
+    )
+    assert figures == {"", "parts_0", "parts_90", "templates"}
+
+
+def test_the_error_of_several_seeds_is_between_seeds():
+    runs = [{"accuracy": [0.5, 0.01, 100]}, {"accuracy": [0.7, 0.01, 100]}]
+    value, error, number = over_seeds(runs)["accuracy"]
+    assert (value, number) == (pytest.approx(0.6), 2) and error == pytest.approx(0.1)
+    assert over_seeds(runs[:1]) == {"accuracy": (0.5, 0.01, 100)}
+
+
+def test_rotated_splits_are_the_same_every_time():
+    split = load_dataset("digits").test[:5]
+    assert torch.equal(rotated(split, 90).images, rotated(split, 90).images)
+    assert torch.equal(rotated(split, 0).images.round(decimals=4), split.images.round(decimals=4))
+
+
+@pytest.mark.parametrize("swap, share", [(False, 1.0), (True, 0.0)])
+def test_parts_are_kept_unless_they_swap(monkeypatch, swap, share):
+    """Two parts follow a quarter turn, as themselves or each as the other."""
+    pose = poses.identity_like(torch.zeros(())).repeat(1, 2, 1)
+    pose[0, :, 2] = torch.tensor([0.5, -0.5])
+    turn = poses.rotation(torch.tensor(torch.pi / 2))
+    moved = poses.compose(poses.inverse(turn), pose)
+    if swap:
+        moved = moved.flip(1)
+    found = iter([Capsules(torch.ones(1, 2), pose), Capsules(torch.ones(1, 2), moved)])
+    monkeypatch.setattr(part_whole_augment, "infer_parts", lambda guide, images: next(found))
+    entry = create("part-whole", **small_sizes("part-whole"))
+    assert parts_kept(entry, torch.rand(1, 1, 12, 12), 90)[0] == share
+
+
+def test_a_turned_template_is_a_copy_and_a_ring_is_not():
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 11), torch.linspace(-1, 1, 11), indexing="ij")
+    bar = torch.exp(-((x / 0.6) ** 2) - (y / 0.2) ** 2)
+    ring = torch.exp(-(((x**2 + y**2).sqrt() - 0.6) ** 2) / 0.02)
+    alike = likeness(torch.stack([bar, bar.T, ring]))
+    assert torch.allclose(alike.diagonal(), torch.ones(3), atol=1e-3)
+    assert alike[0, 1] > 0.97 and alike[1, 0] > 0.97
+    assert torch.minimum(alike, alike.T)[2, :2].max() < 0.94
+    assert copies(alike) == 2 and copies(alike, least=0.7) == 3

@@ -1,0 +1,37 @@
+"""The short run on scikit-learn's digits, in miniature: all levels, guides, and several seeds."""
+
+import pytest
+from miniature import few_digits, names_in_record
+
+from capsule_zoo.experiments import Options, shape_codes_digits
+from capsule_zoo.records import read_record
+
+SMALL = dict(kinds=2, parts=3, codes=2, guide_sizes=dict(channels=4, width=8, hidden=1))
+FOUND = {"classes_found", "kinds_in_use", "probe", "probe_parts", "frechet"}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(shape_codes_digits, "load_dataset", lambda *a, **k: few_digits(60, 12))
+    monkeypatch.setattr(shape_codes_digits, "SIZES", SMALL)
+
+
+def test_digits_learns_all_levels_and_compares_guides(tmp_path):
+    options = Options(progress=False)
+    settings = dict(steps=6, tightening=2, images=4, particles=3, samples=12)
+    metrics, figures = names_in_record("shape-codes/digits", options, tmp_path, **settings)
+    assert FOUND | {"elbo", "iwae_3", "drawn_class", "confidence"} <= metrics
+    pictures = {"parses", "templates", "samples", "kinds", "morphs"}
+    assert figures == pictures | {"guides"}
+
+
+def test_seeds_are_summed_up(tmp_path):
+    options = Options(progress=False, processes=1)
+    names_in_record("shape-codes/digits-seeds", options, tmp_path, seeds=2, steps=6)
+    metrics = read_record("shape-codes/digits-seeds", tmp_path)["metrics"]
+    for name in FOUND:
+        low, middle, high = (
+            metrics[f"{name}_{end}"]["value"] for end in ("lowest", "median", "highest")
+        )
+        assert low <= middle <= high and metrics[name]["n"] == 2
+        assert middle == pytest.approx((low + high) / 2)
