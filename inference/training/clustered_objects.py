@@ -147,7 +147,7 @@ def _start_votes(relation: VoteNetwork, found: FactorAnalyzers, scale: float) ->
     relation.scale_bias.copy_((deviation - 0.01).clamp(min=1e-3).expm1().log() - 0.5)
     relation.presence_bias.copy_(found.presence.clamp(_LEAST, _MOST).logit())
     relation.hidden_bias.zero_()
-    relation.read_weight *= 0.1
+    relation.read_weight.mul_(0.1)
     if not relation.deformable:
         return
     identity = torch.eye(factors).to(static)
