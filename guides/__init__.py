@@ -25,10 +25,11 @@ from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
 from capsule_zoo.guides.routing_slots import RoutingSlots
 from capsule_zoo.guides.set_transformers import SetTransformers
 from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
-from capsule_zoo.guides.stacked_capsule_autoencoder import (
+from capsule_zoo.guides.stacked_capsule_autoencoder import StackedCapsuleGuide
+from capsule_zoo.guides.stacked_objects import (
     EMConstellations,
+    PerceptronObjects,
     SetTransformerObjects,
-    StackedCapsuleGuide,
 )
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
@@ -52,6 +53,7 @@ __all__ = [
     "MixtureMatching",
     "PartReader",
     "PartWholeGuide",
+    "PerceptronObjects",
     "RansacMatching",
     "RecognitionMachine",
     "RecurrentEncoder",

@@ -31,7 +31,7 @@ from capsule_zoo.models.blocks.selection import as_presence
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
-_FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
+FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TransformerSizes:
         sizes = self.width, self.heads, self.blocks, self.inducing
         transformer = SetTransformer(inputs, parents, outputs, *sizes)
         transformer.read_weight.data[..., 1:7] *= 0.1
-        transformer.read_bias.data[:, 1:3] += _FULL_SIZE
+        transformer.read_bias.data[:, 1:3] += FULL_SIZE
         return transformer
 
 

@@ -6,6 +6,7 @@
 As in the part-whole guides, the objects are an argument:
 
 >>> StackedCapsuleGuide(model, objects=SetTransformerObjects())   # the paper's encoder
+>>> StackedCapsuleGuide(model, objects=PerceptronObjects())       # one perceptron; learns sooner
 >>> StackedCapsuleGuide(model, objects=EMConstellations(3))       # EM steps, no network
 
 Poses and features are points (`pose="delta"`, as in the paper) or normal. A presence is relaxed by
@@ -17,37 +18,31 @@ The encoder of objects sees the presences and poses of the parts without their g
 paper, unless `stop_inputs=False`. Features of parts keep their gradients, as in the authors'
 program. A one-hot identity stands for the template that the paper shows the encoder.
 
+Parts are read without noise, so what was read may be kept, and objects may be learned from it alone
+(`with_scope`):
+
+>>> reads = guide.reads(images)                                   # (N, 1, parts, numbers)
+>>> fit(model.with_scope("objects"), guide.with_scope("objects"), Split(reads, labels))
+
 References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.3 and the appendix.
-    EM on votes: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.part_reader import PartReader
-from capsule_zoo.guides.routing_part_whole import activation, best_pose
-from capsule_zoo.guides.set_transformers import TransformerSizes, as_set
-from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.leading import over_leading
-from capsule_zoo.models.blocks.object_votes import (
-    FeaturedCapsules,
-    component_law,
-    mixing_logits,
-    placed,
-)
-from capsule_zoo.models.blocks.selection import as_presence
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.guides.part_reader import PartReader, Proposal
+from capsule_zoo.guides.stacked_objects import FeaturedProposal, Objects, SetTransformerObjects
+from capsule_zoo.models.blocks.object_votes import FeaturedCapsules
+from capsule_zoo.models.checks import check_one_of, check_positive
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
 POSES = ("delta", "normal")
@@ -91,22 +86,6 @@ class SureLogit(dist.Delta):
         return SureLogit(self.logits.expand(batch_shape))
 
 
-class FeaturedProposal(NamedTuple):
-    """The numbers that define the law of the capsules of one level.
-
-    Attributes:
-        logits: logits of the presences, (B, capsules).
-        pose: centers of the poses, (B, capsules, 6).
-        feature: centers of the features, (B, capsules, F).
-        numbers: numbers from which deviations are computed, (B, capsules, N).
-    """
-
-    logits: Tensor
-    pose: Tensor
-    feature: Tensor
-    numbers: Tensor
-
-
 class CenteredLaw(PyroModule):
     """A law of vectors around given centers: points, or normal laws with learned deviations.
 
@@ -129,114 +108,6 @@ class CenteredLaw(PyroModule):
             return dist.Delta(center, event_dim=1)
         raw = torch.einsum("...cn,cns->...cs", numbers, self.weight) + self.bias
         return dist.Normal(center, _INITIAL_SCALE * raw.exp()).to_event(1)
-
-
-class Objects(Protocol):
-    """The settings of whatever infers the objects, such as `SetTransformerObjects`."""
-
-    def build(self, model: StackedCapsuleAutoencoder) -> Any:
-        """Return a module that proposes objects: called on the model and on parts.
-
-        It has an attribute `numbers`, the size of the vectors from which deviations are computed.
-        """
-
-
-@dataclass(frozen=True)
-class SetTransformerObjects(TransformerSizes):
-    """The settings of a set transformer that infers objects from parts, as in the paper."""
-
-    width: int = 64
-
-    def build(self, model: StackedCapsuleAutoencoder) -> TransformedObjects:
-        """Return a new network for the objects and parts of the model."""
-        return TransformedObjects(self, model)
-
-
-class TransformedObjects(PyroModule):
-    """The network of `SetTransformerObjects`, from parts to a proposal for the objects."""
-
-    def __init__(self, settings: SetTransformerObjects, model: StackedCapsuleAutoencoder) -> None:
-        super().__init__()
-        objects, parts = (level.size for level in model.levels)
-        self.numbers = 7 + model.object_features
-        inputs = 7 + model.part_features + parts
-        self.transformer = settings.network(inputs, objects, self.numbers)
-
-    def forward(
-        self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
-    ) -> FeaturedProposal:
-        members = as_set(parts.pose, parts.presence, model.relaxed, parts.feature)
-        read = over_leading(self.transformer, members, 2)  # (B, objects, numbers)
-        pose = poses.from_parameters(read[..., 1:7])
-        return FeaturedProposal(read[..., 0], pose, read[..., 7:], F.elu(read))
-
-
-@dataclass(frozen=True)
-class EMConstellations:
-    """The settings of EM steps that infer objects from parts by the model's own votes.
-
-    Args:
-        iterations: number of EM steps.
-
-    Raises:
-        ValueError: `iterations` below 1.
-    """
-
-    iterations: int = 3
-
-    def __post_init__(self) -> None:
-        check_at_least(1, iterations=self.iterations)
-
-    def build(self, model: StackedCapsuleAutoencoder) -> RoutedObjects:
-        """Return the EM steps for the objects of the model."""
-        return RoutedObjects(self.iterations, model)
-
-
-class RoutedObjects(PyroModule):
-    """Objects by EM: soft assignments of parts, the best poses, then the odds of each presence.
-
-    No network sees the parts. The feature of an object is one learned vector for all images, so
-    that its constellation is rigid. Parts that are absent have no say.
-    """
-
-    def __init__(self, iterations: int, model: StackedCapsuleAutoencoder) -> None:
-        super().__init__()
-        self.iterations = iterations
-        self.numbers = 7
-        self.feature = nn.Parameter(0.1 * torch.randn(model.levels[0].size, model.object_features))
-
-    def forward(
-        self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
-    ) -> FeaturedProposal:
-        relation = model.relation_of(self.feature)
-        identity = poses.identity_like(parts.pose)
-        transform = (relation.pose - identity).transpose(0, 1)  # (M, K, 6)
-        precision = parts.pose.new_tensor([model.sigma_top**-2] * 3)
-        there = as_presence(parts.presence, model.relaxed)[..., None]
-        batch, number = parts.presence.shape[:-1], model.levels[0].size
-        logits = parts.pose.new_full((*batch, number), model.prior_logit)
-        pose = identity.expand(*batch, number, 6)
-        for _ in range(self.iterations):
-            votes = placed(relation, pose, F.logsigmoid(logits))
-            density = self._density(model, votes, parts, there)
-            share = (density + mixing_logits(votes, model.epsilon)).softmax(-1)[..., 1:]
-            weight = there * share / votes.scale.square()
-            pose = best_pose(parts.pose, transform, weight, precision)
-            votes = placed(relation, pose, F.logsigmoid(logits))
-            density = self._density(model, votes, parts, there)
-            affinity = F.logsigmoid(relation.presence_logits).T
-            logits = model.prior_logit + activation(logits, affinity, density, model.epsilon)
-        feature = self.feature.expand(*batch, *self.feature.shape)
-        numbers = torch.cat([logits[..., None].tanh(), pose], dim=-1)
-        return FeaturedProposal(logits, pose, feature, numbers)
-
-    @staticmethod
-    def _density(
-        model: StackedCapsuleAutoencoder, votes: Any, parts: FeaturedCapsules, there: Tensor
-    ) -> Tensor:
-        """Return the log density of each part's pose by its parent, zero for absent parts."""
-        law = component_law(votes, model.sigma_dummy)
-        return there * law.log_prob(parts.pose[..., None, :])
 
 
 class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
@@ -264,7 +135,7 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         pose: str = "delta",
         *,
         reader: PartReader = PartReader(),  # noqa: B008  # frozen
-        objects: Objects = SetTransformerObjects(),  # frozen
+        objects: Objects = SetTransformerObjects(),  # noqa: B008  # frozen
         noise: str = "uniform",
         noise_width: float = 4.0,
         stop_inputs: bool = True,
@@ -302,6 +173,16 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         """Return a guide with a copy of the reader of parts, and other objects above the parts."""
         return self._varied(self.pose, objects)
 
+    def with_scope(self, scope: str) -> Self:
+        """Return a guide with the same parameters for the model's `with_scope`."""
+        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
+
+    @torch.no_grad()
+    def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:
+        """Return what is read of the parts, (N, 1, parts, numbers): data of the scope "objects"."""
+        found = [self.read_parts(few) for few in images.split(batch_size)]
+        return torch.cat([as_reads(read) for read in found])
+
     def with_switches(
         self, stop_inputs: bool | None = None, noise: str | None = None, width: float | None = None
     ) -> Self:
@@ -331,12 +212,15 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         return made
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> FeaturedCapsules:
-        """Draw parts and objects, and return the objects."""
-        read = self.read_parts(images)
+        """Draw parts and objects, and return the objects; in the scope "parts", the parts."""
+        scope = self.model.scope
+        read = from_reads(images) if scope == "objects" else self.read_parts(images)
         feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
         proposal = FeaturedProposal(read.logits, read.pose, feature, read.features)
         with pyro.plate("images", len(images), dim=-2):
             parts = self._draw(1, proposal, self.part_pose_law, self.part_feature_law)
+            if scope == "parts":
+                return parts
             if self.stop_inputs:
                 still = parts.presence.detach(), parts.pose.detach()
                 parts = FeaturedCapsules(*still, parts.feature)
@@ -361,6 +245,17 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         if self.noise == "uniform":
             return NoisyLogit(logits, self.noise_width)
         return SureLogit(logits)
+
+
+def as_reads(read: Proposal) -> Tensor:
+    """Return what a reader found as one tensor, (B, 1, parts, numbers)."""
+    return torch.cat([read.logits[..., None], read.pose, read.features], dim=-1).unsqueeze(-3)
+
+
+def from_reads(reads: Tensor) -> Proposal:
+    """Return what a reader found from the tensor of `as_reads`."""
+    logits, pose, features = reads.squeeze(-3).split([1, 6, reads.shape[-1] - 7], dim=-1)
+    return Proposal(logits.squeeze(-1), pose, features)
 
 
 def _check_noise(noise: str, width: float) -> None:

@@ -25,6 +25,8 @@ relations, the stop-gradients and the noise on presences. They are terms and swi
 the joint density proper: priors of presences, poses and features, the noisy-or for the presence of
 a part, and the pose of an absent part. With them the model has a held-out bound in nats.
 
+Parts and objects may be learned one after the other: see `with_scope`.
+
 The dummy's law is normal, with a deviation at which its density is about .01 at a typical pose; the
 authors' program takes the constant .01. For a presence between 0 and 1 the paper raises the
 likelihood of a pose to that power, which is not a density. Here the law is a mixture of present and
@@ -65,6 +67,7 @@ from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.blocks.tinted_mixture import TintedMixture
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
+SCOPES = ("scene", "objects", "parts")
 _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors
 _BRIGHT = 2.0  # logit of the first colors: templates learn shapes before they are tinted
 
@@ -129,6 +132,8 @@ class StackedCapsuleAutoencoder(Model):
         if not 0 < leak < 1:
             raise ValueError(f"leak must lie inside (0, 1), not {leak!r}")
         self.space = ImageSpace(image_shape)
+        self.painted = self.space
+        self.scope = "scene"
         self.levels = Level("object", objects), Level("part", parts)
         self.object_features = object_features
         self.part_features = part_features
@@ -153,7 +158,7 @@ class StackedCapsuleAutoencoder(Model):
     @property
     def sites(self) -> tuple[Site, ...]:
         found = []
-        for level in self.levels:
+        for level in self.levels[1:] if self.scope == "parts" else self.levels:
             plates = ("images", level.plate)
             found.append(Site(f"{level.name}_presence", plates, discrete=not self.relaxed))
             found.append(Site(f"{level.name}_pose", plates, event_dim=1))
@@ -167,6 +172,20 @@ class StackedCapsuleAutoencoder(Model):
     def discretized(self) -> Self:
         """Return the model with the same parameters and Bernoulli presences."""
         return self.sharing_parameters(presence="discrete")
+
+    def with_scope(self, scope: str) -> Self:
+        """Return the model with the same parameters, reduced to one level, for training in levels.
+
+        Args:
+            scope: "scene" is everything. "parts" has no objects, and broad laws of its own for the
+                parts. In "objects" no image is painted: what is called images are then the reads
+                of the parts, (1, parts, numbers), see `capsule_zoo.guides.StackedCapsuleGuide`.
+        """
+        check_one_of("scope", scope, SCOPES)
+        numbers = 14 + self.part_features
+        reads = ImageSpace((1, self.levels[1].size, numbers), (-math.inf, math.inf))
+        space = reads if scope == "objects" else self.painted
+        return self.sharing_parameters(scope=scope, space=space)
 
     def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
         """Return the law of a presence site from the logit of its probability."""
@@ -183,27 +202,41 @@ class StackedCapsuleAutoencoder(Model):
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
         batch = batch_size if images is None else len(images)
-        like = self.template_logits
-        objects_level, parts_level = self.levels
         with pyro.plate("images", batch, dim=-2):
-            with pyro.plate("objects", objects_level.size, dim=-1):
-                odds = like.new_tensor(self.prior_logit)
-                presence = pyro.sample("object_presence", self.presence_law(odds))
-                centered = dist.Normal(poses.identity_like(like), self.sigma_top)
-                pose = pyro.sample("object_pose", centered.to_event(1))
-                feature = self._draw_feature("object_feature", self.object_features)
-            objects = FeaturedCapsules.drawn(objects_level, presence, pose, feature)
-            votes = self.votes(objects)
-            with pyro.plate("parts", parts_level.size, dim=-1):
-                law = self.presence_law(noisy_or(votes, self.leak))
-                presence = pyro.sample("part_presence", law)
-                dummy = self.epsilon, self.sigma_dummy
-                pose_law = part_pose_law(votes, presence, self.relaxed, *dummy)
-                pose = pyro.sample("part_pose", pose_law)
-                feature = self._draw_feature("part_feature", self.part_features)
-            parts = FeaturedCapsules.drawn(parts_level, presence, pose, feature)
+            if self.scope == "parts":
+                parts = self._draw_parts(None)
+            else:
+                parts = self._draw_parts(self.votes(self._draw_objects()))
+            if self.scope == "objects":
+                return parts.pose
             observed = None if images is None else images[:, None]
             return pyro.sample("image", self.image_law(parts), obs=observed).squeeze(-4)
+
+    def _draw_objects(self) -> FeaturedCapsules:
+        like, level = self.template_logits, self.levels[0]
+        with pyro.plate("objects", level.size, dim=-1):
+            odds = like.new_tensor(self.prior_logit)
+            presence = pyro.sample("object_presence", self.presence_law(odds))
+            centered = dist.Normal(poses.identity_like(like), self.sigma_top)
+            pose = pyro.sample("object_pose", centered.to_event(1))
+            feature = self._draw_feature("object_feature", self.object_features)
+        return FeaturedCapsules.drawn(level, presence, pose, feature)
+
+    def _draw_parts(self, votes: ObjectVotes | None) -> FeaturedCapsules:
+        """Draw the parts by the votes of objects; without objects, from broad laws."""
+        like, level = self.template_logits, self.levels[1]
+        with pyro.plate("parts", level.size, dim=-1):
+            odds = like.new_zeros(()) if votes is None else noisy_or(votes, self.leak)
+            presence = pyro.sample("part_presence", self.presence_law(odds))
+            pose_law: dist.TorchDistribution
+            if votes is None:
+                pose_law = dist.Normal(like.new_zeros(6), self.sigma_dummy).to_event(1)
+            else:
+                dummy = self.epsilon, self.sigma_dummy
+                pose_law = part_pose_law(votes, presence, self.relaxed, *dummy)
+            pose = pyro.sample("part_pose", pose_law)
+            feature = self._draw_feature("part_feature", self.part_features)
+        return FeaturedCapsules.drawn(level, presence, pose, feature)
 
     def _draw_feature(self, name: str, size: int) -> Tensor:
         origin = self.template_logits.new_zeros(size)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
+from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, pictures, squared_error
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
-from capsule_zoo.figures.stacked_capsule_autoencoder import infer_capsules
-from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
-from capsule_zoo.inference.objectives.stacked_capsules import TERMS
-from capsule_zoo.models.blocks.modes import seeded
-from capsule_zoo.records import Numbers
+from capsule_zoo.experiments.training import checkpoints, train
+from capsule_zoo.figures.curves import accuracy_curves
+from capsule_zoo.inference import (
+    Run,
+    cluster_accuracy,
+    latents,
+    linear_probe,
+    reconstruct,
+)
+from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
+from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
+from capsule_zoo.inference.training.stages import fit_stages
+from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 ENTRIES = ("stacked-capsule-autoencoder", "part-whole")
@@ -29,6 +38,8 @@ SITES = {
     "presence_pose": ["object_presence", "object_pose"],
     "part_presence_pose": ["part_presence", "part_pose"],
 }
+DEGREES = tuple(range(0, 181, 15))
+MOVED = transforms.Affine(degrees=20, shear=0.2, scale=(0.8, 1.2), shift=2)  # as in affNIST
 WITHOUT = {f"no_{name}": {name: 0.0} for name in TERMS if name not in ("image", "parts")}
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "all": {},
@@ -42,13 +53,14 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def explained(entry: Entry, images: Tensor, batch_size: int = 500) -> np.ndarray:
-    """Return the share of the parts that each object explains, (N, objects)."""
-    found = []
-    with torch.no_grad():
+    """Return the share of the parts that each object explains, (N, objects), without noise."""
+    guide, found = entry.guide, []
+    quiet = guide.with_switches(noise="none") if hasattr(guide, "with_switches") else guide
+    with torch.no_grad(), in_eval_mode(guide), seeded(0):
         for batch in images.split(batch_size):
-            objects, parts = infer_capsules(entry.guide, batch)
-            model = entry.model.discretized()
-            found.append(model.responsibilities(objects, parts)[..., 1:].mean(-2))
+            trace = poutine.trace(quiet).get_trace(batch)
+            objects, parts = (drawn_capsules(trace, level.name) for level in entry.model.levels)
+            found.append(entry.model.responsibilities(objects, parts)[..., 1:].mean(-2))
     return torch.cat(found).cpu().numpy()
 
 
@@ -74,6 +86,51 @@ def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
     return {**found, "squared_error": squared_error(painted, images)}
 
 
+def generalization(
+    entry: Entry, data: Dataset, probed: int, curved: int
+) -> tuple[Numbers, dict[float, Accuracy]]:
+    """Return the accuracy of an upright probe on moved test images, and on turned ones by angle."""
+
+    def read(images: Tensor) -> np.ndarray:
+        return latents(entry.guide, images, SITES["presence_pose"])
+
+    def right(split: Split) -> Accuracy:
+        answers = torch.from_numpy(probe.predict(read(split.images)))
+        return Accuracy.of(answers == split.labels)
+
+    few = data.train[:probed]
+    probe = fit_probe(read(few.images), few.labels)
+    moved = MOVED(data.test.images, generator=torch.Generator().manual_seed(4)).clamp(0, 1)
+    turned: dict[float, Accuracy] = {}
+    for angle in DEGREES:
+        split = data.test[:curved]
+        images = transforms.warp_images(split.images, transforms.motion(float(angle))).clamp(0, 1)
+        turned[float(angle)] = right(replace(split, images=images))
+    return {"moved_presence_pose": right(replace(data.test, images=moved))}, turned
+
+
+def trained_for(entry: Entry, data: Dataset, options: Options, minutes: float) -> Run:
+    """Train an entry for some minutes, in its stages if it has any; see `train`."""
+    if entry.stages is None:
+        return train(entry, data, options, minutes, name=entry.name)
+    how = {**entry.training, **checkpoints(options, entry.name)}
+    run = fit_stages(
+        entry.stages(entry),
+        data,
+        minutes=minutes,
+        seed=options.seed,
+        progress=options.progress,
+        device=options.device,
+        say=options.say,
+        **how,
+    )
+    entry.model.cpu()
+    entry.guide.cpu()
+    if run.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return run
+
+
 @experiment(
     "stacked-capsule-autoencoder/mnist",
     data="mnist",
@@ -81,19 +138,26 @@ def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
     role="comparison",
     lead="reconstructions",
 )
-def mnist(options: Options, *, probed: int = 10_000, tested: int = 10_000) -> Result:
+def mnist(
+    options: Options, *, probed: int = 10_000, tested: int = 10_000, curved: int = 500
+) -> Result:
     """Train it and part-whole capsules on MNIST for equal times, and read the class (an hour).
 
     The two are trained one after the other. Probes are linear; clusters are found by k-means and
-    named one to one.
+    named one to one. `moved_presence_pose` and the curve of rotations are of a probe on objects of
+    upright training images, and test images that are turned, sheared, scaled and shifted a little,
+    or turned alone.
 
     Args:
         probed: number of training images that probes and clusters are fitted on.
         tested: number of test images.
+        curved: number of test images at each rotation.
     """
     options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
+    data = replace(data, test=data.test[:tested])
     found: dict[str, Numbers] = {}
+    curves: dict[str, dict[float, Accuracy]] = {}
     drawn: dict = {}
     first: Entry | None = None
     for name in ENTRIES:
@@ -101,14 +165,26 @@ def mnist(options: Options, *, probed: int = 10_000, tested: int = 10_000) -> Re
         options.say(f"Training {name} on {len(data.train):,} images, {minutes:.3g} minutes")
         pyro.set_rng_seed(options.seed)
         entry = create(name, image_shape=data.image_shape)
-        run = train(entry, data, options, minutes, name=name)
+        run = trained_for(entry, data, options, minutes)
+        options.say(f"Measuring {name}")
         key = name.replace("-", "_")
+        moved, curves[key] = generalization(entry, data, probed, curved)
         steps = float(len(run.history)), None, 1
-        found[key] = {**measure(entry, data, probed, tested), "steps": steps}
+        found[key] = {**measure(entry, data, probed, tested), **moved, "steps": steps}
         if first is None:
             drawn |= pictures(entry, data.test.images[:12])
             first = entry
-    return Result(by_quantity(found), drawn, None, first)
+    turned = {
+        name: {f"{angle:.0f}": value for angle, value in curve.items()}
+        for name, curve in curves.items()
+    }
+    metrics: Metrics = {
+        **by_quantity(found),
+        "accuracy at degrees": Table(turned, "rotation_{quantity}_{variant}"),
+    }
+    label = "rotation of the test images (degrees)"
+    drawn["rotations"] = accuracy_curves(curves, label, 1 / data.num_classes)
+    return Result(metrics, drawn, None, first)
 
 
 @dataclass(frozen=True)

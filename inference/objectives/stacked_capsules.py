@@ -126,6 +126,8 @@ class StackedCapsuleObjective(Objective):
     def terms(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Compute every term by name, as scalars that are to be small, without their weights.
 
+        Of a model in the scope "parts" or "objects" they are the terms of that level.
+
         Raises:
             ValueError: the model is not a `StackedCapsuleAutoencoder`.
         """
@@ -138,23 +140,17 @@ class StackedCapsuleObjective(Objective):
             guide = guide.with_switches(self.stop_inputs, self.noise, self.noise_width)
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
-        trace.compute_log_prob(site_filter=lambda name, site: name == "image")
-        log_image = trace.nodes["image"]["log_prob"]
-        objects, parts = (
-            FeaturedCapsules(
-                *(
-                    trace.nodes[f"{level.name}_{q}"]["value"]
-                    for q in ("presence", "pose", "feature")
-                )
-            )
-            for level in model.levels
-        )
+        found = {}
+        if model.scope != "objects":
+            trace.compute_log_prob(site_filter=lambda name, site: name == "image")
+            log_image = trace.nodes["image"]["log_prob"]
+            found["image"] = -log_image.sum() / len(log_image)
+        if model.scope == "parts":
+            return found
+        objects, parts = (drawn_capsules(trace, level.name) for level in model.levels)
         noise = self.noise_width if self.noise == "uniform" and model.relaxed else 0.0
         votes = model.votes(objects, noise)
-        return {
-            "image": -log_image.sum() / len(log_image),
-            **self._of_objects(model, votes, parts),
-        }
+        return {**found, **self._of_objects(model, votes, parts)}
 
     def _of_objects(
         self, model: StackedCapsuleAutoencoder, votes: ObjectVotes, parts: FeaturedCapsules

@@ -1,11 +1,15 @@
 """The experiments of stacked capsule autoencoders, shrunk until they take seconds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments import stacked_capsule_autoencoder as experiments
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS
+from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.registry import create, small_sizes
 
 NAME = "stacked-capsule-autoencoder"
@@ -54,3 +58,58 @@ def test_ablations_record_every_variant():
     result = find_experiment(f"{NAME}/ablations")(options, **settings)
     assert set(result.metrics["probe_presence"]) == set(experiments.ABLATIONS)
     assert {f"loss_{term}" for term in TERMS} <= set(result.metrics)
+
+
+def test_explained_shares_have_no_noise(entry):
+    images = torch.rand(7, 1, 12, 12)
+    first = experiments.explained(entry, images)
+    noisier = replace(entry, guide=entry.guide.with_switches(width=9.0))
+    assert (experiments.explained(noisier, images) == first).all()
+
+
+def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(entry):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(30, 1, 12, 12, generator=generator)
+    split = Split(images, torch.arange(30) % 3)
+    data = Dataset("noise", split[:20], split[20:25], split[25:], ("a", "b", "c"))
+    moved = []
+    for stage in entry.stages(entry):
+        before = {name: value.clone() for name, value in named(entry).items()}
+        fit_stages([stage], data, steps=3, batch_size=10, progress=False)
+        moved.append(
+            {name for name, value in named(entry).items() if (value != before[name]).any()}
+        )
+    parts, objects, together = moved
+    lower = {name for name in named(entry) if any(x in name for x in ("template", "read_parts"))}
+    assert parts >= lower and not any("relation" in name for name in parts)
+    assert not any("infer_objects" in name for name in parts)
+    assert not objects & lower
+    assert {"relation.static", "infer_objects.read.weight"} <= objects
+    assert together >= lower | {"relation.static", "infer_objects.read.weight"}
+
+
+def test_joint_training_and_the_encoder_of_the_paper_are_options():
+    joint = create(NAME, **small_sizes(NAME), training="joint", encoder="set_transformer")
+    assert joint.stages is None and "lr" in joint.training
+    assert any("transformer" in name for name in named(joint))
+    with pytest.raises(ValueError, match="encoder must be one of"):
+        create(NAME, **small_sizes(NAME), encoder="transformer")
+    with pytest.raises(ValueError, match="training must be one of"):
+        create(NAME, **small_sizes(NAME), training="apart")
+
+
+def named(entry):
+    """Return all numbers of the model and the guide by name, without running statistics."""
+    return {
+        n: p.data for module in (entry.model, entry.guide) for n, p in module.named_parameters()
+    }
+
+
+def test_the_generalization_of_a_probe_has_a_curve_of_rotations(entry, monkeypatch):
+    monkeypatch.setattr(experiments, "DEGREES", (0, 90))
+    images = torch.rand(60, 1, 12, 12, generator=torch.Generator().manual_seed(0))
+    split = Split(images, torch.arange(60) % 2)
+    data = Dataset("noise", split[:40], split[:0], split[40:], ("a", "b"))
+    moved, turned = experiments.generalization(entry, data, probed=30, curved=10)
+    assert moved["moved_presence_pose"].n == 20
+    assert {angle: value.n for angle, value in turned.items()} == {0.0: 10, 90.0: 10}

@@ -269,3 +269,16 @@ def test_other_models_and_wrong_weights_are_refused(pair, images):
         StackedCapsuleObjective(present=0.0)
     with pytest.raises(ValueError, match="noise_width must be positive"):
         StackedCapsuleObjective(noise_width=0.0)
+
+
+def test_the_terms_of_a_scope_are_those_of_its_level(pair, images):
+    model, guide = pair
+    objective = StackedCapsuleObjective(**PLAIN)
+    whole = objective.terms(model, guide, images)
+    lower = objective.terms(model.with_scope("parts"), guide.with_scope("parts"), images)
+    reads = guide.reads(images)
+    upper = objective.terms(model.with_scope("objects"), guide.with_scope("objects"), reads)
+    assert set(lower) == {"image"}
+    assert {**lower, **upper}.keys() == whole.keys()
+    for name, term in {**lower, **upper}.items():
+        torch.testing.assert_close(term, whole[name])

@@ -243,3 +243,36 @@ def test_parts_are_predicted_by_the_object_that_is_most_responsible(model):
             torch.testing.assert_close(found.pose[b, m], votes.pose[b, m, winner])
             both = [shares[b, m, 1 + k].log().item() for k in range(2)]
             assert both[winner] == max(both)
+
+
+def test_a_scope_has_the_factors_of_its_level():
+    """Objects and parts, without the image, or parts and image under broad laws of the parts."""
+    model = make()
+    images = torch.rand(BATCH, *model.image_shape, dtype=torch.float64)
+    drawn = poutine.trace(model).get_trace(images)
+    replayed = poutine.trace(poutine.replay(model.with_scope("objects"), trace=drawn))
+    objects = replayed.get_trace(torch.zeros(BATCH, 1, 3, 14 + 3))
+    for trace in (drawn, objects):
+        trace.compute_log_prob()
+    image = drawn.nodes["image"]["log_prob_sum"]
+    assert "image" not in objects.nodes
+    torch.testing.assert_close(objects.log_prob_sum() + image, drawn.log_prob_sum())
+    replayed = poutine.trace(poutine.replay(model.with_scope("parts"), trace=drawn))
+    parts = replayed.get_trace(images)
+    parts.compute_log_prob()
+    assert not any(name.startswith("object") for name in parts.nodes)
+    torch.testing.assert_close(parts.nodes["image"]["log_prob_sum"], image)
+    broad = Normal(0.0, model.sigma_dummy).log_prob(drawn.nodes["part_pose"]["value"]).sum()
+    torch.testing.assert_close(parts.nodes["part_pose"]["log_prob_sum"], broad)
+
+
+def test_scopes_share_parameters_and_know_their_data():
+    model = make()
+    for scope in ("parts", "objects", "scene"):
+        assert list(map(id, model.with_scope(scope).parameters())) == list(
+            map(id, model.parameters())
+        )
+    assert model.with_scope("objects").with_scope("scene").image_shape == model.image_shape
+    assert model.with_scope("objects").space.shape == (1, 3, 14 + 3)
+    with pytest.raises(ValueError, match="scope must be one of 'scene', 'objects', 'parts'"):
+        model.with_scope("wholes")
