@@ -235,11 +235,12 @@ def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) 
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
     names["rotated_turned"] = "rotated as in training, (kind, code), turn inferred"
-    drawn = {
-        label: {each: Accuracy(*found[name][str(each)]) for each in degrees if str(each) in numbers}
-        for name, label in names.items()
-        if (numbers := found.get(name))
-    }
+    drawn: dict[str, dict[float, Accuracy]] = {}
+    for name, label in names.items():
+        for each in degrees:
+            if number := found.get(name, {}).get(str(each)):
+                value, error, count = number
+                drawn.setdefault(label, {})[each] = Accuracy(value, error or 0.0, count)
     axis = "rotation of the training images (degrees, up to)"
     return accuracy_curves(drawn, axis, chance)
 

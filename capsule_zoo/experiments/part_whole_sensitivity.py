@@ -138,7 +138,7 @@ class ProbesInTime:
         self.path = path
         self.found: list[list[float]] = []
         if path is not None and path.is_file():
-            self.found = json.loads(path.read_text())
+            self.found = json.loads(path.read_text())["found"]
 
     def __call__(self, check: Check) -> None:
         """Probe the guide, if the time has come; keep minutes, accuracy and its error."""
@@ -149,4 +149,4 @@ class ProbesInTime:
         accuracy = linear_probe(given, train.labels, asked, test.labels)
         self.found.append([check.seconds / 60, accuracy.value, accuracy.se])
         if self.path is not None:
-            write_json(self.path, self.found)
+            write_json(self.path, {"found": self.found})

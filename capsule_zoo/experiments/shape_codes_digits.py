@@ -18,6 +18,7 @@ from capsule_zoo.experiments.part_whole_prior import looks
 from capsule_zoo.experiments.shape_codes import classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import checkpoints
+from capsule_zoo.guides import RoutingShapeCodes
 from capsule_zoo.inference import compare
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.probe import linear_probe
@@ -56,9 +57,10 @@ def digits(
     normal = tighten(entry, data, options, steps=options.shortened(tightening), transform=JITTER)
     few = data.test[:images]
     options.say(f"Comparing guides on {len(few)} held-out digits")
+    routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(RoutingShapeCodes)
     guides: dict[str, nn.Module] = {
         "network": normal.guide,
-        "routing": replace(entry, guide=normal.guide).make_guide("routing").with_poses("normal"),
+        "routing": routing.with_poses("normal"),
         "points": entry.guide,
     }
     pairs = {name: (entry.model, guide) for name, guide in guides.items()}

@@ -112,7 +112,7 @@ def accuracies_in_time(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figur
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, rows in curves.items():
         minutes, values, errors = np.array(rows).reshape(-1, 3).T
-        _curve(axis, minutes, values, errors, name.replace("_", " "), ".-")
+        _curve(axis, minutes.tolist(), values, errors, name.replace("_", " "), ".-")
     axis.set_xlabel("minutes of training")
     axis.set_ylabel("accuracy of a linear probe")
     axis.legend(fontsize=8)
@@ -129,8 +129,11 @@ def followed(found: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> Figure:
     """
     from matplotlib import pyplot as plt
 
-    panels = (("pixels", "place", "pixels"), ("degrees", "place", "pixels"))
-    panels += (("degrees", "angle", "degrees"),)
+    panels = [
+        ("pixels", "place", "pixels"),
+        ("degrees", "place", "pixels"),
+        ("degrees", "angle", "degrees"),
+    ]
     figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.2))
     for axis, (unit, quantity, own) in zip(axes, panels, strict=True):
         rows = found[unit]

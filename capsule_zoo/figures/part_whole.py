@@ -14,19 +14,20 @@ from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.blocks import templates
 from capsule_zoo.models.blocks.modes import in_eval_mode
+from capsule_zoo.models.blocks.painted_parts import PaintedParts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def colored_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+def colored_parts(model: PaintedParts, parts: Capsules) -> Tensor:
     """Return the mean image with every part in its own color, (B, H, W, 3)."""
     seen = seen_of_parts(model, parts)
     hues = part_colors(len(seen)).to(seen)
     return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
 
 
-def seen_of_parts(model: PartWholeCapsules, parts: Capsules) -> Tensor:
+def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
     """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     color, alpha = model.layers(parts)
     if model.likelihood == "mixture":
