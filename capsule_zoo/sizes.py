@@ -211,7 +211,10 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
         if "__init__" not in vars(base):
             continue
         constructor: Callable = vars(base)["__init__"]
-        hints, told = _hints(constructor), argument_words(base.__doc__)
+        hints = _hints(constructor)
+        told: dict[str, str] = {}
+        for described in reversed(base.__mro__):  # a dataclass has the fields of its bases
+            told |= argument_words(described.__doc__)
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
             if parameter.kind in _OWN:

@@ -51,8 +51,8 @@ JOINT: dict[str, Any] = dict(
     clip=1e4,
 )
 ALONE: dict[str, Any] = dict(lr={"model": 1e-2, "guide": 2e-3}, schedule="linear", warmup=50)
-ON_READS: dict[str, Any] = dict(lr=1e-3, schedule="linear", warmup=50, batch_size=64)
-TOGETHER: dict[str, Any] = dict(lr=2e-4, schedule="linear", warmup=50, batch_size=64)
+ON_READS: dict[str, Any] = dict(lr=1e-3, schedule="linear", warmup=50)
+TOGETHER: dict[str, Any] = dict(lr=2e-4, schedule="linear", warmup=50)
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 12, 12),
     objects=2,
@@ -97,8 +97,22 @@ def stages(entry: Entry, start: bool = True) -> list[Stage]:
     losses = dict(objective=entry.objective)
     return [
         Stage("parts", SHARES["parts"], *lower, settings={**losses, **ALONE}),
-        Stage("objects", SHARES["objects"], *upper, prepare, settings={**losses, **ON_READS}),
-        Stage("parts and objects", SHARES["all"], model, guide, settings={**losses, **TOGETHER}),
+        Stage(
+            "objects",
+            SHARES["objects"],
+            *upper,
+            prepare=prepare,
+            settings={**losses, **ON_READS},
+            batches=2,
+        ),
+        Stage(
+            "parts and objects",
+            SHARES["all"],
+            model,
+            guide,
+            settings={**losses, **TOGETHER},
+            batches=2,
+        ),
     ]
 
 

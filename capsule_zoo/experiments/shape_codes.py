@@ -33,7 +33,7 @@ from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, inf
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, train_classifier
 from capsule_zoo.models.shape_codes import from_part_sets
-from capsule_zoo.records import Metrics, Numbers
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load
 
 if TYPE_CHECKING:
@@ -130,7 +130,9 @@ def objects(options: Options, **settings: Any) -> Result:
         for more in range(1, chosen.seeds if main else 1)
     ]
     first = {**by_kinds.get(str(chosen.main), {}), **numbers}
-    metrics: Metrics = {**by_quantity(by_kinds), **numbers, **over_seeds(first, again)}
+    metrics: Metrics = {**by_quantity(by_kinds), **numbers}
+    if again:
+        metrics["starts of the objects"] = Table(over_seeds(first, again), "{variant}_{quantity}")
     table = {
         f"{kinds} kinds": {name: value[0] for name, value in found.items()}
         for kinds, found in by_kinds.items()
@@ -174,19 +176,19 @@ def started_again(
     }
 
 
-def over_seeds(first: Numbers, again: Sequence[Numbers]) -> Numbers:
-    """Return means and worst values over the seeds of what was measured again.
+def over_seeds(first: Numbers, again: Sequence[Numbers]) -> dict[str, Numbers]:
+    """Return means (`over_seeds`) and worst values over the seeds of what was measured again.
 
     Args:
         first: numbers of the first seed.
-        again: numbers of each other seed; nothing is returned where there are none.
+        again: numbers of each other seed, at least one.
     """
-    found: Numbers = {}
-    for name in REPEATED if again else ():
+    found: dict[str, Numbers] = {"over_seeds": {}, "worst": {}}
+    for name in REPEATED:
         values = [numbers[name][0] for numbers in (first, *again)]
-        found[f"{name}_over_seeds"] = mean_and_error(values)
+        found["over_seeds"][name] = mean_and_error(values)
         worst = max(values) if name == "frechet" else min(values)
-        found[f"{name}_worst"] = worst, None, len(values)
+        found["worst"][name] = worst, None, len(values)
     return found
 
 

@@ -27,7 +27,7 @@ from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
-STEPS, TIGHTENING = 700, 100
+STEPS, TIGHTENING = 1300, 100
 SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
 
 

@@ -33,7 +33,7 @@ from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.trainer import CheckpointPlace
 from capsule_zoo.inference.training.workers import usable_device
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.checks import check_positive
+from capsule_zoo.models.checks import check_at_least, check_positive
 
 _BATCH_SIZE = 128
 
@@ -51,6 +51,7 @@ class Stage:
             when the stage begins, and again when a run is resumed in this stage, with parameters
             that may be further; what it sets is then replaced by the checkpoint.
         settings: arguments of `fit` for this stage.
+        batches: images of a step, in batches of the run.
     """
 
     name: str
@@ -59,9 +60,11 @@ class Stage:
     guide: Any
     prepare: Callable[[Dataset, int], Dataset | Split] | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    batches: int = 1
 
     def __post_init__(self) -> None:
         check_positive(share=self.share)
+        check_at_least(1, batches=self.batches)
 
 
 def fit_stages(
@@ -114,7 +117,8 @@ def fit_stages(
             say(f"stage {number + 1} of {len(stages)}: {stage.name}")
         for module in (stage.model, stage.guide):
             module.to(usable_device(device))
-        chosen: dict[str, Any] = {"batch_size": batch_size, **stage.settings, **settings}
+        chosen: dict[str, Any] = {**stage.settings, **settings}
+        chosen["batch_size"] = stage.batches * batch_size
         prepared: Dataset | Split = data
         if stage.prepare is None:
             chosen["transform"] = transform

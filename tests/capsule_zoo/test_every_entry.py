@@ -80,15 +80,19 @@ def test_every_entry_goes_through_every_command(name, terminal, monkeypatch):
         patched.setattr(runs, "draw", lambda entry, figure, *_: wanted.append(figure))
         terminal.run("train", name, *sizes, "--steps", 1, "--quiet", "--out", run)
         own = load(run).training.get("batch_size", 128)
-        assert steps_of(run) == (1, own)
+        stages = load(run).stages(load(run)) if load(run).stages else ()
+        batches = stages[-1].batches if stages else 1
+        assert steps_of(run) == (1, batches * own)
         assert json.loads((run / "config.json").read_text())["batch_size"] == own
         said = terminal.run("train", name, "--resume", "--steps", 2, "--out", run)
-        stages = load(run).stages(load(run)) if load(run).stages else ()
         last = 1 if stages else 2  # of two steps the last stage has a share, at least one
-        assert steps_of(run) == (last, own) and f"written to {run}; now try: capsule-zoo " in said
+        assert (
+            steps_of(run) == (last, batches * own)
+            and f"written to {run}; now try: capsule-zoo " in said
+        )
         given = ["--batch-size", 50, "--minutes", 9, "--steps", 1, "--quiet", "--out", "given"]
         assert "9 minutes" in terminal.run("train", name, *sizes, *given)
-        assert steps_of(Path("given")) == (1, 50)
+        assert steps_of(Path("given")) == (1, batches * 50)
     entry = load(run)
     assert wanted == 3 * list(entry.figures)
     check_measurements(name, entry, said, terminal)

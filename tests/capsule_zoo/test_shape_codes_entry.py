@@ -149,10 +149,9 @@ def test_worst_and_mean_of_the_seeds():
     ]
     first, again = ({name: (value, None, 1) for name, value in row.items()} for row in rows)
     found = over_seeds(first, [again])
-    assert found["classes_found_over_seeds"] == pytest.approx((0.75, 0.15, 2))
-    assert found["classes_found_worst"] == (0.6, None, 2)
-    assert found["frechet_worst"] == (26.0, None, 2)  # lower is better
-    assert over_seeds(first, []) == {}
+    assert found["over_seeds"]["classes_found"] == pytest.approx((0.75, 0.15, 2))
+    assert found["worst"]["classes_found"] == (0.6, None, 2)
+    assert found["worst"]["frechet"] == (26.0, None, 2)  # lower is better
 
 
 @pytest.mark.slow
