@@ -130,9 +130,10 @@ def objects(options: Options, **settings: Any) -> Result:
         for more in range(1, chosen.seeds if main else 1)
     ]
     first = {**by_kinds.get(str(chosen.main), {}), **numbers}
-    metrics: Metrics = {**by_quantity(by_kinds), **numbers}
+    starts: Metrics = {}
     if again:
-        metrics["starts of the objects"] = Table(over_seeds(first, again), "{variant}_{quantity}")
+        starts = {"starts of the objects": Table(over_seeds(first, again), "{variant}_{quantity}")}
+    metrics: Metrics = {**by_quantity(by_kinds), **numbers, **starts}
     table = {
         f"{kinds} kinds": {name: value[0] for name, value in found.items()}
         for kinds, found in by_kinds.items()
