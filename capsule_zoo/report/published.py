@@ -384,8 +384,48 @@ STACKED = tuple(
     )
 )
 
+OBJECTS = (
+    Published(
+        "shape-codes/objects",
+        "probe_all",
+        "Accuracy of a linear probe on objects, MNIST",
+        "0.990",
+        "stacked capsule autoencoder",
+        KOSIOREK,
+        higher=True,
+        note="theirs reads presences; ours reads kinds, codes and pose",
+    ),
+    Published(
+        "shape-codes/objects",
+        "classes_found_64",
+        "Classes found without labels, MNIST",
+        "0.987",
+        "stacked capsule autoencoder",
+        KOSIOREK,
+        higher=True,
+        note="theirs matches clusters with classes; here each of 64 kinds counts as one class",
+    ),
+    *(
+        Published(
+            "shape-codes/affnist",
+            "accuracy_turned_again",
+            "Accuracy on affNIST, trained on shifted MNIST",
+            printed,
+            system,
+            source,
+            higher=True,
+            note=f"{OURS_TRANSFORMED}; the motion is inferred",
+        )
+        for printed, system, source in (
+            ("0.922", "stacked capsule autoencoder", KOSIOREK),
+            ("0.90", "sparse unsupervised capsules", RAWLINSON),
+        )
+    ),
+)
+
 PUBLISHED = (
     *PART_WHOLE,
+    *OBJECTS,
     *STACKED,
     *ENERGY,
     *NETWORK,
