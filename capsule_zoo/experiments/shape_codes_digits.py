@@ -12,7 +12,12 @@ from torch import nn
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.entries.shape_codes import part_sets
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import held_out_bounds, mean_and_error, pictures
+from capsule_zoo.experiments.findings import (
+    by_quantity,
+    held_out_bounds,
+    mean_and_error,
+    pictures,
+)
 from capsule_zoo.experiments.part_whole import JITTER, tighten
 from capsule_zoo.experiments.part_whole_prior import looks
 from capsule_zoo.experiments.shape_codes import classes_found, read_objects
@@ -24,7 +29,7 @@ from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.probe import linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.inference.training.stages import fit_stages
-from capsule_zoo.records import Numbers
+from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 STEPS, TIGHTENING = 1300, 100
@@ -65,13 +70,17 @@ def digits(
     }
     pairs = {name: (entry.model, guide) for name, guide in guides.items()}
     table = compare(pairs, few, num_particles=particles, seed=options.seed)
-    numbers = {
+    found = found_in(entry, data)
+    read = {name: found.pop(name) for name in ("probe", "probe_parts")}
+    seen = sampled(entry, data, samples, options.seed)
+    metrics: Metrics = {
         **held_out_bounds(normal, data.test, particles, options.seed),
-        **found_in(entry, data),
-        **sampled(entry, data, samples, options.seed),
+        **read,
+        "classes": Table(by_quantity({"kinds": found}), "{quantity}"),
+        "samples": Table(by_quantity({"prior": seen}), "{quantity}"),
     }
     shown = {**pictures(entry, data.test.images), "guides": table.draw()}
-    return Result(numbers, shown, table, normal)
+    return Result(metrics, shown, table, normal)
 
 
 def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
@@ -129,14 +138,16 @@ def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Res
     demo = Demo(options.shortened(steps))
     options.say(f"Training from {seeds} seeds")
     runs = Study({"demo": demo}, seeds).run(from_seed, replace(options, minutes=None))
-    numbers: Numbers = {}
+    found: dict[str, Numbers] = {}
     for name in next(iter(runs.values())):
-        values = [found[name] for found in runs.values()]
-        numbers[name] = mean_and_error(values)
-        numbers[f"{name}_median"] = (median(values), None, seeds)
-        numbers[f"{name}_lowest"] = (min(values), None, seeds)
-        numbers[f"{name}_highest"] = (max(values), None, seeds)
-    return Result(numbers)
+        values = [outcome[name] for outcome in runs.values()]
+        found[name] = {
+            "mean": mean_and_error(values),
+            "median": (median(values), None, seeds),
+            "lowest": (min(values), None, seeds),
+            "highest": (max(values), None, seeds),
+        }
+    return Result({"over seeds": Table(by_quantity(found), "{variant}_{quantity}")})
 
 
 def from_seed(job: Job[Demo]) -> dict[str, float]:

@@ -33,5 +33,5 @@ def test_seeds_are_summed_up(tmp_path):
         low, middle, high = (
             metrics[f"{name}_{end}"]["value"] for end in ("lowest", "median", "highest")
         )
-        assert low <= middle <= high and metrics[name]["n"] == 2
+        assert low <= middle <= high and metrics[f"{name}_mean"]["n"] == 2
         assert middle == pytest.approx((low + high) / 2)
