@@ -28,7 +28,11 @@ from capsule_zoo.entries.shape_codes import on_parts_of, part_sets, start_object
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.part_whole import PRESENCES, WITH_POSES
-from capsule_zoo.experiments.shape_codes import Object, read_objects
+from capsule_zoo.experiments.shape_codes import (
+    read_at_best_turn,
+    read_objects,
+    sets_at_turns,
+)
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
@@ -179,30 +183,13 @@ def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarra
 def remedy(entry: Entry, train: Split, test: Split, settings: Settings, seed: int) -> Accuracy:
     """Fit kinds and codes to images at the turns that they choose, and probe them."""
     codes = on_parts_of(entry, kinds=settings.kinds)
-    views = [views_of(codes, split, settings.turns) for split in (train, test)]
-    chosen = start_turned_kinds(codes.model, views[0], seed)
+    views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
+    chosen = start_turned_kinds(codes.model, views, seed)
     codes.guide.start_at_posterior()
     images = torch.arange(len(train))
-    given = read_objects(codes.guide, views[0][chosen, images]).features()
-    asked = read_best(codes, views[1]).features()
-    return linear_probe(given, train.labels, asked, test.labels)
-
-
-def views_of(codes: Entry, split: Split, turns: int) -> Tensor:
-    """Return the part sets of every image at every turn, (T, N, 1, P, 7)."""
-    found = []
-    for turn in range(turns):
-        angle = split.images.new_full((len(split),), 2 * math.pi * turn / turns)
-        found.append(part_sets_of(codes, Split(turned(split.images, angle), split.labels)).images)
-    return torch.stack(found)
-
-
-def read_best(codes: Entry, views: Tensor) -> Object:
-    """Return the objects of every image at the turn at which they explain its parts best."""
-    read = [read_objects(codes.guide, view) for view in views]
-    best = torch.stack([each.explained for each in read]).argmax(0)
-    images = torch.arange(len(best))
-    return Object(*(torch.stack(each)[best, images] for each in zip(*read, strict=True)))
+    given = read_objects(codes.guide, views[chosen, images]).features()
+    asked, _ = read_at_best_turn(codes.guide, test, settings.turns)
+    return linear_probe(given, train.labels, asked.features(), test.labels)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +31,11 @@ from capsule_zoo.guides.turns import turned
 from capsule_zoo.inference import fit
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
-from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, train_classifier
+from capsule_zoo.inference.evaluation.sample_quality import (
+    FeatureClassifier,
+    Reading,
+    train_classifier,
+)
 from capsule_zoo.models.shape_codes import from_part_sets
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load
@@ -126,7 +130,7 @@ def objects(options: Options, **settings: Any) -> Result:
             main = entry
             numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
     again = [
-        started_again(options.seed + more, data, sets, chosen, options, classifier)
+        started_again(options.seed + more, sets, chosen, options, classifier, real)
         for more in range(1, chosen.seeds if main else 1)
     ]
     first = {**by_kinds.get(str(chosen.main), {}), **numbers}
@@ -155,11 +159,11 @@ def in_short(read: list[Object], sets: Dataset) -> Numbers:
 
 def started_again(
     seed: int,
-    data: Dataset,
     sets: Dataset,
     chosen: Settings,
     options: Options,
     classifier: FeatureClassifier,
+    real: Reading,
 ) -> Numbers:
     """Train objects of the main number of kinds from another seed, and measure them in short."""
     options.say(f"Training objects of {chosen.main} kinds from seed {seed}")
@@ -167,7 +171,6 @@ def started_again(
     train_objects(entry, sets, chosen, replace(options, seed=seed))
     read = read_both(entry.guide, sets, chosen)
     samples = mean_images(entry.model, chosen.images, seed=seed)
-    real = classifier.read(data.test.images[: chosen.images])
     features = [each.features() for each in read]
     labels = sets.train.labels, sets.test.labels
     return {
@@ -293,6 +296,33 @@ def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0)
     return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
+def sets_at_turns(guide: ShapeCodesGuide, split: Split, turns: int) -> Iterator[Tensor]:
+    """Yield the part sets (N, 1, P, 7) of images at each of `turns` even steps of the circle."""
+    reader = guide.with_scope("parts")
+    for turn in range(turns):
+        angle = split.images.new_full((len(split),), 2 * math.pi * turn / turns)
+        yield part_sets(reader, replace(split, images=turned(split.images, angle))).images
+
+
+def read_at_best_turn(
+    guide: ShapeCodesGuide, split: Split, turns: int, temperature: float = 1.0
+) -> tuple[Object, Tensor]:
+    """Infer the objects of images at the turn at which the objects explain the parts best.
+
+    Returns:
+        The objects, and the number of the turn of every image, (N,).
+    """
+    views = (read_objects(guide, s, temperature) for s in sets_at_turns(guide, split, turns))
+    best = next(views)
+    chosen = torch.zeros(len(split))
+    for turn, seen in enumerate(views, start=1):
+        better = seen.explained > best.explained
+        chosen[better] = turn
+        for kept, new in zip(best, seen, strict=True):
+            kept[better] = new[better]
+    return best, chosen
+
+
 def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
     """Measure how well kinds match the classes, which training never saw, and how many are used.
 
@@ -361,20 +391,9 @@ def turned_digits(entry: Entry, probe: Any, test: Split, temperature: float = 1.
     """
     degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
     images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
-    reader = entry.guide.with_scope("parts")
-    explained = images.new_full((len(images),), -math.inf)
-    best = torch.zeros(len(images))
-    answers = np.zeros(len(images), dtype=int)
-    for turn in range(TURNS):
-        angle = images.new_full((len(images),), 2 * math.pi * turn / TURNS)
-        sets = part_sets(reader, Split(turned(images, angle), test.labels))
-        seen = read_objects(entry.guide, sets.images, temperature)
-        better = seen.explained > explained
-        explained = torch.where(better, seen.explained, explained)
-        best[better] = turn
-        answers = np.where(better.numpy(), probe.predict(seen.features()), answers)
-    right = answers == test.labels.numpy()
-    away = (degrees + 360 * best / TURNS + 180) % 360 - 180  # from upright, after the turn
+    seen, turn = read_at_best_turn(entry.guide, replace(test, images=images), TURNS, temperature)
+    right = probe.predict(seen.features()) == test.labels.numpy()
+    away = (degrees + 360 * turn / TURNS + 180) % 360 - 180  # from upright, after the turn
     return {
         "rotated_turned": mean_and_error(right.astype(float)),
         "turn_within_20": mean_and_error((away.abs() <= 20).double()),

@@ -20,7 +20,11 @@ from torch import Tensor
 from capsule_zoo.guides.set_transformers import FULL_SIZE
 from capsule_zoo.guides.stacked_capsule_autoencoder import StackedCapsuleGuide, from_reads
 from capsule_zoo.guides.stacked_objects import FeaturedProposal, RoutedObjects
-from capsule_zoo.inference.training.factor_analyzers import FactorAnalyzers, fit_factor_analyzers
+from capsule_zoo.inference.training.factor_analyzers import (
+    FactorAnalyzers,
+    cluster_parts,
+    fit_factor_analyzers,
+)
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.modes import seeded
@@ -78,7 +82,7 @@ def start_objects(
     read = from_reads(chosen)
     parts = Capsules((read.logits > 0).to(read.pose), read.pose)
     with torch.no_grad():
-        clusters = _clusters(parts, objects, seed)
+        clusters = cluster_parts(parts, objects, seed)
         found = fit_factor_analyzers(parts, clusters, objects, factors, _FLOORS)
         belief = found.log_joint(parts).softmax(-1)
         _start_votes(guide.model.relation, found, _first_scale(guide))
@@ -102,16 +106,6 @@ def _first_scale(guide: StackedCapsuleGuide) -> float:
     raw = torch.zeros(6)
     raw[:2] = FULL_SIZE
     return float(poses.from_parameters(raw)[0])
-
-
-def _clusters(parts: Capsules, number: int, seed: int) -> Tensor:
-    """Return clusters of part sets, by k-means, (N,)."""
-    from sklearn.cluster import KMeans  # takes a second, and few need it
-
-    there = parts.presence[..., None]
-    features = torch.cat([there, there * parts.pose], dim=-1).flatten(1).cpu().double().numpy()
-    found = KMeans(number, n_init=1, random_state=seed).fit_predict(features)
-    return torch.from_numpy(found).long().to(parts.pose.device)
 
 
 def posterior_codes(found: FactorAnalyzers, parts: Capsules) -> Tensor:

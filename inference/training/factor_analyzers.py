@@ -131,6 +131,25 @@ def fit_factor_analyzers(
     return found.principal()
 
 
+def cluster_parts(
+    parts: Capsules, number: int, seed: int, chosen: Tensor | slice = slice(None)
+) -> Tensor:
+    """Return clusters of part sets, (N,), by k-means on presences and poses of present parts.
+
+    Args:
+        parts: presences (N, P) and poses (N, P, 6).
+        number: number of clusters.
+        seed: seed of their first means.
+        chosen: index of the part sets that the clusters are fitted to; the others join the nearest.
+    """
+    from sklearn.cluster import KMeans  # takes a second, and few need it
+
+    there = parts.presence[..., None]
+    features = torch.cat([there, there * parts.pose], dim=-1).flatten(1).cpu().double()
+    means = KMeans(number, n_init=1, random_state=seed).fit(features[chosen].numpy())
+    return torch.from_numpy(means.predict(features.numpy())).long().to(parts.pose.device)
+
+
 def _with_prior(gram: Tensor) -> Tensor:
     """Add the prior precision of codes, the identity, to a matrix."""
     return gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)

@@ -11,7 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.training.factor_analyzers import FactorAnalyzers, fit_factor_analyzers
+from capsule_zoo.inference.training.factor_analyzers import (
+    FactorAnalyzers,
+    cluster_parts,
+    fit_factor_analyzers,
+)
 from capsule_zoo.models.shape_codes import ShapeCodes, from_part_sets
 
 _CLUSTERED = 20_000  # images that the clusters are fitted to; the others join the nearest cluster
@@ -100,15 +104,8 @@ def _check_number(sets: Tensor, model: ShapeCodes) -> None:
 
 def _clusters(sets: Tensor, kinds: int, seed: int) -> Tensor:
     """Return the cluster of every part set, (N,), by k-means."""
-    from sklearn.cluster import KMeans  # takes a second, and few need it
-
-    parts = from_part_sets(sets)
-    there = parts.presence[..., None]
-    features = torch.cat([there, there * parts.pose], dim=-1).flatten(1).cpu().double().numpy()
     order = torch.randperm(len(sets), generator=torch.Generator().manual_seed(seed))
-    chosen = order[: max(_CLUSTERED, kinds)].numpy()
-    means = KMeans(kinds, n_init=1, random_state=seed).fit(features[chosen])
-    return torch.from_numpy(means.predict(features)).long().to(sets.device)
+    return cluster_parts(from_part_sets(sets), kinds, seed, order[: max(_CLUSTERED, kinds)])
 
 
 def _set_kinds(model: ShapeCodes, found: FactorAnalyzers, presence: Tensor) -> None:
