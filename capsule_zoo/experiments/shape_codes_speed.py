@@ -26,10 +26,10 @@ from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 LENGTHS: Mapping[str, tuple[float, ...]] = {
-    "shape-codes": (1, 2, 4, 8, 12),
-    "part-whole": (4, 12),
-    "stacked-capsule-autoencoder": (4, 12),
-    "vae": (1, 2, 4, 8),
+    "shape-codes": (1, 2, 4, 8, 16),
+    "part-whole": (8,),
+    "stacked-capsule-autoencoder": (8,),
+    "vae": (1, 2, 4),
 }
 GOALS = {"probe": (0.95, 0.97), "frechet": (60.0, 40.0)}
 
@@ -61,9 +61,9 @@ class Task:
     settings: Settings
 
 
-@experiment("shape-codes/time-to-quality", data="mnist", minutes=75, takes=Settings)
+@experiment("shape-codes/time-to-quality", data="mnist", minutes=54, takes=Settings)
 def time_to_quality(options: Options, **settings: Any) -> Result:
-    """Measure the time until probes and samples of the prior are good (75 core-minutes).
+    """Measure the time until probes and samples of the prior are good (54 core-minutes).
 
     Every point is a training run of its own, from scratch, on one thread, as `capsule-zoo train
     <entry> --minutes M` makes it, with its learning rate falling to the end. `core_minutes` is the
