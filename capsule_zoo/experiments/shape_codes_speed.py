@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,18 +39,19 @@ class Settings:
     """The settings of the experiment.
 
     Args:
-        lengths: minutes of the training runs of each entry; they shrink with the minutes.
+        lengths: minutes of the training runs of each entry, by default those of `LENGTHS`; they
+            shrink with the minutes.
         probed: training images that probes are fitted on.
         samples: samples of the prior, and test images that they are compared with.
         epochs: epochs of the classifier whose features are compared.
         sizes: sizes of each entry that replace the zoo's own.
     """
 
-    lengths: Mapping[str, Sequence[float]] = field(default_factory=lambda: dict(LENGTHS))
+    lengths: Mapping[str, Sequence[float]] | None = None
     probed: int = 10_000
     samples: int = 5000
     epochs: int = 3
-    sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sizes: Mapping[str, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,10 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
     """
     options.refuse_run()
     chosen = Settings(**settings)
-    choose("entry", tuple(chosen.lengths), LENGTHS)
+    lengths_of = LENGTHS if chosen.lengths is None else chosen.lengths
+    choose("entry", tuple(lengths_of), LENGTHS)
     tasks, costs = {}, {}
-    for entry, lengths in chosen.lengths.items():
+    for entry, lengths in lengths_of.items():
         for minutes in lengths:
             tasks[f"{entry}-{minutes:g}"] = Task(entry, chosen)
             costs[f"{entry}-{minutes:g}"] = float(minutes)
@@ -87,7 +89,7 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
     runs = Study(tasks, costs=costs).run(learn, timed)
     found = {
         entry: {f"{m:g}".replace(".", "_"): runs[f"{entry}-{m:g}", options.seed] for m in lengths}
-        for entry, lengths in chosen.lengths.items()
+        for entry, lengths in lengths_of.items()
     }
     tables = {
         f"minutes of {entry}": Table(
@@ -143,7 +145,7 @@ def learn(job: Job[Task]) -> dict[str, Number]:
     (name, chosen), options = (job.variant.entry, job.variant.settings), job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
-    entry = create(name, **{"image_shape": data.image_shape, **chosen.sizes.get(name, {})})
+    entry = create(name, **{"image_shape": data.image_shape, **(chosen.sizes or {}).get(name, {})})
     began = time.process_time()
     run = trained_for(entry, data, replace(options, runs=None), options.budget)
     spent = (time.process_time() - began) / 60
