@@ -101,19 +101,19 @@ def _curve(
     )
 
 
-def accuracies_in_time(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+def accuracies_in_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """Draw one curve per name in a band of one standard error.
 
     Args:
-        curves: by name, rows of minutes, accuracy and its standard error.
+        curves: by name, rows of updates, accuracy and its standard error.
     """
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, rows in curves.items():
-        minutes, values, errors = np.array(rows).reshape(-1, 3).T
-        _curve(axis, minutes.tolist(), values, errors, name.replace("_", " "), ".-")
-    axis.set_xlabel("minutes of training")
+        updates, values, errors = np.array(rows).reshape(-1, 3).T
+        _curve(axis, updates.tolist(), values, errors, name.replace("_", " "), ".-")
+    axis.set_xlabel("updates")
     axis.set_ylabel("accuracy of a linear probe")
     axis.legend(fontsize=8)
     figure.set_layout_engine("constrained")
