@@ -7,6 +7,7 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole_augment
 from capsule_zoo.experiments.part_whole_augment import over_seeds, parts_kept, rotated
+from capsule_zoo.experiments.shape_codes import read_at_own_turns, read_kinds
 from capsule_zoo.inference.evaluation.template_copies import copies, likeness
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.blocks import poses
@@ -36,6 +37,27 @@ def test_the_error_of_several_seeds_is_between_seeds():
     value, error, number = over_seeds(runs)["accuracy"]
     assert (value, number) == (pytest.approx(0.6), 2) and error == pytest.approx(0.1)
     assert over_seeds(runs[:1]) == {"accuracy": (0.5, 0.01, 100)}
+
+
+def test_every_kind_reads_an_image_at_its_own_turn():
+    torch.manual_seed(0)
+    entry = create("shape-codes", **{**small_sizes("shape-codes"), "kinds": 3})
+    parts = entry.model.levels[-1].size
+    views = torch.randn(4, 5, 1, parts, 7)
+    views[..., 0] = (views[..., 0] > 0).float()
+    seen = [read_kinds(entry.guide, sets) for sets in views]
+    best = torch.stack([each.logits for each in seen]).argmax(0)  # (images, kinds)
+    assert len(best.unique()) > 1
+    found = read_at_own_turns(entry.guide, views, temperature=2.0)
+    for image in range(5):
+        turns = best[image].tolist()
+        logits = torch.stack([seen[t].logits[image, k] for k, t in enumerate(turns)])
+        codes = torch.stack([seen[t].code[image, k] for k, t in enumerate(turns)])
+        weight = (logits / 2).softmax(0)
+        torch.testing.assert_close(found.codes[image], weight[:, None] * codes)
+        torch.testing.assert_close(found.explained[image], logits.logsumexp(0))
+    with pytest.raises(ValueError, match="views is empty"):
+        read_at_own_turns(entry.guide, [])
 
 
 def test_rotated_splits_are_the_same_every_time():
