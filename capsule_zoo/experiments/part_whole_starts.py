@@ -207,7 +207,7 @@ def demo_seeds(
     tightening: int = TIGHTENING_STEPS,
     particles: int = 50,
 ) -> Result:
-    """Measure the bound of `part-whole/digits` at ten seeds: median, largest distance (30 minutes).
+    """Measure the bound on held-out digits at ten seeds: median, largest distance (30 minutes).
 
     Args:
         seeds: number of seeds.
