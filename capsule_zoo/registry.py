@@ -300,9 +300,10 @@ def read_recipe(source: str | Path) -> dict:
     path = _recipe_path(source)
     try:
         found = json.loads(path.read_text())
-        if {"entry", "sizes", "guide"} <= found.keys() and isinstance(found["sizes"], dict):
+        kinds = {"entry": str, "sizes": dict, "guide": str}
+        if all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
             return found
-        reason = "it does not say entry, sizes and guide"
+        reason = "it does not say entry and guide (words), and sizes (by name)"
     except (ValueError, AttributeError) as error:
         reason = str(error)
     raise CheckpointError(f"{path} does not describe an entry of the zoo: {reason}")
