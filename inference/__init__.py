@@ -50,6 +50,7 @@ from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
+from capsule_zoo.inference.posterior.intervene import Counterfactual, intervene
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.inference.posterior.transformations import (
@@ -71,6 +72,7 @@ __all__ = [
     "CheckpointError",
     "Comparison",
     "ContrastiveDivergence",
+    "Counterfactual",
     "FilledIn",
     "ImportanceWeightedELBO",
     "IncompatibleGuide",
@@ -110,6 +112,7 @@ __all__ = [
     "image_log_likelihood",
     "infer",
     "infer_transformation",
+    "intervene",
     "is_bound",
     "latents",
     "learn_templates",
