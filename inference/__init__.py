@@ -26,6 +26,8 @@ from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.reference import Reference, Score
+from capsule_zoo.inference.evaluation.reference_problems import list_references, load_reference
 from capsule_zoo.inference.evaluation.sample_quality import (
     frechet,
     frechet_distance,
@@ -79,10 +81,12 @@ __all__ = [
     "LogPartition",
     "NonFiniteLoss",
     "Objective",
+    "Reference",
     "Refinement",
     "Requested",
     "ReweightedWakeSleep",
     "Run",
+    "Score",
     "ScoreFunctionELBO",
     "SemiAmortized",
     "SleepPhase",
@@ -117,6 +121,8 @@ __all__ = [
     "latents",
     "learn_templates",
     "linear_probe",
+    "list_references",
+    "load_reference",
     "log_partition",
     "log_prior",
     "log_weights",
