@@ -34,6 +34,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
     train_classifier,
 )
 from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentation_accuracy
+from capsule_zoo.inference.evaluation.simulation_based import Calibration, check_calibration
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import (
     classify,
@@ -70,6 +71,7 @@ from capsule_zoo.inference.training.template_learning import learn_templates
 
 __all__ = [
     "Accuracy",
+    "Calibration",
     "Check",
     "CheckpointError",
     "Comparison",
@@ -100,6 +102,7 @@ __all__ = [
     "annealed_bounds",
     "annealed_log_likelihood",
     "as_module",
+    "check_calibration",
     "check_pair",
     "classify",
     "cluster_accuracy",

@@ -57,7 +57,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _imports_first(words: list[str]) -> list[str]:
     """Move every `--import MODULE` to the front, because it may be given after a command too."""
-    first, rest, remaining = [], [], iter(words)
+    first: list[str] = []
+    rest: list[str] = []
+    remaining = iter(words)
     for word in remaining:
         if word == "--import":
             first += [word, *islice(remaining, 1)]

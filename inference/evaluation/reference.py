@@ -174,9 +174,8 @@ class Reference:
         x = drawn.detach().to(self.mean)
         mean = (x.mean(0) - self.mean) / self.deviation
         square = (x.square().mean(0) - self.square_mean) / self.square_deviation
-        rms = (each.square().mean().sqrt().item() for each in (mean, square))
         worst = torch.cat([mean, square]).abs().max().item()
-        return Score(*rms, worst, len(x) ** -0.5, kl)
+        return Score(_rms(mean), _rms(square), worst, len(x) ** -0.5, kl)
 
     @torch.no_grad()
     def _kl(self, guide: nn.Module, num_draws: int, seed: int) -> float | None:
@@ -240,3 +239,7 @@ class Reference:
         with isolated_parameters(self.model), poutine.block():
             trace = poutine.trace(poutine.condition(self.model, given)).get_trace(images)
         return log_density(trace, images).view(rows, count).logsumexp(1)
+
+
+def _rms(errors: Tensor) -> float:
+    return errors.square().mean().sqrt().item()

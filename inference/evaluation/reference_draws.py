@@ -51,7 +51,7 @@ def write_reference(
     with seeded(SEED), isolated_parameters(model):
         _randomize(model)
         images, latents = _image_of(name, model)
-        if name == "constellation":
+        if isinstance(model, Constellations):
             held = _exact(model, images)
         else:
             path = AnnealedPath(model, None, images.expand(chains, *images.shape[1:]))

@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
     """
 
     build: Callable[[], Model]
-    settings: Callable[[Model, Tensor], dict[str, Tensor]]
+    settings: Callable[[Any, Tensor], dict[str, Tensor]]
 
 
 def _part_whole() -> Model:
@@ -96,9 +96,8 @@ def _matchings(model: Constellations, points: Tensor) -> dict[str, Tensor]:
 
 
 def _generative_capsnet() -> Model:
-    return GenerativeCapsNet(
-        (1, 5, 6), kinds=2, pose=2, parts=3, length=3, hidden=4, maps=2, channels=3, jitter=0.2
-    ).discretized()
+    sizes = dict(kinds=2, pose=2, parts=3, length=3, hidden=4, maps=2, channels=3)
+    return GenerativeCapsNet((1, 5, 6), **sizes, jitter=0.2, sigma_image=0.4).discretized()
 
 
 def _kinds(model: GenerativeCapsNet, images: Tensor) -> dict[str, Tensor]:

@@ -179,7 +179,7 @@ def _new_values(
 
 
 def _predicted(
-    model: Model, images: Tensor, inferred: dict[str, Tensor], new: dict[str, Tensor]
+    model: Any, images: Tensor, inferred: dict[str, Tensor], new: dict[str, Tensor]
 ) -> Counterfactual:
     """Run the model at the inferred values, and once more with the new ones and the same noise."""
     before = poutine.trace(poutine.condition(model, inferred)).get_trace(images)

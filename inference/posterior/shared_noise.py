@@ -179,18 +179,20 @@ def _chosen(components: Any, index: Tensor) -> Any:
 def _pixels(
     after: PixelMixture | TintedMixture, before: PixelMixture | TintedMixture, value: Tensor
 ) -> Tensor:
-    after, before = (getattr(law, "stacked", law) for law in (after, before))
+    old_law, new_law = (
+        law.stacked if isinstance(law, TintedMixture) else law for law in (before, after)
+    )
     pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
-    weights = [law.mixing.squeeze(1).log().movedim(0, -1) for law in (before, after)]
-    fit = dist.Normal(before.color, before.scale).log_prob(pixels).sum(1).movedim(0, -1)
+    weights = [law.mixing.squeeze(1).log().movedim(0, -1) for law in (old_law, new_law)]
+    fit = dist.Normal(old_law.color, old_law.scale).log_prob(pixels).sum(1).movedim(0, -1)
     first = dist.Categorical(logits=fit + weights[0]).sample()  # (*batch, H, W)
     second = same_gumbels(first, *weights)
     old, new = (
         law.color.gather(0, index.expand(1, *law.color.shape[1:]))[0]
-        for law, index in ((before, first), (after, second))
+        for law, index in ((old_law, first), (new_law, second))
     )
-    carried_pixels = new + (pixels - old) * (after.scale / before.scale)
-    return carried_pixels.movedim(0, -3).unsqueeze(-4)
+    moved = new + (pixels - old) * (new_law.scale / old_law.scale)
+    return moved.movedim(0, -3).unsqueeze(-4)
 
 
 @carried.register
