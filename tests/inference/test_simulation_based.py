@@ -153,7 +153,7 @@ class TwoSided(Guide[Switched]):
             pyro.sample("z", dist.MixtureSameFamily(choice, law))
 
 
-def test_sites_that_the_model_sums_out_are_summed_in_the_joint():
+def test_sites_that_the_model_sums_out_are_left_out():
     model = Switched()
     found = check_calibration(model, TwoSided(model), number=1000)
     assert found.quantities == ("z", "log joint") and found.p > 1e-3
