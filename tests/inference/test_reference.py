@@ -180,7 +180,7 @@ def test_the_constellation_is_exact():
     torch.testing.assert_close(problem.mean, mean)
     torch.testing.assert_close(problem.square_mean, square)
     torch.testing.assert_close(problem.deviation, (square - mean.square()).sqrt())
-    assert problem.log_evidence == pytest.approx(logs.logsumexp(0).item(), abs=1e-9)
+    assert problem.log_evidence == pytest.approx(logs.logsumexp(0).item(), abs=1e-8)
     assert (weights > 0.01).sum() > 1  # more than one matching is possible
     found = exact_posterior(problem.model, problem.images, problem.settings)
     torch.testing.assert_close(found.log_weights, logs)
