@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
@@ -242,6 +243,19 @@ def test_a_guide_that_was_never_fitted_scores_worse_than_the_draws(name):
     guide = FreeForm(problem.model, problem.images.expand(200, *problem.images.shape[1:]))
     found, best = problem.score(guide.double(), num_draws=200), problem.score(problem.draws[:200])
     assert found.kl is None and found.mean_error > 3 * best.mean_error
+
+
+def test_errors_are_in_posterior_deviations():
+    """Three coordinates by hand: E[x] and E[x^2] of two draws, less the reference's."""
+    deviation = tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    moments = dict(mean=0 * deviation, deviation=deviation, square_deviation=10 * deviation)
+    problem = replace(constrained(), **moments, square_mean=0 * deviation + 1)
+    found = problem.score(tensor([[1.0, 0.0, -3.0], [3.0, 0.0, -1.0]], dtype=torch.float64))
+    means = [2 / 1, 0 / 2, -2 / 4]
+    squares = [(5 - 1) / 10, (0 - 1) / 20, (5 - 1) / 40]
+    for error, each in ((found.mean_error, means), (found.square_error, squares)):
+        assert error == pytest.approx((sum(e**2 for e in each) / 3) ** 0.5)
+    assert found.worst == pytest.approx(2.0) and found.noise == pytest.approx(2**-0.5)
 
 
 def test_half_the_width_is_seen_in_the_squares(problem):
