@@ -8,7 +8,8 @@ often the same ink is found by another part when the image turns.
 
 The remedy: kinds and codes are fitted to parts that are read at every turn of every image, and the
 fit itself chooses the turn. Nobody says which way is up, but turns at which many digits are alike
-win.
+win. Each kind then has an upright of its own. An image is read by every kind at the turn at which
+this kind explains its parts best.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.part_whole import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.shape_codes import (
-    read_at_best_turn,
+    ObjectSettings,
+    read_at_own_turns,
     read_objects,
     sets_at_turns,
 )
@@ -39,7 +41,7 @@ from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.figures.part_whole import colored_parts, infer_parts, learned_templates
 from capsule_zoo.guides.turns import turned
-from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents, linear_probe
 from capsule_zoo.inference.evaluation.template_copies import copies, likeness
 from capsule_zoo.inference.training.kinds import start_turned_kinds
 from capsule_zoo.models.blocks import poses
@@ -53,6 +55,7 @@ DEGREES = (0, 45, 90, 180)
 TURNED = (45, 90, 180)  # degrees by which images are turned, to see whether parts swap
 COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
 UPRIGHT, ROTATED = "probe", "rotated"
+READING = ObjectSettings()  # temperature and penalty of the probes on kinds and codes
 
 
 @dataclass(frozen=True)
@@ -62,46 +65,55 @@ class Settings:
     Args:
         degrees: largest rotations of training images, one for each model.
         seeds: number of seeds for each model.
+        steps: updates of each model in a full run.
+        batch_size: images of an update. Small batches learn faster for their time.
         kinds: kinds of objects that are fitted to parts.
         probed: training images that kinds and probes are fitted on.
         turns: turns of the circle at which parts are read for the remedy.
+        turned_training: training images of the remedy, each of which is read at every turn.
         turned_images: test images of the remedy, each of which is read at every turn.
         sizes: sizes of every entry that replace the zoo's own.
     """
 
     degrees: tuple[int, ...] = DEGREES
     seeds: int = 3
+    steps: int = 3000
+    batch_size: int = 32
     kinds: int = 64
     probed: int = 10_000
     turns: int = 24
-    turned_images: int = 3000
+    turned_training: int = 5000
+    turned_images: int = 2000
     sizes: Mapping[str, Any] | None = None
 
 
 class Task(NamedTuple):
-    """The training of one model: the rotation of its images, and the settings of all."""
+    """The training of one model: the rotation of its images, its updates, and the settings."""
 
     degrees: int
+    steps: int
     settings: Settings
 
 
-@experiment("part-whole/augment", data="mnist", minutes=120, takes=Settings)
+@experiment("part-whole/augment", data="mnist", minutes=70, takes=Settings)
 def augment(options: Options, **settings: Any) -> Result:
-    """Measure how rotated training images cost accuracy on upright ones (120 core-minutes).
+    """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
 
-    A model is trained for each range of rotations and each seed; they share the minutes. Linear
-    probes are fitted on training images alone. `probe_...` are fitted and tested on upright images,
-    `rotated_...` on images rotated as in training. `rotated_turned` is the remedy: kinds and codes
-    are fitted to the rotated training images at the turns that they choose, and test images are
-    read at the turn that kinds and codes explain best.
+    A model is trained for each range of rotations and each seed, all for equally many updates.
+    Linear probes are fitted on training images alone. `probe_...` are fitted and tested on upright
+    images, `rotated_...` on images rotated as in training. `..._turned` is the remedy: kinds and
+    codes are fitted to the rotated training images at the turns that they choose, and every kind
+    reads an image at the turn at which it explains the image best. Its probe is fitted on rotated
+    images, and tested on rotated (`rotated_turned`) and on upright ones (`probe_turned`).
 
     `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
     that are found by the same part when the image is turned by 45 degrees.
     """
     options.refuse_run()
     chosen = Settings(**settings)
-    timed = replace(options, minutes=options.budget)
-    study = Study({str(each): Task(each, chosen) for each in chosen.degrees}, chosen.seeds)
+    steps = options.shortened(chosen.steps)
+    timed = replace(options, minutes=None)
+    study = Study({str(each): Task(each, steps, chosen) for each in chosen.degrees}, chosen.seeds)
     options.say(f"Training {len(chosen.degrees)} models from {chosen.seeds} seeds each")
     outcomes = study.run(learn, timed)
     by_degrees: dict[str, list[dict[str, list]]] = {}
@@ -127,12 +139,13 @@ def over_seeds(found: Sequence[Mapping[str, list]]) -> Numbers:
 
 def learn(job: Job[Task]) -> dict[str, Number]:
     """Train one model, save it into the job's folder, and measure it."""
-    (degrees, settings), options = job.variant, job.options
+    (degrees, steps, settings), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
     rotation = transforms.Rotate(degrees)
-    steps = train(entry, data, options, options.budget, name="run", transform=rotation).steps
+    limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
+    train(entry, data, options, name="run", transform=rotation, **limits)
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)
     return {"steps": (float(steps), None, 1), **measure(entry, data, degrees, settings, options)}
@@ -154,11 +167,13 @@ def measure(
         labels = [split.labels for split in pair]
         for column in COLUMNS:
             given, asked = (each[column] for each in features)
-            found[f"{name}_{column}"] = linear_probe(given, labels[0], asked, labels[1])
+            penalty = READING.penalty if column == "kind_code" else 1.0
+            found[f"{name}_{column}"] = linear_probe(given, labels[0], asked, labels[1], penalty)
     if degrees:
-        test = data.test[: settings.turned_images]
-        pair = rotated(few, degrees), rotated(test, degrees)
-        found["rotated_turned"] = remedy(entry, *pair, settings, options.seed)
+        few, test = few[: settings.turned_training], data.test[: settings.turned_images]
+        tests = {ROTATED: rotated(test, degrees), UPRIGHT: test}
+        read = remedy(entry, rotated(few, degrees), tests, settings, options.seed)
+        found |= {f"{name}_turned": accuracy for name, accuracy in read.items()}
     color, alpha = entry.model.templates()
     found["copies"] = (float(copies(likeness((color * alpha).mean(1)))), None, 1)
     for angle in TURNED:
@@ -176,20 +191,28 @@ def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarra
     return {
         "presence": latents(entry.guide, split.images, PRESENCES),
         "presence_pose": latents(entry.guide, split.images, WITH_POSES),
-        "kind_code": read_objects(codes.guide, part_sets_of(codes, split).images).features(),
+        "kind_code": read_objects(
+            codes.guide, part_sets_of(codes, split).images, READING.temperature
+        ).features(),
     }
 
 
-def remedy(entry: Entry, train: Split, test: Split, settings: Settings, seed: int) -> Accuracy:
-    """Fit kinds and codes to images at the turns that they choose, and probe them."""
+def remedy(
+    entry: Entry, train: Split, tests: Mapping[str, Split], settings: Settings, seed: int
+) -> dict[str, Accuracy]:
+    """Fit kinds and codes to images at the turns that they choose; probe test images by name."""
     codes = on_parts_of(entry, kinds=settings.kinds)
     views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
-    chosen = start_turned_kinds(codes.model, views, seed)
+    start_turned_kinds(codes.model, views, seed)
     codes.guide.start_at_posterior()
-    images = torch.arange(len(train))
-    given = read_objects(codes.guide, views[chosen, images]).features()
-    asked, _ = read_at_best_turn(codes.guide, test, settings.turns)
-    return linear_probe(given, train.labels, asked.features(), test.labels)
+    given = read_at_own_turns(codes.guide, views, READING.temperature).features()
+    probe = fit_probe(given, train.labels, READING.penalty)
+    found: dict[str, Accuracy] = {}
+    for name, test in tests.items():
+        seen = sets_at_turns(codes.guide, test, settings.turns)
+        rows = read_at_own_turns(codes.guide, seen, READING.temperature).features()
+        found[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
+    return found
 
 
 @torch.no_grad()
@@ -221,7 +244,8 @@ def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) 
     """Draw accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
-    names["rotated_turned"] = "rotated as in training, (kind, code), turn inferred"
+    for kind, words in kinds.items():
+        names[f"{kind}_turned"] = f"{words}, (kind, code), turn inferred"
     drawn: dict[str, dict[float, Accuracy]] = {}
     for name, label in names.items():
         for each in degrees:

@@ -84,6 +84,15 @@ def chosen_objects(guide: Guide, images: Tensor) -> np.ndarray:
     return torch.cat(found).numpy()
 
 
+def refined_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.ndarray:
+    """Return presences and poses of objects that are refined for each image, (N, features)."""
+    rows = []
+    for few in images.split(AT_ONCE):
+        free = refine(guide.model, guide, few, steps=steps, seed=seed).guide
+        rows.append(latents(free, few, WITH_POSES))
+    return np.concatenate(rows)
+
+
 FEATURES: dict[str, Features] = {
     "presence": partial(latents, sites=PRESENCES),
     "presence_pose": partial(latents, sites=WITH_POSES),
@@ -127,6 +136,7 @@ def generalize(
     turns: int = 16,
     turned_images: int = 2000,
     refined_images: int = 500,
+    refined_training: int = 2000,
     refining: int = 100,
     curve_images: int = 500,
     degrees: tuple[int, ...] = DEGREES,
@@ -137,9 +147,10 @@ def generalize(
     MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
     training images and tested on images of three kinds: `upright` in the middle, `affnist`, and
     `rotated` by angles uniform up to 180 degrees either way. "Turned" is the same probe when every
-    image is first turned to where the model explains it best, one of 16 turns. "Refined" is the
-    same probe on free-form poses and presences, which start at the guide's and are optimized for
-    each image.
+    image is first turned to where the model explains it best, one of 16 turns. "Refined" are
+    free-form poses and presences, which start at the guide's and are optimized for each image; a
+    probe of their own is fitted on refined training images, because refinement moves presences
+    towards 0 and 1. "Few" is the probe on the guide's own answers for the same few training images.
 
     The features are the objects' presences (`presence`), these and their poses (`presence_pose`),
     or the expected number of parts that choose each object (`chosen`), which is what the parts say
@@ -149,6 +160,7 @@ def generalize(
         turns: number of turns that are tried; each needs a parse.
         turned_images: number of test images of each kind that are turned.
         refined_images: number of test images of each kind whose poses are refined.
+        refined_training: number of training images of the probe on refined poses.
         refining: steps of the refinement.
         curve_images: number of test images at each rotation.
         degrees: rotations of the curve.
@@ -170,6 +182,13 @@ def generalize(
     options.say(f"Fitting probes on {len(moved.train):,} shifted images")
     probes = {name: ObjectProbe(entry, moved.train, read) for name, read in FEATURES.items()}
     probe = probes["presence_pose"]
+    options.say(f"Refining {refined_training:,} training images for a probe")
+    fitted = moved.train[:refined_training]
+    refined = partial(refined_objects, steps=refining, seed=options.seed)
+    probes_of_few = {
+        "presence_pose{}_few": ObjectProbe(entry, fitted, FEATURES["presence_pose"]),
+        "presence_pose{}_refined": ObjectProbe(entry, fitted, refined),
+    }
     tested = {
         "upright": mnist.test,
         "affnist": moved.test,
@@ -182,9 +201,11 @@ def generalize(
         best = replace(few, images=held_best(entry.guide, few.images, turns))
         accuracies["presence_pose_turned"] = probe(best.images, best.labels)
         for ending, seen in (("", split), ("_turned", best)):
-            accuracies[f"presence_pose{ending}_refined"] = after_refinement(
-                probe, seen[:refined_images], refining, options.seed
-            )
+            own = seen[:refined_images]
+            accuracies |= {
+                kind.format(ending): read(own.images, own.labels)
+                for kind, read in probes_of_few.items()
+            }
         found[name] = {**accuracies}
     curves = rotation_curves(probe, mnist.test[:curve_images], degrees, turns)
     metrics["accuracy on images"] = Table(by_quantity(found), "{variant}_{quantity}")
@@ -195,16 +216,6 @@ def generalize(
     drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
     shown = {"rotations": drawn, **pictures(entry, moved.test.images)}
     return Result(metrics, shown, table, entry)
-
-
-def after_refinement(probe: ObjectProbe, split: Split, steps: int, seed: int) -> Accuracy:
-    """Return the probe's accuracy on poses and presences that were refined for each image."""
-    rows = []
-    for few in split.images.split(AT_ONCE):
-        guide = refine(probe.guide.model, probe.guide, few, steps=steps, seed=seed).guide
-        rows.append(probe.features(guide, few))
-    answers = torch.from_numpy(probe.classifier.predict(np.concatenate(rows)))
-    return Accuracy.of(answers == split.labels)
 
 
 def rotation_curves(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -276,24 +276,72 @@ class Object(NamedTuple):
         return torch.cat([self.tempered, self.codes.flatten(1), self.pose], dim=-1).numpy()
 
 
+class Kinds(NamedTuple):
+    """What a guide infers of N part sets for every kind of object.
+
+    Attributes:
+        logits: log q(k) up to a constant, an estimate of log p(parts, k), (N, K).
+        pose: center of the pose, were the object of kind k, (N, K, 6).
+        code: center of the code, were the object of kind k, (N, K, d).
+    """
+
+    logits: Tensor
+    pose: Tensor
+    code: Tensor
+
+    def weighed(self, temperature: float = 1.0) -> Object:
+        """Return the objects, with kinds weighed by the belief in them at this temperature."""
+        tempered = (self.logits / temperature).softmax(-1)
+        codes = tempered[..., None] * self.code
+        pose = (tempered[..., None] * self.pose).sum(-2)
+        explained = self.logits.logsumexp(-1)
+        return Object(self.logits.softmax(-1), tempered, pose, codes, explained)
+
+
 @torch.no_grad()
+def read_kinds(guide: ShapeCodesGuide, sets: Tensor) -> Kinds:
+    """Infer what every kind of object would be in part sets (N, 1, P, 7)."""
+    guide, found = guide.with_scope("objects"), []
+    for few in sets.split(500):
+        parts = from_part_sets(few)
+        proposals = guide.propose(parts)
+        found.append(Kinds(guide.kind_logits(parts, proposals), proposals.pose, proposals.code))
+    return Kinds(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
 def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0) -> Object:
     """Infer the objects of part sets (N, 1, P, 7).
 
     Args:
         temperature: T, of the belief in the features.
     """
-    guide, found = guide.with_scope("objects"), []
-    for few in sets.split(500):
-        parts = from_part_sets(few)
-        proposals = guide.propose(parts)
-        logits = guide.kind_logits(parts, proposals)
-        tempered = (logits / temperature).softmax(-1)
-        codes = tempered[..., None] * proposals.code
-        pose = (tempered[..., None] * proposals.pose).sum(-2)
-        explained = logits.logsumexp(-1)
-        found.append(Object(logits.softmax(-1), tempered, pose, codes, explained))
-    return Object(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return read_kinds(guide, sets).weighed(temperature)
+
+
+def read_at_own_turns(
+    guide: ShapeCodesGuide, views: Iterable[Tensor], temperature: float = 1.0
+) -> Object:
+    """Infer the objects of images, each kind at the turn at which it explains the parts best.
+
+    Kinds that were fitted to turned images have an upright of their own, so that what they explain
+    can be compared only at a turn that each of them chooses.
+
+    Args:
+        views: part sets (N, 1, P, 7) of the images, at each of their turns.
+        temperature: T, of the belief in the features.
+    """
+    best: Kinds | None = None
+    for sets in views:
+        seen = read_kinds(guide, sets)
+        if best is None:
+            best = seen
+            continue
+        better = seen.logits > best.logits
+        for kept, new in zip(best, seen, strict=True):
+            kept[better] = new[better]
+    if best is None:
+        raise ValueError("views is empty; give the part sets of at least one turn")
+    return best.weighed(temperature)
 
 
 def sets_at_turns(guide: ShapeCodesGuide, split: Split, turns: int) -> Iterator[Tensor]:

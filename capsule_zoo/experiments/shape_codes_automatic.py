@@ -26,7 +26,7 @@ def automatic(
     *,
     images: int = 50,
     particles: int = 10,
-    fitting: int = 300,
+    fitting: int = 3000,
     tuning: int = 40,
     training: int = 3000,
 ) -> Result:

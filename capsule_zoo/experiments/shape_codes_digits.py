@@ -20,19 +20,18 @@ from capsule_zoo.experiments.findings import (
 )
 from capsule_zoo.experiments.part_whole import JITTER, tighten
 from capsule_zoo.experiments.part_whole_prior import looks
-from capsule_zoo.experiments.shape_codes import classes_found, read_objects
+from capsule_zoo.experiments.shape_codes import ObjectSettings, classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import checkpoints
+from capsule_zoo.experiments.training import train_stages
 from capsule_zoo.guides import RoutingShapeCodes
 from capsule_zoo.inference import compare
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.probe import linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
-from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
-STEPS, TIGHTENING = 1300, 100
+STEPS, TIGHTENING = 4800, 400
 SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
 
 
@@ -88,11 +87,7 @@ def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
-    assert entry.stages is not None
-    how: dict[str, Any] = dict(transform=JITTER, seed=options.seed, progress=options.progress)
-    fit_stages(
-        entry.stages(entry), data, say=options.say, **how, **limit, **checkpoints(options, "digits")
-    )
+    train_stages(entry, data, options, name="digits", transform=JITTER, **limit)
     return entry
 
 
@@ -100,13 +95,14 @@ def found_in(entry: Entry, data: Dataset) -> Numbers:
     """Measure the classes that kinds find, and linear probes on objects and on parts."""
     splits = data.train, data.test
     sets = [part_sets(entry.guide.with_scope("parts"), split).images for split in splits]
-    read = [read_objects(entry.guide, each) for each in sets]
+    reading = ObjectSettings()
+    read = [read_objects(entry.guide, each, reading.temperature) for each in sets]
     labels = [split.labels for split in splits]
     codes = [each.features() for each in read]
     parts = [each.flatten(1).numpy() for each in sets]
     return {
         **classes_found([each.belief for each in read], labels),
-        "probe": linear_probe(codes[0], labels[0], codes[1], labels[1]),
+        "probe": linear_probe(codes[0], labels[0], codes[1], labels[1], reading.penalty),
         "probe_parts": linear_probe(parts[0], labels[0], parts[1], labels[1]),
     }
 

@@ -16,10 +16,9 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, pictures, squared_error
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import checkpoints, train
+from capsule_zoo.experiments.training import train, train_stages
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import (
-    Run,
     cluster_accuracy,
     latents,
     linear_probe,
@@ -27,7 +26,6 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
-from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
@@ -109,28 +107,6 @@ def generalization(
     return {"moved_presence_pose": right(replace(data.test, images=moved))}, turned
 
 
-def trained_for(entry: Entry, data: Dataset, options: Options, minutes: float) -> Run:
-    """Train an entry for some minutes, in its stages if it has any; see `train`."""
-    if entry.stages is None:
-        return train(entry, data, options, minutes, name=entry.name)
-    how = {**entry.training, **checkpoints(options, entry.name)}
-    run = fit_stages(
-        entry.stages(entry),
-        data,
-        minutes=minutes,
-        seed=options.seed,
-        progress=options.progress,
-        device=options.device,
-        say=options.say,
-        **how,
-    )
-    entry.model.cpu()
-    entry.guide.cpu()
-    if run.stopped == "interrupted":
-        raise KeyboardInterrupt
-    return run
-
-
 @experiment(
     "stacked-capsule-autoencoder/mnist",
     data="mnist",
@@ -165,7 +141,7 @@ def mnist(
         options.say(f"Training {name} on {len(data.train):,} images, {minutes:.3g} minutes")
         pyro.set_rng_seed(options.seed)
         entry = create(name, image_shape=data.image_shape)
-        run = trained_for(entry, data, options, minutes)
+        run = train_stages(entry, data, options, name=entry.name, minutes=minutes)
         options.say(f"Measuring {name}")
         key = name.replace("-", "_")
         moved, curves[key] = generalization(entry, data, probed, curved)

@@ -9,6 +9,7 @@ from torch import nn
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Run, fit
+from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.registry import Entry, create, load
 
 
@@ -56,6 +57,33 @@ def train(
     run = fit(entry.model, guide, data, **chosen)
     entry.model.cpu()
     guide.cpu()
+    if run.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return run
+
+
+def train_stages(
+    entry: Entry, data: Dataset, options: Options, *, name: str, **settings: Any
+) -> Run:
+    """Fit an entry in its stages, or at once if it has none; see `train`.
+
+    Args:
+        settings: arguments of `fit` that replace the entry's, with a limit among them.
+    """
+    if entry.stages is None:
+        return train(entry, data, options, name=name, **settings)
+    chosen: dict[str, Any] = {
+        "seed": options.seed,
+        "progress": options.progress,
+        "device": options.device,
+        "say": options.say,
+        **entry.training,
+        **settings,
+        **checkpoints(options, name),
+    }
+    run = fit_stages(entry.stages(entry), data, **chosen)
+    entry.model.cpu()
+    entry.guide.cpu()
     if run.stopped == "interrupted":
         raise KeyboardInterrupt
     return run

@@ -101,21 +101,53 @@ def _curve(
     )
 
 
-def accuracies_in_time(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+def accuracies_in_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """Draw one curve per name in a band of one standard error.
 
     Args:
-        curves: by name, rows of minutes, accuracy and its standard error.
+        curves: by name, rows of updates, accuracy and its standard error.
     """
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, rows in curves.items():
-        minutes, values, errors = np.array(rows).reshape(-1, 3).T
-        _curve(axis, minutes.tolist(), values, errors, name.replace("_", " "), ".-")
-    axis.set_xlabel("minutes of training")
+        updates, values, errors = np.array(rows).reshape(-1, 3).T
+        _curve(axis, updates.tolist(), values, errors, name.replace("_", " "), ".-")
+    axis.set_xlabel("updates")
     axis.set_ylabel("accuracy of a linear probe")
     axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def qualities_in_time(
+    runs: Mapping[str, Sequence[Mapping[str, Sequence[float]]]],
+    goals: Mapping[str, Sequence[float]],
+) -> Figure:
+    """Draw a panel per quality and a curve per name over minutes of a core, both on log scales.
+
+    Args:
+        runs: by name, the numbers (value, error, count) of runs of growing length, by quantity;
+            each run has `core_minutes`.
+        goals: values that are to be reached, by quantity; drawn as dotted lines. "probe" is drawn
+            as the error rate.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(goals), figsize=(4.5 * len(goals), 3.3), squeeze=False)
+    for axis, (quality, wanted) in zip(axes[0], goals.items(), strict=True):
+        rate = quality == "probe"
+        for name, rows in runs.items():
+            minutes = [row["core_minutes"][0] for row in rows]
+            values, errors = (np.array([row[quality][i] for row in rows]) for i in (0, 1))
+            _curve(axis, minutes, 1 - values if rate else values, errors, name, ".-")
+        for value in wanted:
+            axis.axhline(1 - value if rate else value, color="gray", linestyle=":")
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_xlabel("minutes of one core")
+        axis.set_ylabel("error rate of a linear probe" if rate else "Frechet distance of samples")
+    axes[0, 0].legend(fontsize=7)
     figure.set_layout_engine("constrained")
     return figure
 

@@ -26,7 +26,7 @@ OWN_RUNS = [
         f"part-whole/{name}"
         for name in ("digits", "augment", "likelihoods", "colours", "sensitivity")
     ),
-    *(f"shape-codes/{name}" for name in ("digits", "digits-seeds")),
+    *(f"shape-codes/{name}" for name in ("digits", "digits-seeds", "time-to-quality")),
     *(f"matrix-capsules/{name}" for name in ("routing", "viewpoints", "viewpoints-smallnorb")),
     *(f"recurrent-capsules/{name}" for name in ("ablations", "overlap", "cifar10")),
     *(name for name in list_experiments("generative-capsnet/*") if not name.endswith("/guides")),

@@ -7,6 +7,7 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole_augment
 from capsule_zoo.experiments.part_whole_augment import over_seeds, parts_kept, rotated
+from capsule_zoo.experiments.shape_codes import read_at_own_turns, read_kinds
 from capsule_zoo.inference.evaluation.template_copies import copies, likeness
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.blocks import poses
@@ -17,13 +18,14 @@ SMALL = {key: value for key, value in small_sizes("part-whole").items() if key !
 
 def test_augment_measures_every_range(monkeypatch, tmp_path):
     monkeypatch.setattr(part_whole_augment, "load_dataset", lambda *a, **k: few_digits(60, 12))
-    options = Options(minutes=0.02, progress=False, processes=1)
-    settings = dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, turns=3, sizes=SMALL)
+    options = Options(progress=False, processes=1)
+    settings = dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, turns=3, sizes=SMALL, steps=4)
     metrics, figures = names_in_record("part-whole/augment", options, tmp_path, **settings)
     columns = ("presence", "presence_pose", "kind_code")
     wanted = {f"{q}_{d}" for q in ("steps", "copies", "kept_45", "kept_180") for d in (0, 90)}
     wanted |= {f"probe_{column}_{degrees}" for column in columns for degrees in (0, 90)}
     wanted |= {f"rotated_{column}_90" for column in (*columns, "turned")}
+    wanted |= {"probe_turned_90"}
     assert wanted <= metrics and not any(
         name.startswith("rotated") and name.endswith("_0") for name in metrics
     )
@@ -35,6 +37,27 @@ def test_the_error_of_several_seeds_is_between_seeds():
     value, error, number = over_seeds(runs)["accuracy"]
     assert (value, number) == (pytest.approx(0.6), 2) and error == pytest.approx(0.1)
     assert over_seeds(runs[:1]) == {"accuracy": (0.5, 0.01, 100)}
+
+
+def test_every_kind_reads_an_image_at_its_own_turn():
+    torch.manual_seed(0)
+    entry = create("shape-codes", **{**small_sizes("shape-codes"), "kinds": 3})
+    parts = entry.model.levels[-1].size
+    views = torch.randn(4, 5, 1, parts, 7)
+    views[..., 0] = (views[..., 0] > 0).float()
+    seen = [read_kinds(entry.guide, sets) for sets in views]
+    best = torch.stack([each.logits for each in seen]).argmax(0)  # (images, kinds)
+    assert len(best.unique()) > 1
+    found = read_at_own_turns(entry.guide, views, temperature=2.0)
+    for image in range(5):
+        turns = best[image].tolist()
+        logits = torch.stack([seen[t].logits[image, k] for k, t in enumerate(turns)])
+        codes = torch.stack([seen[t].code[image, k] for k, t in enumerate(turns)])
+        weight = (logits / 2).softmax(0)
+        torch.testing.assert_close(found.codes[image], weight[:, None] * codes)
+        torch.testing.assert_close(found.explained[image], logits.logsumexp(0))
+    with pytest.raises(ValueError, match="views is empty"):
+        read_at_own_turns(entry.guide, [])
 
 
 def test_rotated_splits_are_the_same_every_time():

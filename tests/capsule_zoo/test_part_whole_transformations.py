@@ -40,7 +40,7 @@ def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
         assert done.value.code in (0, None)
     record = read_record("part-whole/generalise", tmp_path / "results")
     kinds = ("upright", "affnist", "rotated")
-    endings = ("", "_turned", "_refined", "_turned_refined")
+    endings = ("", "_turned", "_few", "_turned_few", "_refined", "_turned_refined")
     wanted = {f"{kind}_presence_pose{ending}" for kind in kinds for ending in endings}
     wanted |= {f"{kind}_{features}" for kind in kinds for features in ("presence", "chosen")}
     wanted |= {f"rotation_{d}{turned}" for d in (0, 90) for turned in ("", "_turned")}

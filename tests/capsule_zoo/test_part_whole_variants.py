@@ -7,7 +7,7 @@ from PIL import Image
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole_sensitivity, part_whole_variants, reproduce
-from capsule_zoo.experiments.part_whole_sensitivity import ProbesInTime
+from capsule_zoo.experiments.part_whole_sensitivity import ProbesInTraining
 from capsule_zoo.experiments.part_whole_variants import Variant, learn, photographs
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import read_record
@@ -91,23 +91,26 @@ def test_without_a_folder_the_data_set_of_that_name_is_meant(tmp_path, monkeypat
 
 def test_sensitivity_tries_variants_and_probes_them_as_they_learn(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(part_whole_sensitivity, "load_dataset", lambda *args, **kwargs: digits)
-    options = Options(minutes=0.05, progress=False, processes=1)
+    options = Options(progress=False, processes=1)
     chosen = ("three_levels", "sampled")
-    settings = dict(variants=chosen, points=1, probed=16, images=4, particles=3)
+    steps = dict(steps=4, tightening=2)
+    settings = dict(variants=chosen, points=2, probed=16, images=4, particles=3, **steps)
     metrics, figures = names_in_record("part-whole/sensitivity", options, tmp_path, **settings)
-    wanted = {"steps", "probe_presence", "probe_presence_pose", "elbo", "iwae_3"}
+    wanted = {"probe_presence", "probe_presence_pose", "elbo", "iwae_3"}
     assert metrics == {f"{metric}_{variant}" for metric in wanted for variant in chosen}
     assert figures == {""}
 
 
-def test_probes_in_time_are_taken_at_equal_times_and_go_on_from_their_file(digits, tmp_path):
+def test_probes_in_training_go_on_from_their_file(digits, tmp_path):
     torch.manual_seed(0)
     entry = create("part-whole", image_shape=digits.image_shape, objects=3, parts=4)
     path = tmp_path / "curve.json"
-    curve = ProbesInTime(digits, 16, 60.0, path)
-    for seconds in (59.0, 61.0, 90.0, 125.0):
-        curve(Check(entry.model, entry.guide, 1, 0, seconds, 0.0, 0.0))
-    again = ProbesInTime(digits, 16, 60.0, path)
-    assert again.found == curve.found and len(again.found) == 2
-    assert [row[0] for row in again.found] == pytest.approx([61 / 60, 125 / 60])
+    curve = ProbesInTraining(digits, 16, path)
+    for step in (10, 20):
+        curve(Check(entry.model, entry.guide, step, 0, 1.0, 0.0, 0.0))
+    again = ProbesInTraining(digits, 16, path)
+    assert again.found == curve.found
+    for step in (20, 30):
+        again(Check(entry.model, entry.guide, step, 0, 1.0, 0.0, 0.0))
+    assert [row[0] for row in again.found] == [10, 20, 30]
     assert all(0 <= row[1] <= 1 for row in again.found)

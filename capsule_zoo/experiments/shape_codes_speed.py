@@ -1,0 +1,179 @@
+"""Time to quality: how long training takes until digits are read, and until samples look right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyro
+
+from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.entries.shape_codes import part_sets
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import snake_case
+from capsule_zoo.experiments.part_whole_prior import looks
+from capsule_zoo.experiments.shape_codes import ObjectSettings, read_objects
+from capsule_zoo.experiments.stacked_capsule_autoencoder import SITES
+from capsule_zoo.experiments.study import Job, Study, choose
+from capsule_zoo.experiments.training import train_stages
+from capsule_zoo.figures.curves import qualities_in_time
+from capsule_zoo.inference import latents, linear_probe
+from capsule_zoo.inference.evaluation.ancestral import mean_images
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.registry import Entry, create
+
+LENGTHS: Mapping[str, tuple[float, ...]] = {
+    "shape-codes": (0.5, 1, 2, 4, 8),
+    "part-whole": (8,),
+    "stacked-capsule-autoencoder": (8,),
+    "vae": (1, 2, 4),
+}
+GOALS = {"probe": (0.95, 0.97), "frechet": (60.0, 40.0)}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Args:
+        lengths: minutes of the training runs of each entry, by default those of `LENGTHS`; they
+            shrink with the minutes.
+        probed: training images that probes are fitted on.
+        samples: samples of the prior, and test images that they are compared with.
+        epochs: epochs of the classifier whose features are compared.
+        sizes: sizes of each entry that replace the zoo's own.
+    """
+
+    lengths: Mapping[str, Sequence[float]] | None = None
+    probed: int = 10_000
+    samples: int = 5000
+    epochs: int = 3
+    sizes: Mapping[str, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run from scratch, and the settings of all."""
+
+    entry: str
+    settings: Settings
+
+
+@experiment("shape-codes/time-to-quality", data="mnist", minutes=40, takes=Settings)
+def time_to_quality(options: Options, **settings: Any) -> Result:
+    """Measure the time until probes and samples of the prior are good (40 core-minutes).
+
+    Every point is a training run of its own, from scratch, on one thread, as `capsule-zoo train
+    <entry> --minutes M` makes it, with its learning rate falling to the end. `core_minutes` is the
+    processor time of the whole training, with the parses and closed forms between its stages.
+
+    `probe` is a linear classifier on the objects of shape codes (see `shape-codes/objects`), on
+    presences and poses of other objects, and on the means of a VAE's code.
+    `frechet` compares samples of the prior with test images. `minutes_to_...` is the time of the
+    first run that reaches a goal, if one does.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    lengths_of = LENGTHS if chosen.lengths is None else chosen.lengths
+    choose("entry", tuple(lengths_of), LENGTHS)
+    tasks, costs = {}, {}
+    for entry, lengths in lengths_of.items():
+        for minutes in lengths:
+            tasks[f"{entry}-{minutes:g}"] = Task(entry, chosen)
+            costs[f"{entry}-{minutes:g}"] = float(minutes)
+    timed = replace(options, minutes=options.budget)
+    options.say(f"Training {len(tasks)} models in {options.budget:.3g} minutes")
+    runs = Study(tasks, costs=costs).run(learn, timed)
+    found = {
+        entry: {f"{m:g}".replace(".", "_"): runs[f"{entry}-{m:g}", options.seed] for m in lengths}
+        for entry, lengths in lengths_of.items()
+    }
+    tables = {
+        f"minutes of {entry}": Table(
+            by_length(rows), f"{{quantity}}_{snake_case(entry)}_{{variant}}"
+        )
+        for entry, rows in found.items()
+    }
+    reached = {snake_case(entry): first_times(list(rows.values())) for entry, rows in found.items()}
+    goals = {
+        name: {e: own[name] for e, own in reached.items() if name in own} for name in goal_names()
+    }
+    shown = {"": qualities_in_time({e: list(rows.values()) for e, rows in found.items()}, GOALS)}
+    return Result({**tables, "goals": Table({k: v for k, v in goals.items() if v})}, shown)
+
+
+def goal_names() -> list[str]:
+    """Return the name of the time to each goal, as in `minutes_to_probe_095`."""
+    return [goal_name(quality, goal) for quality, goals in GOALS.items() for goal in goals]
+
+
+def goal_name(quality: str, goal: float) -> str:
+    """Return the name of the time to a goal."""
+    return f"minutes_to_{quality}_{goal:g}".replace(".", "")
+
+
+def by_length(rows: Mapping[str, Mapping[str, Sequence]]) -> dict[str, Numbers]:
+    """Return the numbers of runs of several lengths by quantity, then by length."""
+    found: dict[str, Numbers] = {}
+    for length, numbers in rows.items():
+        for quantity, (value, error, count) in numbers.items():
+            found.setdefault(quantity, {})[length] = value, error, count
+    return found
+
+
+def first_times(rows: Sequence[Mapping[str, Sequence]]) -> Numbers:
+    """Return the core-minutes of the shortest run that reaches each goal, of those that do."""
+    found: Numbers = {}
+    for quality, goals in GOALS.items():
+        sign = 1 if quality == "probe" else -1
+        for goal in goals:
+            good = [r["core_minutes"][0] for r in rows if sign * r[quality][0] >= sign * goal]
+            if good:
+                found[goal_name(quality, goal)] = min(good), None, 1
+    return found
+
+
+def learn(job: Job[Task]) -> dict[str, Number]:
+    """Train one entry for the minutes of the job, and measure it.
+
+    Nothing is saved before the end: an interrupted run starts again, because its processor time
+    would be lost.
+    """
+    (name, chosen), options = (job.variant.entry, job.variant.settings), job.options
+    data = load_dataset("mnist", root=options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create(name, **{"image_shape": data.image_shape, **(chosen.sizes or {}).get(name, {})})
+    began = time.process_time()
+    unsaved = replace(options, runs=None)
+    run = train_stages(entry, data, unsaved, name=name, minutes=options.budget)
+    spent = (time.process_time() - began) / 60
+    few = data.train[: chosen.probed]
+    penalty = ObjectSettings().penalty if name == "shape-codes" else 1.0
+    given, asked = (features(entry, split) for split in (few, data.test))
+    return {
+        "core_minutes": (spent, None, 1),
+        "updates": (float(run.steps), None, 1),
+        "probe": linear_probe(given, few.labels, asked, data.test.labels, penalty),
+        "frechet": distance(entry, data, chosen, options.seed),
+    }
+
+
+def features(entry: Entry, split: Split) -> np.ndarray:
+    """Return what the probe reads of images, (N, features)."""
+    if entry.name == "shape-codes":
+        sets = part_sets(entry.guide.with_scope("parts"), split).images
+        return read_objects(entry.guide, sets, ObjectSettings().temperature).features()
+    sites = list(entry.guide.covers) if entry.name == "vae" else SITES["presence_pose"]
+    return latents(entry.guide, split.images, sites)
+
+
+def distance(entry: Entry, data: Dataset, chosen: Settings, seed: int) -> Number:
+    """Return the Frechet distance of samples of the prior to test images."""
+    classifier = train_classifier(data.train, data.num_classes, epochs=chosen.epochs, seed=seed)
+    real = classifier.read(data.test.images[: chosen.samples])
+    samples = mean_images(entry.model, len(real.features), seed=seed)
+    return looks(classifier.read(samples), real)["frechet"]
