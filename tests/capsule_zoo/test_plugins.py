@@ -18,9 +18,6 @@ from capsule_zoo.registry import list_models, load, register_guide, save, small_
 
 ROOT = Path(__file__).parents[2]
 
-PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-EXAMPLE = re.search(r"with four decorators:\n\n```python\n(.*?)```", PAGE, re.DOTALL)[1]
-
 THIEF = """
 from capsule_zoo import register
 from capsule_zoo.experiments import experiment
@@ -45,6 +42,14 @@ assert type(create("vae").model).__module__ == "capsule_zoo.models.baselines.vae
 """
 
 
+@pytest.fixture(scope="module")
+def example() -> str:
+    """Return the module that CONTRIBUTING.md shows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (found,) = re.findall(r"with four decorators:\n\n```python\n(.*?)```", page, re.DOTALL)
+    return found
+
+
 def install(site: Path, package: str, code: str) -> None:
     """Write a package and its metadata into a folder, as an installer does."""
     (site / package.replace("-", "_")).mkdir(parents=True)
@@ -67,18 +72,18 @@ def python(*words: str, cwd: Path, site: Path | None = None) -> subprocess.Compl
     "first",
     ['create("small-vae").name', 'load_dataset("stripes", size=(4, 6)).train.images.shape'],
 )
-def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first):
-    install(tmp_path, "my-package", EXAMPLE)
+def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first, example):
+    install(tmp_path, "my-package", example)
     done = python("-W", "error", "-c", FOUND.format(first=first), cwd=tmp_path, site=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() in ("small-vae", "torch.Size([40, 1, 4, 6])")
 
 
-def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_path):
+def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_path, example):
     """One of them fails, and one takes names of the zoo before the zoo has used them itself."""
     install(tmp_path, "broken-package", "import no_such_module")
     install(tmp_path, "thief-of-names", THIEF)
-    install(tmp_path, "my-package", EXAMPLE)
+    install(tmp_path, "my-package", example)
     code = FOUND.format(first='load_dataset("stripes", size=(4, 6)).train.images.shape')
     done = python("-W", "always::UserWarning:__main__", "-c", code, cwd=tmp_path, site=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -90,8 +95,8 @@ def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_
         assert reason in told and f"repair or uninstall {package!r}" in told
 
 
-def test_the_command_line_imports_modules_of_the_current_folder(tmp_path):
-    (tmp_path / "my_module.py").write_text(EXAMPLE)
+def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, example):
+    (tmp_path / "my_module.py").write_text(example)
 
     def zoo(words: str) -> subprocess.CompletedProcess:
         return python("-m", "capsule_zoo", *words.split(), cwd=tmp_path)
