@@ -10,8 +10,8 @@ help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
 
 demo: $(VENV)/.installed  ## set up, then train on real digits and compare guides (minutes)
-	@echo "== reproducing part-whole/digits: trains, evaluates, writes figures"
-	$(BIN)/capsule-zoo reproduce part-whole/digits
+	@echo "== reproducing shape-codes/digits: trains, evaluates, writes figures"
+	$(BIN)/capsule-zoo reproduce shape-codes/digits
 
 test: $(VENV)/.installed-test  ## set up, then run the test suite
 	@echo "== running the tests"

@@ -1,4 +1,4 @@
-"""The experiments of the part-whole paper (Smith et al. 2020), and the demo."""
+"""The experiments of the part-whole paper (Smith et al. 2020), and a short run on digits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ DIGITS_STEPS, TIGHTENING_STEPS = 900, 150
 
 
 def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
-    """Return the demo's pair, trained on jittered digits."""
+    """Return the pair of `part-whole/digits`, trained on jittered digits."""
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")

@@ -1,4 +1,4 @@
-"""A test that training starts at every seed: first losses, and the demo's bound on ten seeds.
+"""A test that training starts at every seed: first losses, and the bound on digits at ten seeds.
 
 A pair that does not start draws nothing: its parts lie outside the image, and its loss stays at the
 loss of a blank canvas.
@@ -34,7 +34,7 @@ from capsule_zoo.inference import fit
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.records import Number, Numbers
 
-SETS_OF_SIZES: Mapping[str, Mapping[str, Any]] = {  # "few" as in the README and the demo
+SETS_OF_SIZES: Mapping[str, Mapping[str, Any]] = {  # "few" as in the README and `part-whole/digits`
     "few": dict(objects=16, parts=12),
     "entry": {},
 }
@@ -191,7 +191,7 @@ def starts_mnist(
 
 @dataclass(frozen=True)
 class Demo:
-    """The steps of the demo's training and tightening, and the draws of its bound."""
+    """The steps of training and tightening in `part-whole/digits`, and the draws of its bound."""
 
     steps: int
     tightening: int
@@ -207,7 +207,7 @@ def demo_seeds(
     tightening: int = TIGHTENING_STEPS,
     particles: int = 50,
 ) -> Result:
-    """Measure the demo's held-out bound at ten seeds: median and largest distance (30 minutes).
+    """Measure the bound on held-out digits at ten seeds: median, largest distance (30 minutes).
 
     Args:
         seeds: number of seeds.
@@ -217,7 +217,7 @@ def demo_seeds(
     """
     options.refuse_run()
     demo = Demo(options.shortened(steps), options.shortened(tightening), particles)
-    options.say(f"Training the demo's pair {seeds} times")
+    options.say(f"Training the pair {seeds} times")
     found = Study({"demo": demo}, seeds).run(demo_bound, replace(options, minutes=None))
     bounds = list(found.values())
     middle = median(bounds)
@@ -233,7 +233,7 @@ def demo_seeds(
 
 
 def demo_bound(job: Job[Demo]) -> float:
-    """Return the demo's `elbo` from one seed."""
+    """Return the `elbo` of `part-whole/digits` from one seed."""
     demo, options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     data = load_dataset("digits")

@@ -20,6 +20,7 @@ from capsule_zoo.experiments.findings import (
 )
 from capsule_zoo.experiments.part_whole import JITTER, tighten
 from capsule_zoo.experiments.part_whole_prior import looks
+from capsule_zoo.experiments.part_whole_starts import threads
 from capsule_zoo.experiments.shape_codes import ObjectSettings, classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train_stages
@@ -117,41 +118,52 @@ def sampled(entry: Entry, data: Dataset, number: int, seed: int) -> Numbers:
 
 @dataclass(frozen=True)
 class Demo:
-    """The updates of a training run."""
+    """The updates of a training run, and the threads of torch that it uses."""
 
     steps: int
+    threads: int = 1
 
 
-@experiment("shape-codes/digits-seeds", data="digits", minutes=20)
+@experiment("shape-codes/digits-seeds", data="digits", minutes=45)
 def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Result:
-    """Train on scikit-learn's digits from five seeds: what kinds find and samples look like.
+    """Train on scikit-learn's digits from five seeds, on one thread and on two (45 minutes).
+
+    For each quantity: the mean over seeds, and the median, lowest and highest value.
 
     Args:
         seeds: number of seeds.
-        steps: updates of every run in a full run of 20 minutes.
+        steps: updates of every run in a full run.
     """
     options.refuse_run()
-    demo = Demo(options.shortened(steps))
-    options.say(f"Training from {seeds} seeds")
-    runs = Study({"demo": demo}, seeds).run(from_seed, replace(options, minutes=None))
-    found: dict[str, Numbers] = {}
-    for name in next(iter(runs.values())):
-        values = [outcome[name] for outcome in runs.values()]
-        found[name] = {
-            "mean": mean_and_error(values),
-            "median": (median(values), None, seeds),
-            "lowest": (min(values), None, seeds),
-            "highest": (max(values), None, seeds),
-        }
-    return Result({"over seeds": Table(by_quantity(found), "{variant}_{quantity}")})
+    demos = {"one": Demo(options.shortened(steps), 1), "two": Demo(options.shortened(steps), 2)}
+    options.say(f"Training from {seeds} seeds, on one thread and on two")
+    runs = Study(demos, seeds).run(from_seed, replace(options, minutes=None))
+    tables: dict[str, Table] = {}
+    for number in demos:
+        outcomes = [outcome for (name, _), outcome in runs.items() if name == number]
+        found = {name: spread([each[name] for each in outcomes]) for name in outcomes[0]}
+        words = "one thread" if number == "one" else "two threads"
+        tables[words] = Table(by_quantity(found), f"{{variant}}_{{quantity}}_{number}")
+    return Result(tables)
+
+
+def spread(values: list[float]) -> Numbers:
+    """Return the mean over seeds with its error, and the median, lowest and highest value."""
+    return {
+        "mean": mean_and_error(values),
+        "median": (median(values), None, len(values)),
+        "lowest": (min(values), None, len(values)),
+        "highest": (max(values), None, len(values)),
+    }
 
 
 def from_seed(job: Job[Demo]) -> dict[str, float]:
     """Return what one run finds."""
     options = job.options
-    pyro.set_rng_seed(options.seed)
-    data = load_dataset("digits")
-    entry = learn_digits(data, options, steps=job.variant.steps)
-    found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
+    with threads(job.variant.threads):
+        pyro.set_rng_seed(options.seed)
+        data = load_dataset("digits")
+        entry = learn_digits(data, options, steps=job.variant.steps)
+        found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
     wanted = ("classes_found", "kinds_in_use", "probe", "probe_parts", "frechet")
     return {name: float(found[name][0]) for name in wanted}

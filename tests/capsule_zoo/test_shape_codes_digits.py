@@ -30,8 +30,10 @@ def test_seeds_are_summed_up(tmp_path):
     names_in_record("shape-codes/digits-seeds", options, tmp_path, seeds=2, steps=6)
     metrics = read_record("shape-codes/digits-seeds", tmp_path)["metrics"]
     for name in FOUND:
-        low, middle, high = (
-            metrics[f"{name}_{end}"]["value"] for end in ("lowest", "median", "highest")
-        )
-        assert low <= middle <= high and metrics[f"{name}_mean"]["n"] == 2
-        assert middle == pytest.approx((low + high) / 2)
+        for threads in ("one", "two"):
+            low, middle, high, mean = (
+                metrics[f"{name}_{end}_{threads}"]
+                for end in ("lowest", "median", "highest", "mean")
+            )
+            assert low["value"] <= middle["value"] <= high["value"] and mean["n"] == 2
+            assert middle["value"] == pytest.approx((low["value"] + high["value"]) / 2)
