@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time these are import
     from capsule_zoo.registry import list_models as list_models
     from capsule_zoo.registry import load as load
     from capsule_zoo.registry import register as register
+    from capsule_zoo.registry import register_guide as register_guide
     from capsule_zoo.registry import save as save
     from capsule_zoo.sizes import Takes as Takes
 
@@ -41,6 +42,7 @@ _LAZY = {
     "list_weights": "discovery",
     "load": "registry",
     "register": "registry",
+    "register_guide": "registry",
     "save": "registry",
 }
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "list_weights",
     "load",
     "register",
+    "register_guide",
     "save",
 ]
 

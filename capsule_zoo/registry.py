@@ -7,8 +7,10 @@ training settings. A factory registers it, in any module of `capsule_zoo.entries
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
 
 Every factory of a model of images takes `image_shape`, so that any data set can be tried on any
-of them; a factory of a model of points does not. A factory outside
-the zoo registers as well, once its module has been imported.
+of them; a factory of a model of points does not. A factory outside the zoo registers as well, once
+its module has been imported, and so does a guide to one of the zoo's entries (`register_guide`).
+The modules of installed packages are imported when a name is looked up; see
+`capsule_zoo.data.plugins`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
+from capsule_zoo.data.datasets import NAME as NAME
+from capsule_zoo.data.plugins import import_plugins, modules_outside
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.posterior.fitted import Fitter, general_guides
 from capsule_zoo.inference.training.checkpoint import (
@@ -34,6 +38,7 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.models.blocks.modes import seeded
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
@@ -46,21 +51,24 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
-NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of entries and of trained weights
-
 G = TypeVar("G", bound=Guide)
 
 
 @dataclass(frozen=True)
 class _Registered:
-    """A factory, its small sizes, the constructors to which it passes sizes, and its data set."""
+    """A factory, its small sizes, the constructors to which it passes sizes, and its data set.
+
+    `guides` holds makers of further guides, by name, from `register_guide`.
+    """
 
     factory: Callable[..., Entry]
     small: Mapping[str, Any]
     takes: Mapping[str, Takes]
     data: str
+    guides: dict[str, GuideMaker] = field(default_factory=dict)
 
 
+GuideMaker = Callable[["Entry"], Guide]
 _registered: dict[str, _Registered] = {}
 
 
@@ -86,7 +94,7 @@ class Entry:
     """
 
     model: Any  # a Model; its class depends on the name, which type checkers cannot follow
-    guides: Mapping[str, Callable[[Entry], Guide]]
+    guides: Mapping[str, GuideMaker]
     objective: ELBO
     training: dict = field(default_factory=dict)
     figures: Mapping[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
@@ -174,6 +182,8 @@ def register(
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
 
     def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:
+        if modules_outside(factory):
+            import_module("capsule_zoo.entries")  # the zoo's own entries keep their names
         if name in _registered:
             raise ValueError(
                 f"an entry named {name!r} is registered already, by "
@@ -185,9 +195,35 @@ def register(
     return decorate
 
 
+def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
+    """Return a decorator that adds a guide to a registered entry, under `name`.
+
+    >>> @register_guide("part-whole", "mine")
+    ... def mine(entry: Entry) -> Guide:
+    ...     return MyGuide(entry.model)
+
+    Raises:
+        ValueError: the entry is unknown, or has a guide of that name, or the name is not lower case
+            with hyphens.
+    """
+    if not re.fullmatch(NAME, name):
+        raise ValueError(f"a guide's name is lower case with hyphens, not {name!r}")
+    with seeded(0):
+        taken = create(entry, **small_sizes(entry)).guides
+    if name in taken:
+        raise ValueError(f"{entry} has a guide named {name!r} already; choose another name")
+
+    def decorate(maker: GuideMaker) -> GuideMaker:
+        _registered[entry].guides[name] = maker
+        return maker
+
+    return decorate
+
+
 def list_models(pattern: str = "*") -> list[str]:
     """Return the sorted names of entries that match a shell pattern such as `"part*"`."""
     import_module("capsule_zoo.entries")
+    import_plugins()
     return sorted(fnmatch.filter(_registered, pattern))
 
 
@@ -237,6 +273,7 @@ def create(name: str, **sizes: object) -> Entry:
         entry = factory(**sizes)
     except TypeError as error:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
+    entry.guides = {**entry.guides, **found.guides}
     entry.name = name
     entry.sizes = {**_default_sizes(factory), **sizes}
     return entry
@@ -335,8 +372,13 @@ def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None
 
 
 def recipe(entry: Entry) -> dict:
-    """Return everything that rebuilds an entry, except its weights."""
-    return {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
+    """Return everything that rebuilds an entry, except its weights.
+
+    `modules` is there if modules outside the zoo have to be imported first.
+    """
+    made = {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
+    modules = modules_outside(factory_of(entry.name), entry.guides[entry.default_guide])
+    return {**made, "modules": modules} if modules else made
 
 
 def factory_of(name: str) -> Callable[..., Entry]:
@@ -352,9 +394,28 @@ def _look_up(name: str) -> _Registered:
 
 
 def rebuild(made: dict) -> Entry:
-    """Create an untrained entry from its `recipe` after a round trip through JSON."""
+    """Create an untrained entry from its `recipe` after a round trip through JSON.
+
+    Raises:
+        ValueError: the entry or its guide is unknown; the message names the modules to import.
+    """
+    _check_known(made, "entry", list_models())
     sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in made["sizes"].items()}
-    return create(made["entry"], **sizes).use_guide(made["guide"])
+    entry = create(made["entry"], **sizes)
+    _check_known(made, "guide", list(entry.guides))
+    return entry.use_guide(made["guide"])
+
+
+def _check_known(made: dict, kind: str, known: list[str]) -> None:
+    """Raise ValueError, with a remedy, unless the name in a recipe is known."""
+    if made[kind] in known:
+        return
+    modules = made.get("modules") or ["MODULE"]
+    options = " ".join(f"--import {module}" for module in modules)
+    raise ValueError(
+        f"{unknown(kind, made[kind], known)}. If another package adds this {kind}, import its "
+        f"module first: import {', '.join(modules)}; or capsule-zoo {options}"
+    )
 
 
 def _rebuild(made: dict, states: dict[str, dict], source: str) -> Entry:

@@ -3,11 +3,12 @@
 from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
 from capsule_zoo.data.constellations import Scenes, draw_scenes, read_scenes
-from capsule_zoo.data.datasets import dataset_names, load_dataset
+from capsule_zoo.data.datasets import dataset_names, load_dataset, register_dataset
 from capsule_zoo.data.files import MissingData
 from capsule_zoo.data.missing import hide, occluded
 from capsule_zoo.data.pixels import Binarize, Standardize
 from capsule_zoo.data.requests import Requests, Rotations, Shifts
+from capsule_zoo.data.sources import Source
 from capsule_zoo.data.splits import Dataset, Split
 from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.viewpoints import SmallNORB, Views
@@ -22,6 +23,7 @@ __all__ = [
     "Scenes",
     "Shifts",
     "SmallNORB",
+    "Source",
     "Split",
     "Standardize",
     "Toys3D",
@@ -32,5 +34,6 @@ __all__ = [
     "load_dataset",
     "occluded",
     "read_scenes",
+    "register_dataset",
     "transforms",
 ]

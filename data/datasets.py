@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.constellations import constellations, constellations_of
+from capsule_zoo.data.plugins import import_plugins
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Size,
@@ -27,6 +28,10 @@ from capsule_zoo.data.splits import Dataset, Split
 from capsule_zoo.data.toys3d import Toys3D
 from capsule_zoo.data.transforms import Affine, Rotate, Shift, ink_extent, uniform, warp_images
 from capsule_zoo.data.viewpoints import CATEGORIES, SmallNORB
+
+Reader = Callable[[Path | None, Size | None], Source]
+
+NAME = r"[a-z0-9]+(-[a-z0-9]+)*"  # of data sets, entries and trained weights
 
 
 def load_dataset(
@@ -80,7 +85,35 @@ def load_dataset(
 
 def dataset_names() -> list[str]:
     """Return the names that `load_dataset` accepts; PATH and FILE.npz are the user's."""
+    import_plugins()
     return [*sorted(_READERS), "constellations:FILE.npz", "folder:PATH"]
+
+
+def register_dataset(name: str) -> Callable[[Reader], Reader]:
+    """Return a decorator that lets `load_dataset` and the command line find a reader by `name`.
+
+    >>> @register_dataset("stripes")
+    ... def stripes(root: Path | None, size: tuple[int, int] | None) -> Source: ...
+
+    A reader takes `root`, the folder of data files or None, and `size`, the (height, width) that is
+    asked for or None. It returns a `Source`: all images of both splits, with their labels.
+
+    Raises:
+        ValueError: the name is taken, or not lower case with hyphens.
+    """
+    if not re.fullmatch(NAME, name):
+        raise ValueError(f"a data set's name is lower case with hyphens, not {name!r}")
+
+    def decorate(reader: Reader) -> Reader:
+        if name in _READERS:
+            raise ValueError(
+                f"a data set named {name!r} is registered already, by "
+                f"{_READERS[name].__module__}; choose another name"
+            )
+        _READERS[name] = reader
+        return reader
+
+    return decorate
 
 
 def affnist(root: Path | None, size: Size | None = None) -> Source:
@@ -141,7 +174,7 @@ def _by_chunks(
     return torch.cat([move(chunk, generator) for chunk in images.split(2000)])
 
 
-_READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
+_READERS: dict[str, Reader] = {
     "digits": lambda root, size: digits(size),
     "mnist": lambda root, size: torchvision_images("MNIST", root, size),
     "fashion-mnist": lambda root, size: torchvision_images("FashionMNIST", root, size),
@@ -154,7 +187,8 @@ _READERS: dict[str, Callable[[Path | None, Size | None], Source]] = {
 }
 
 
-def _reader(name: str) -> Callable[[Path | None, Size | None], Source]:
+def _reader(name: str) -> Reader:
+    import_plugins()
     if name in _READERS:
         return _READERS[name]
     kind, _, path = name.partition(":")

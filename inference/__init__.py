@@ -26,12 +26,15 @@ from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.reference import Reference, Score
+from capsule_zoo.inference.evaluation.reference_problems import list_references, load_reference
 from capsule_zoo.inference.evaluation.sample_quality import (
     frechet,
     frechet_distance,
     train_classifier,
 )
 from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentation_accuracy
+from capsule_zoo.inference.evaluation.simulation_based import Calibration, check_calibration
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import (
     classify,
@@ -50,6 +53,7 @@ from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
+from capsule_zoo.inference.posterior.intervene import Counterfactual, intervene
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.inference.posterior.transformations import (
@@ -67,20 +71,24 @@ from capsule_zoo.inference.training.template_learning import learn_templates
 
 __all__ = [
     "Accuracy",
+    "Calibration",
     "Check",
     "CheckpointError",
     "Comparison",
     "ContrastiveDivergence",
+    "Counterfactual",
     "FilledIn",
     "ImportanceWeightedELBO",
     "IncompatibleGuide",
     "LogPartition",
     "NonFiniteLoss",
     "Objective",
+    "Reference",
     "Refinement",
     "Requested",
     "ReweightedWakeSleep",
     "Run",
+    "Score",
     "ScoreFunctionELBO",
     "SemiAmortized",
     "SleepPhase",
@@ -94,6 +102,7 @@ __all__ = [
     "annealed_bounds",
     "annealed_log_likelihood",
     "as_module",
+    "check_calibration",
     "check_pair",
     "classify",
     "cluster_accuracy",
@@ -110,10 +119,13 @@ __all__ = [
     "image_log_likelihood",
     "infer",
     "infer_transformation",
+    "intervene",
     "is_bound",
     "latents",
     "learn_templates",
     "linear_probe",
+    "list_references",
+    "load_reference",
     "log_partition",
     "log_prior",
     "log_weights",

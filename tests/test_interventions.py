@@ -10,7 +10,7 @@ from pyro.infer import TraceEnum_ELBO, infer_discrete
 from torch.utils.data import DataLoader
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference import loss_per_image
+from capsule_zoo.inference import intervene, loss_per_image
 from capsule_zoo.registry import create, list_models, small_sizes
 
 NAMES = list_models()
@@ -73,6 +73,44 @@ def test_an_intervention_changes_what_comes_later_and_nothing_before(name, site)
     later = names[names.index(site) + 1 :]
     if not later:  # the image depends on the last site itself
         assert not torch.allclose(*means)
+
+
+ACTIONS = [(name, site) for name, site in SITES if not model_of(name).supervised]
+
+
+@pytest.mark.parametrize(("name", "site"), ACTIONS)
+def test_every_guide_answers_what_the_image_would_have_been(name, site):
+    """An action that changes nothing leaves the images; another one moves only what comes later."""
+    pyro.set_rng_seed(0)
+    entry = create(name, **small_sizes(name))
+    model = entry.model
+    torch.manual_seed(1)
+    nodes = poutine.trace(model.discretized().eval()).get_trace(batch_size=BATCH).nodes
+    other, space = nodes[site]["value"], model.space
+    seen = space.example(BATCH, torch.float32, torch.Generator().manual_seed(1))
+    seen = space.as_batch(nodes["points"]["value"]) if space.site == "points" else seen
+    names = [declared.name for declared in model.sites]
+    for guide in map(entry.make_guide, entry.guides):
+        same = intervene(model, guide, seen, {site: lambda value: value})
+        torch.testing.assert_close(same.images[0], seen, equal_nan=True, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(same.mean, same.reconstruction, equal_nan=True)
+        torch.testing.assert_close(same.latents, same.inferred)
+        found = intervene(model, guide, seen, {site: other}, num_samples=2)
+        assert found.images.shape == found.mean.shape == (2, *seen.shape)
+        assert torch.equal(found.latents[site], other.expand_as(found.latents[site]))
+        for earlier in names[: names.index(site)]:
+            assert torch.equal(found.latents[earlier], found.inferred[earlier])
+        assert not any(value.isnan().any() for value in found.latents.values())
+        if site == names[-1] and not torch.equal(found.inferred[site][0], other):
+            assert not torch.equal(found.mean.nan_to_num(), found.reconstruction.nan_to_num())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if model_of(name).supervised])
+def test_a_classifier_predicts_no_image(name):
+    entry = create(name, **small_sizes(name))
+    images = entry.model.space.example(2, torch.float32, torch.Generator().manual_seed(1))
+    with pytest.raises(ValueError, match="explains labels and draws no images"):
+        intervene(entry.model, entry.guide, images, {"label": 0})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 
 import typer
 
@@ -45,13 +46,26 @@ app = typer.Typer(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit, with status 2 for errors that the user can fix."""
     try:
-        app(args=arguments)
+        app(args=_imports_first(sys.argv[1:] if arguments is None else arguments))
     except (ValueError, OSError, RuntimeError) as error:
         words = _in_words(error)
         if words is None:
             raise
         print(f"capsule-zoo: {words}", file=sys.stderr)
         sys.exit(2)
+
+
+def _imports_first(words: list[str]) -> list[str]:
+    """Move every `--import MODULE` to the front, because it may be given after a command too."""
+    first: list[str] = []
+    rest: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--import":
+            first += [word, *islice(remaining, 1)]
+        else:
+            (first if word.startswith("--import=") else rest).append(word)
+    return first + rest
 
 
 def _in_words(error: ValueError | OSError | RuntimeError) -> str | None:

@@ -77,8 +77,21 @@ def options(
             "--version", callback=print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module with entries, guides, data sets or experiments; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Take the options of all commands."""
+    if modules:
+        from capsule_zoo.data.plugins import import_by_name
+
+        for module in modules:
+            import_by_name(module)
 
 
 def _list_weights(pattern: str, as_json: bool) -> None:

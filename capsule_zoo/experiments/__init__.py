@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import pyro
 
+from capsule_zoo.data.plugins import import_plugins, modules_outside
 from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.session import Session as Session
 from capsule_zoo.nearest import unknown
@@ -163,6 +164,8 @@ def experiment(
     model, _, own = name.partition("/")
 
     def decorate(function: _Function) -> _Function:
+        if modules_outside(function):
+            _import_own()  # the zoo's own experiments keep their names
         if name in _experiments:
             raise ValueError(
                 f"an experiment named {name!r} is registered already, by "
@@ -178,9 +181,14 @@ def experiment(
 
 def list_experiments(pattern: str = "*") -> list[str]:
     """Return the sorted names of experiments that match a pattern such as `"part-whole/*"`."""
+    _import_own()
+    import_plugins()
+    return sorted(fnmatch.filter(_experiments, pattern))
+
+
+def _import_own() -> None:
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
-    return sorted(fnmatch.filter(_experiments, pattern))
 
 
 def find_experiment(name: str) -> Experiment:
@@ -269,9 +277,11 @@ def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, reco
 
 def command_of(name: str, options: Options, settings: Mapping[str, object]) -> str:
     """Return the command line that runs an experiment with these options and settings."""
+    modules = modules_outside(find_experiment(name).function)
+    imports = "".join(f" --import {module}" for module in modules)
     minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
     seed = f" --seed {options.seed}" if options.seed else ""
     run = f" --run {options.run}" if options.run else ""
     values = {key: v if isinstance(v, str) else json.dumps(v) for key, v in settings.items()}
     chosen = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
-    return f"capsule-zoo reproduce {name}{minutes}{seed}{run}{chosen}"
+    return f"capsule-zoo{imports} reproduce {name}{minutes}{seed}{run}{chosen}"

@@ -166,7 +166,8 @@ def _command(made: dict) -> str:
     sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
     options = {key: made.get(key) for key in ("size", "batch_size", "lr", "transform")}
-    parts = [f"capsule-zoo train {made['entry']} --data {made['data']} --seed {made['seed']}"]
+    parts = ["capsule-zoo", *(f"--import {module}" for module in made.get("modules", []))]
+    parts += [f"train {made['entry']} --data {made['data']} --seed {made['seed']}"]
     if made["guide"] != create(made["entry"]).default_guide:
         parts.append(f"--guide {made['guide']}")
     parts += [f"--set {shlex.quote(f'{name}={json.dumps(size)}')}" for name, size in own.items()]

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.guides.recognition import RecognitionLayer
-from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.inference.evaluation.calibration import Outcome
+from capsule_zoo.inference.evaluation.simulation_based import calibration_of
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.exponential_family import BernoulliUnits, GaussianUnits, Units
-from capsule_zoo.models.blocks.spaces import tiled
 
 Values = Mapping[str, Tensor]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -255,7 +255,6 @@ def _recognize(
 # Calibration of a guide
 
 
-@torch.no_grad()
 def calibrated(
     model: Model, guide: Callable, values: Values, images: Tensor, draws: int = DRAWS
 ) -> Outcome:
@@ -265,17 +264,7 @@ def calibrated(
         values: draws of the model's latents, (N, ...) by site.
         images: images drawn with these latents, (N, C, H, W).
     """
-
-    def quantities(values: Values, images: Tensor) -> Tensor:
-        columns = [values[name].reshape(len(images), -1) for name in values]
-        joint = log_joint(model, values, images)[:, None].round(decimals=8)  # keeps ties
-        return torch.cat([*columns, joint], 1)
-
-    repeated = tiled(images, draws)
-    nodes = poutine.trace(guide).get_trace(repeated).nodes
-    found = quantities({name: nodes[name]["value"] for name in values}, repeated)
-    ranks = sbc_ranks(quantities(values, images), found.unflatten(0, (draws, len(images))))
-    return rank_uniformity(ranks, draws)
+    return calibration_of(model, guide, values, images, draws).outcome
 
 
 @torch.no_grad()

@@ -206,7 +206,7 @@ class AnnealedPath:
         values, log_jacobian = self._values(state)
         with sharing(), poutine.block(), _same_noise(self.noise):
             if self.guide is None:
-                joint = _scored(self.model, values, self.images)
+                joint = scored(self.model, values, self.images)
                 prior = joint.copy()
                 prior.remove_node(self.observed)
                 start = log_density(prior, self.images)
@@ -214,7 +214,7 @@ class AnnealedPath:
                 with _Given(values):
                     drawn = poutine.trace(self.guide).get_trace(self.images)
                 start = log_density(drawn, self.images)
-                joint = _scored(self.model, values, self.images)
+                joint = scored(self.model, values, self.images)
             return start + log_jacobian, log_density(joint, self.images) - start
 
 
@@ -253,7 +253,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
     return images, {name: site["value"] for name, site in latent_sites(trace).items()}
 
 
-def _scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
+def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
     """Trace a model at given latents; its enumerated sites, if any, are enumerated."""
     with _Given(values):
         trace = poutine.trace(model).get_trace(images)

@@ -108,10 +108,10 @@ class RandomMatching(dist.TorchDistribution):
         corners = torch.arange(1, len(owner) + 1, device=value.device)
         held = (value[..., None] == corners).sum(-2)
         right = (held == (self.presence[..., owner] > 0.5)).all(-1)
-        number, left = (value >= 0).sum(-1), (value == 0).sum(-1)
+        number, left = (each.sum(-1).to(self.presence) for each in (value >= 0, value == 0))
         right = right & (left <= self.law.clutter)
         log = (left + 1.0).lgamma() - (number + 1.0).lgamma() - math.log(self.law.clutter + 1)
-        return log.to(self.presence).masked_fill(~right, -torch.inf)
+        return log.masked_fill(~right, -torch.inf)
 
 
 class MatchedPoints(dist.TorchDistribution):

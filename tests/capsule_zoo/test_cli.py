@@ -168,7 +168,8 @@ def test_reproduce_writes_a_record(scratch_experiments, tmp_path, capsys):
     assert run("reproduce", "test/toy", "--seed", "7", "--out", tmp_path, "--json") == 0
     assert last_json(capsys) == {"share": {"value": 0.5, "se": 0.1, "n": 25}}
     record = json.loads((tmp_path / "test" / "toy.json").read_text())
-    assert record["command"] == "capsule-zoo reproduce test/toy --seed 7"
+    command = f"capsule-zoo --import {__name__} reproduce test/toy --seed 7"
+    assert record["command"] == command
     assert (record["seed"], record["data"]) == (7, "none")
     assert (tmp_path / "test" / "toy_plot.png").is_file()
     assert run("reproduce") == 0

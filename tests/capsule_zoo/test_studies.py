@@ -156,7 +156,8 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
     reproduce("test/toy", replace(QUIET, minutes=4), folder=tmp_path, images=7)
     record = read_record("test/toy", tmp_path)
     assert record["settings"] == {"images": 7, "share": 0.5, "name": "a"}
-    assert record["command"] == "capsule-zoo reproduce test/toy --minutes 4 --set images=7"
+    options = "test/toy --minutes 4 --set images=7"
+    assert record["command"] == f"capsule-zoo --import {__name__} reproduce {options}"
     values = {name: metric["value"] for name, metric in record["metrics"].items()}
     assert values == {"images": 7, "budget": 4}
     chosen = find_experiment("test/toy")

@@ -1,0 +1,86 @@
+"""Modules of other packages, whose entries, guides, data sets and experiments join the zoo's.
+
+A package names such a module in its `pyproject.toml`, as an entry point:
+
+    [project.entry-points."capsule_zoo.plugins"]
+    my-package = "my_package.capsules"
+
+The zoo imports the module when a name is first looked up or listed; its decorators (`register`,
+`register_guide`, `register_dataset`, `experiment`) then add the names. A module that belongs to no
+package is imported by its user, or by `capsule-zoo --import my_module`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from importlib import import_module
+from importlib.metadata import entry_points
+
+GROUP = "capsule_zoo.plugins"
+_looked_for = False
+
+
+def import_plugins() -> None:
+    """Import the modules of all installed packages that extend the zoo, each once.
+
+    A module that cannot be imported is left out, with a warning that names its package.
+    """
+    global _looked_for
+    if _looked_for:
+        return
+    _looked_for = True  # before the imports, because a module may itself look up a name
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()
+        except Exception as error:
+            package = point.dist.name if point.dist else point.name
+            warnings.warn(
+                f"the package {package!r} extends the zoo by the module {point.value!r}, which "
+                f"cannot be imported ({type(error).__name__}: {error}); the zoo works without it: "
+                f"repair or uninstall {package!r}",
+                stacklevel=2,
+            )
+
+
+def import_by_name(module: str) -> None:
+    """Import a module of the current folder or of an installed package.
+
+    Raises:
+        ValueError: there is no such module, or it cannot be imported.
+    """
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ValueError(
+            f"--import takes the name of a module, such as my_module or my_package.capsules, not "
+            f"{module!r}"
+        )
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise _failed(module, error) from error
+        raise ValueError(
+            f"--import found no module {module!r}, neither installed nor in the current folder "
+            f"{os.getcwd()}; install its package, or change to its folder"
+        ) from error
+    except Exception as error:
+        raise _failed(module, error) from error
+
+
+def _failed(module: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"--import {module} failed ({type(error).__name__}: {error}); to see where, run: "
+        f"python -c 'import {module}'"
+    )
+
+
+def modules_outside(*objects: object) -> list[str]:
+    """Return the names of the modules outside the zoo in which functions or classes are defined.
+
+    A script that is run as a program has no name by which it could be imported, and is left out.
+    """
+    names = {str(getattr(each, "__module__", "")) for each in objects}
+    return sorted(n for n in names if n.partition(".")[0] not in ("", "capsule_zoo", "__main__"))

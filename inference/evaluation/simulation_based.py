@@ -1,0 +1,203 @@
+"""Simulation-based calibration of any model and guide: whether the guide is the posterior.
+
+>>> found = check_calibration(model, guide, number=1000)
+>>> found.p                                            # small: the guide is not the posterior
+>>> print(found)                                       # the quantities that are off, worst first
+
+Latents and images are drawn from the model. The latents of an image are then one exact draw of its
+posterior. Among L draws from an exact guide their rank is uniform, from 0 to L, for every quantity.
+Quantities are all numbers of all sites, and the log joint density, which depends on the image too.
+
+No approximate guide is exactly calibrated, and with enough simulations every one is refused. The
+size of the deviation is in the ranks: a guide that is too narrow has too many ranks at both ends,
+and a shifted one at one end.
+
+References: see `calibration`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from pyro import poutine, validation_enabled
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+
+from capsule_zoo.inference.check import check_pair, latent_sites, name_of
+from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
+from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of
+from capsule_zoo.inference.evaluation.presence import discrete_form
+from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.inference.posterior.annealed_path import scored, simulate
+from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
+from capsule_zoo.models.blocks.spaces import ObservationSpace, space_of, tiled
+from capsule_zoo.models.checks import check_at_least
+
+Values = Mapping[str, Tensor]
+JOINT = "log joint"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Ranks of prior draws among the guide's draws, and a test that they are uniform.
+
+    Attributes:
+        quantities: the names of the quantities, such as "object_pose[3]", and "log joint".
+        ranks: (simulations, quantities), from 0 to `draws`.
+        draws: the guide's draws for each simulation, L.
+        p_values: of the chi-square test of each quantity, not corrected.
+        outcome: the worst statistic, with its p-value corrected for the number of quantities.
+    """
+
+    quantities: tuple[str, ...]
+    ranks: Tensor
+    draws: int
+    p_values: Tensor
+    outcome: Outcome
+
+    @property
+    def p(self) -> float:
+        """The p-value that all quantities are calibrated, corrected by Bonferroni's method."""
+        return self.outcome.p
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.ranks)} simulations, {self.draws} draws each: p = {self.p:.2g}"]
+        for index in self.p_values.argsort()[:10].tolist():
+            share = (self.ranks[:, index].double().mean() / self.draws).item()
+            name, p = self.quantities[index], self.p_values[index]
+            lines.append(f"  {name:24} p = {p:.2g}, mean rank {share:.2f}")
+        return "\n".join(lines)
+
+
+def check_calibration(
+    model: Callable,
+    guide: Callable,
+    number: int = 1000,
+    draws: int = 31,
+    *,
+    simulated: tuple[Values, Tensor] | None = None,
+    bins: int = 16,
+    seed: int = 0,
+    batch_size: int = 10_000,
+) -> Calibration:
+    """Run simulation-based calibration of a guide to a model; see the top of this file.
+
+    The discrete pair is used. Simulated pixels may leave the pixel range of the model. Scenes of
+    points that the model does not take (fewer than two points) are left out, which keeps ranks
+    uniform.
+
+    Args:
+        model: any model that can be called as `model(batch_size=number)`.
+        guide: any guide whose parameters do not belong to certain images.
+        number: simulations from the model.
+        draws: draws from the guide for each of them, L.
+        simulated: values of the latent sites (N, ...) by name, and images (N, ...), drawn from the
+            joint density in another way. Energy models need it, because their own draws come from
+            chains.
+        bins: neighboring ranks are counted in this many bins.
+        seed: seed of all draws; torch's random state is left as it was.
+        batch_size: images in one pass.
+
+    Raises:
+        ValueError: a number out of range, too few simulations for the bins, an energy model without
+            `simulated`, or a guide with parameters for each image.
+        IncompatibleGuide: the guide does not fit the model.
+    """
+    check_at_least(1, number=number, draws=draws, batch_size=batch_size)
+    check_at_least(2, bins=bins)
+    check_seed(seed)
+    if is_per_image(guide):
+        raise ValueError(
+            f"{name_of(guide)} has parameters for certain images and cannot answer simulated ones; "
+            "give an amortized guide"
+        )
+    model, guide = discrete_form(model), discrete_form(guide)
+    if simulated is None and not getattr(model, "normalized", True):
+        raise ValueError(
+            f"{name_of(model)} is known up to a constant only, and its draws come from chains; "
+            "pass simulated=(values, images) with independent draws"
+        )
+    mode = in_eval_mode(*modules_of(model, guide))
+    with isolated_parameters(model, guide), mode, seeded(seed), validation_enabled(False):
+        values, images = _accepted(model, *(simulated or _simulated(model, number)))
+        check_pair(model, guide, images[:2])
+        return calibration_of(model, guide, values, images, draws, bins, batch_size)
+
+
+@torch.no_grad()
+def calibration_of(
+    model: Callable,
+    guide: Callable,
+    values: Values,
+    images: Tensor,
+    draws: int,
+    bins: int = 16,
+    batch_size: int | None = None,
+) -> Calibration:
+    """Rank given draws of the joint density among a guide's draws; see `check_calibration`.
+
+    Args:
+        values: draws of the model's latents, (N, ...) by site.
+        images: images drawn with these latents, (N, ...).
+        draws, bins, batch_size: as for `check_calibration`; by default all in one pass.
+    """
+    repeated = tiled(images, draws)
+    rows = repeated.split(batch_size or len(repeated))
+    traces = (poutine.trace(guide).get_trace(batch).nodes for batch in rows)
+    parts = [{name: nodes[name]["value"] for name in values} for nodes in traces]
+    drawn = {name: torch.cat([part[name] for part in parts]) for name in values}
+    found = _quantities(model, drawn, repeated, batch_size)
+    truth = _quantities(model, values, images, batch_size)
+    ranks = sbc_ranks(truth, found.unflatten(0, (draws, len(images))))
+    columns = [rank_uniformity(column[:, None], draws, bins).p for column in ranks.T]
+    outcome = rank_uniformity(ranks, draws, bins)
+    return Calibration(_names(values), ranks, draws, torch.tensor(columns), outcome)
+
+
+def _quantities(model: Callable, values: Values, images: Tensor, batch_size: int | None) -> Tensor:
+    """Return all numbers of all sites and the log joint density, (rows, quantities)."""
+    columns = [values[name].reshape(len(images), -1) for name in values]
+    joint = []
+    for rows in torch.arange(len(images)).split(batch_size or len(images)):
+        batch = images[rows]
+        trace = scored(model, {name: value[rows] for name, value in values.items()}, batch)
+        joint.append(log_density(trace, batch))
+    return torch.cat([*columns, torch.cat(joint)[:, None].round(decimals=8)], 1)  # keeps ties
+
+
+def _names(values: Values) -> tuple[str, ...]:
+    names = []
+    for site, value in values.items():
+        size = value[0].numel()
+        names += [f"{site}[{i}]" for i in range(size)] if size > 1 else [site]
+    return (*names, JOINT)
+
+
+@torch.no_grad()
+def _simulated(model: Callable, number: int) -> tuple[Values, Tensor]:
+    """Draw latents, by site, and images from a model; sites that it sums out are left out."""
+    images, values = simulate(model, number)
+    trace = poutine.trace(model).get_trace(images[:1])
+    kept = latent_sites(prune_subsample_sites(trace))
+    enumerated = {n for n, site in kept.items() if site["infer"].get("enumerate") == "parallel"}
+    return {name: values[name] for name in kept if name not in enumerated}, images
+
+
+def _accepted(model: Callable, values: Values, images: Tensor) -> tuple[Values, Tensor]:
+    """Leave out the observations that the model's space refuses; pixels may have any value."""
+    space = space_of(model)
+    if space.site == "image":
+        return values, images
+    kept = torch.tensor([_takes(space, row[None]) for row in images], device=images.device)
+    return {name: value[kept] for name, value in values.items()}, images[kept]
+
+
+def _takes(space: ObservationSpace, batch: Tensor) -> bool:
+    try:
+        space.check(batch)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,232 @@
+"""Counterfactual images: what this image would have been if an object had moved.
+
+>>> found = intervene(model, guide, images, {"object_pose": lambda pose: pose + shift})
+>>> found.reconstruction, found.mean                      # before and after, (1, N, C, H, W)
+
+Three steps answer it, for every draw from the guide.
+
+    abduction     latents are drawn from the guide, z ~ q(z | image). They stand for the noise of
+                  all sites: z_v = f_v(z above v, noise_v).
+    action        the sites that are named get their new values.
+    prediction    the model runs again with the same noise. Sites that do not depend on the action
+                  keep their values. The others follow: parts move with their object, and keep their
+                  own residuals.
+
+`inference.posterior.shared_noise` says how noise is kept for every kind of law. The observed image
+is a site too: its counterfactual keeps the residual of every pixel.
+
+References:
+    Pearl 2009, "Causality", theorem 7.1.7. Balke & Pearl 1994, "Probabilistic evaluation of
+    counterfactual queries", for twin networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from pyro import poutine
+from pyro.distributions import Distribution
+from pyro.infer import infer_discrete
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference.check import latent_sites, name_of
+from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of, prepare
+from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.log_weight import enumerated_sites, plate_nesting
+from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
+from capsule_zoo.models import Model
+from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
+from capsule_zoo.models.checks import check_at_least
+
+Action = Tensor | float | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """The result of `intervene`, for K draws of each of N images.
+
+    Attributes:
+        images: the counterfactual images (K, N, C, H, W), with the pixel noise of the given images.
+        mean: E[image | counterfactual latents], without pixel noise, (K, N, C, H, W).
+        reconstruction: E[image | inferred latents], the same before the action.
+        latents: the counterfactual value of every latent site, (K, N, ...).
+        inferred: the values drawn from the guide.
+    """
+
+    images: Tensor
+    mean: Tensor
+    reconstruction: Tensor
+    latents: dict[str, Tensor]
+    inferred: dict[str, Tensor]
+
+
+def intervene(
+    model: Model,
+    guide: nn.Module,
+    images: Tensor | Split | np.ndarray,
+    do: Mapping[str, Action],
+    *,
+    num_samples: int = 1,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> Counterfactual:
+    """Return what images would have been if some latent sites had had other values.
+
+    The discrete model is used, in the order in which its program draws the sites. (An energy model
+    has no direction of its own: its program draws the hidden units, then the image.) The answers
+    are as good as the guide: with the exact posterior they are the model's counterfactuals.
+
+    Args:
+        model: any model that draws images.
+        guide: a guide to it.
+        images: (N, C, H, W), or scenes of points (N, points, 2).
+        do: the action: for every site that is set, its new value, or a function from its inferred
+            value (N, ...) to the new one. A value is repeated where it has fewer dims.
+        num_samples: draws from the guide, K.
+        seed: seed of all draws; torch's random state is left as it was.
+        batch_size: images in one pass.
+
+    Raises:
+        ValueError: `do` names no site, an unknown site or the image, or a value does not have the
+            site's shape or lies outside of its support; the model explains labels only; images or
+            numbers that do not fit; or a site depends on the action, and there is no rule by which
+            its noise is kept.
+        IncompatibleGuide: the guide does not fit the model.
+    """
+    check_at_least(1, num_samples=num_samples, batch_size=batch_size)
+    check_seed(seed)
+    if getattr(model, "supervised", False):
+        raise ValueError(
+            f"{name_of(model)} explains labels and draws no images, so that no image can be "
+            "predicted; give a model of images"
+        )
+    pair = prepare(model, guide, images, labels=None, seed=seed, discrete=True)
+    size = len(pair.images) if is_per_image(guide) else batch_size
+    mode = in_eval_mode(*modules_of(pair.model, pair.guide))
+    found: list[Counterfactual] = []
+    with isolated_parameters(pair.model, pair.guide), mode, seeded(seed), torch.no_grad():
+        for _ in range(num_samples):
+            drawn = [_inferred(pair.model, pair.guide, batch) for batch in pair.images.split(size)]
+            inferred = _joined(drawn, torch.cat)
+            new = _new_values(model, inferred, do)
+            parts = [
+                _predicted(pair.model, pair.images[rows], _at(inferred, rows), _at(new, rows))
+                for rows in torch.arange(len(pair.images)).split(size)
+            ]
+            found.append(Counterfactual(**_joined([vars(part) for part in parts], torch.cat)))
+    return Counterfactual(**_joined([vars(each) for each in found], torch.stack))
+
+
+def _joined(parts: Sequence[Mapping[str, Any]], join: Callable[[list[Tensor]], Tensor]) -> dict:
+    """Join tensors by name; a value may be a mapping of tensors."""
+    return {
+        name: _joined([part[name] for part in parts], join)
+        if isinstance(parts[0][name], dict)
+        else join([part[name] for part in parts])
+        for name in parts[0]
+    }
+
+
+def _at(values: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    return {name: value[rows.to(value.device)] for name, value in values.items()}
+
+
+def _inferred(model: Callable, guide: Callable, images: Tensor) -> dict[str, Tensor]:
+    """Draw every latent site (B, ...): from the guide, or its posterior if it is summed out."""
+    drawn = latent_sites(prune_subsample_sites(poutine.trace(guide).get_trace(images)))
+    known = latent_sites(prune_subsample_sites(poutine.trace(model).get_trace(images)))
+    values = {name: drawn[name]["value"] for name in known if name in drawn}
+    given = poutine.condition(model, values)
+    trace = poutine.trace(given).get_trace(images)
+    if summed := enumerated_sites(trace):
+        posterior = infer_discrete(given, first_available_dim=-1 - plate_nesting(trace))
+        nodes = poutine.trace(posterior).get_trace(images).nodes
+        values |= {name: nodes[name]["value"] for name in summed}
+    return values
+
+
+def _new_values(
+    model: Model, inferred: Mapping[str, Tensor], do: Mapping[str, Action]
+) -> dict[str, Tensor]:
+    """Return the new values (N, ...) of the sites that are set, or refuse them."""
+    if not do:
+        raise ValueError(f"do is empty; set one of the latent sites {list(inferred)}")
+    found = {}
+    for name, action in do.items():
+        if name not in inferred:
+            raise ValueError(
+                f"do sets {name!r}, but the latent sites of {name_of(model)} are {list(inferred)}"
+            )
+        old = inferred[name]
+        value = torch.as_tensor(action(old.clone()) if callable(action) else action).to(old)
+        try:
+            found[name] = value.expand(old.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"do sets {name!r} to a value of shape {tuple(value.shape)}, but the site has the "
+                f"shape {tuple(old.shape)}; give a value that broadcasts to it, or a function of "
+                "the inferred value"
+            ) from None
+    return found
+
+
+def _predicted(
+    model: Any, images: Tensor, inferred: dict[str, Tensor], new: dict[str, Tensor]
+) -> Counterfactual:
+    """Run the model at the inferred values, and once more with the new ones and the same noise."""
+    before = poutine.trace(poutine.condition(model, inferred)).get_trace(images)
+    with _SameNoise(before, new):
+        after = poutine.trace(model).get_trace(images)
+    site, space = model.space.site, model.space
+    old, law = before.nodes[site]["fn"], after.nodes[site]["fn"]
+    kept = _carry(site, before.nodes[site]["value"], old, law)
+    return Counterfactual(
+        images=space.as_batch(kept),
+        mean=space.as_batch(law.mean),
+        reconstruction=space.as_batch(old.mean),
+        latents={name: after.nodes[name]["value"] for name in inferred},
+        inferred=inferred,
+    )
+
+
+class _SameNoise(Messenger):
+    """A messenger that sets sites, and gives the others the values that their noise implies."""
+
+    def __init__(self, before: Trace, new: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.before = before
+        self.new = new
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name, law = msg["name"], msg["fn"]
+        if msg["is_observed"] or name not in self.before.nodes:
+            return
+        if name in self.new:
+            value = self.new[name]
+            if not law.support.check(value).all():
+                raise ValueError(f"do sets {name!r} to values outside of its support {law.support}")
+        elif isinstance(law, Distribution):
+            factual = self.before.nodes[name]
+            value = _carry(name, factual["value"], factual["fn"], law)
+        else:  # the indices of a plate
+            return
+        msg["value"] = value
+        msg["done"] = True
+
+
+def _carry(name: str, value: Tensor, before: Any, after: Any) -> Tensor:
+    try:
+        return carry(value, before, after)
+    except NoRule as error:
+        raise ValueError(
+            f"site {name!r} depends on the action, and {error}; set {name!r} too, or add a rule: "
+            "capsule_zoo.inference.posterior.shared_noise.carried.register"
+        ) from error

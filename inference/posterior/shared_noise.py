@@ -1,0 +1,249 @@
+"""Counterfactual values: the same noise under another law.
+
+A site's value is taken as a function of its law and of noise that does not depend on anything else
+in the model. If the law changes, the noise is kept, and the value changes as follows.
+
+    Normal            z' = m' + (z - m) s' / s; any other continuous law with a distribution
+                      function F and its inverse: z' = F'^-1(F(z))
+    discrete          the Gumbel-max rule: the value is argmax_k (log p_k + g_k). Noise g is drawn
+                      from its law given the value, and gives argmax_k (log p'_k + g_k). For two
+                      values this is one uniform number u with value = 1[u < p].
+    mixture           the component is drawn from its posterior given the value. It changes by the
+                      rule for discrete laws, and the value by the rule for the component's law.
+    matching          the random order of all corners is kept, and of the clutter. Corners that
+                      were absent get a random place in it.
+
+If the law is the same, the value is the same. If the value was drawn from its law, then the new
+value has the new law. A joint density alone does not determine what is kept. These rules do, and
+`carried.register(Law)` adds a rule for another law.
+
+References:
+    Pearl 2009, "Causality", section 7.1. Oberst & Sontag 2019, "Counterfactual Off-Policy
+    Evaluation with Gumbel-Max Structural Causal Models" (arXiv 1905.05824), for discrete laws.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from capsule_zoo.inference.check import base_distribution
+from capsule_zoo.models.blocks.matching_laws import MatchedPoints, RandomMatching, corner_table
+from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
+from capsule_zoo.models.blocks.selection import ParentMixture
+from capsule_zoo.models.blocks.tinted_mixture import TintedMixture
+
+
+class NoRule(TypeError):
+    """The error for a law for which no rule says how its noise is kept."""
+
+
+def carry(value: Tensor, before: Any, after: Any) -> Tensor:
+    """Return the value under the law `after` that has the noise of `value` under `before`.
+
+    Noise that the value does not determine is drawn from torch's random state.
+
+    Args:
+        value: (*batch, *event).
+        before, after: two laws of one site, with the same shapes.
+
+    Raises:
+        NoRule: there is no rule for laws of this class.
+    """
+    if same_law(before, after):
+        return value
+    before, after = base_distribution(before), base_distribution(after)
+    return carried(after, before, value).to(value.dtype)
+
+
+def same_law(first: Any, second: Any) -> bool:
+    """Return True if two laws have the same class and the same numbers."""
+    ours, theirs = _numbers(first, set()), _numbers(second, set())
+    return len(ours) == len(theirs) and all(
+        one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def _numbers(law: Any, seen: set[int]) -> list[Tensor]:
+    """Return all numbers of a law and of the laws and transforms inside it, each object once."""
+    if isinstance(law, Tensor | int | float):
+        return [torch.as_tensor(law)]
+    if isinstance(law, torch.distributions.Distribution | torch.distributions.Transform):
+        if id(law) in seen:
+            return []
+        seen.add(id(law))
+        derived = set(dir(type(law)))  # cached properties, which only some instances have
+        law = [each for name, each in sorted(vars(law).items()) if name not in derived]
+    several = law if isinstance(law, list | tuple) else []
+    return [number for each in several for number in _numbers(each, seen)]
+
+
+@singledispatch
+def carried(after: Any, before: Any, value: Tensor) -> Tensor:
+    """Return the value under `after` with the noise of `value` under `before`.
+
+    Rules are chosen by the class of `after`. This one serves laws with a distribution function and
+    its inverse.
+
+    Raises:
+        NoRule: the laws have no such functions.
+    """
+    try:
+        return after.icdf(before.cdf(value))
+    except (NotImplementedError, AttributeError):
+        raise NoRule(
+            f"there is no rule by which the noise of {type(after).__name__} is kept"
+        ) from None
+
+
+@carried.register
+def _normal(after: dist.Normal, before: dist.Normal, value: Tensor) -> Tensor:
+    return after.loc + (value - before.loc) * (after.scale / before.scale)
+
+
+@carried.register
+def _delta(after: dist.Delta, before: dist.Delta, value: Tensor) -> Tensor:
+    return after.v
+
+
+@carried.register
+def _bernoulli(after: dist.Bernoulli, before: dist.Bernoulli, value: Tensor) -> Tensor:
+    pairs = (torch.stack([torch.zeros_like(law.logits), law.logits], -1) for law in (before, after))
+    return same_gumbels(value.long(), *pairs)
+
+
+@carried.register
+def _categorical(after: dist.Categorical, before: dist.Categorical, value: Tensor) -> Tensor:
+    return same_gumbels(value.long(), before.logits, after.logits)
+
+
+@carried.register
+def _one_hot(
+    after: dist.OneHotCategorical, before: dist.OneHotCategorical, value: Tensor
+) -> Tensor:
+    index = same_gumbels(value.argmax(-1), before.logits, after.logits)
+    return torch.nn.functional.one_hot(index, value.shape[-1])
+
+
+def same_gumbels(index: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Return argmax_k (after_k + g_k), with g drawn given that argmax_k (before_k + g_k) = index.
+
+    Args:
+        index: (*batch,), whole numbers.
+        before, after: logits up to a constant, (*batch, values); -inf for an impossible value.
+    """
+    index, before, after = torch.broadcast_tensors(
+        index[..., None], before.log_softmax(-1), after.log_softmax(-1)
+    )
+    index = index[..., :1]
+    # The largest of all before_k + g_k is a standard Gumbel; the others are Gumbel below it
+    largest = _gumbel(before[..., :1])
+    others = -torch.logaddexp(-largest, -(before + _gumbel(before)))
+    reached = others.scatter(-1, index, largest)
+    noise = torch.where(before.isneginf(), _gumbel(before), reached - before)
+    return (after + noise).argmax(-1)
+
+
+def _gumbel(like: Tensor) -> Tensor:
+    return -torch.empty_like(like).exponential_().log()
+
+
+@carried.register
+def _mixture(after: ParentMixture, before: ParentMixture, value: Tensor) -> Tensor:
+    old, new = before.component_distribution, after.component_distribution
+    weights = before.mixture_distribution.logits
+    posterior = old.log_prob(before._pad(value)) + weights
+    first = dist.Categorical(logits=posterior).sample()
+    second = same_gumbels(first, weights, after.mixture_distribution.logits)
+    return carried(_chosen(new, second), _chosen(old, first), value)
+
+
+def _chosen(components: Any, index: Tensor) -> Any:
+    """Return the law of the chosen components, (*batch, *event), from (*batch, components)."""
+    law, event = base_distribution(components), components.event_shape
+    place = index[(..., None, *[None] * len(event))].expand(*index.shape, 1, *event)
+    chosen = {}
+    for name in ("loc", "scale") if isinstance(law, dist.Normal) else ("logits",):
+        numbers = getattr(law, name).expand(*index.shape, components.batch_shape[-1], *event)
+        chosen[name] = numbers.gather(index.dim(), place).squeeze(index.dim())
+    return type(law)(**chosen)
+
+
+@carried.register(PixelMixture)
+@carried.register(TintedMixture)
+def _pixels(
+    after: PixelMixture | TintedMixture, before: PixelMixture | TintedMixture, value: Tensor
+) -> Tensor:
+    old_law, new_law = (
+        law.stacked if isinstance(law, TintedMixture) else law for law in (before, after)
+    )
+    pixels = value.squeeze(-4).movedim(-3, 0)  # (C, *batch, H, W)
+    weights = [law.mixing.squeeze(1).log().movedim(0, -1) for law in (old_law, new_law)]
+    fit = dist.Normal(old_law.color, old_law.scale).log_prob(pixels).sum(1).movedim(0, -1)
+    first = dist.Categorical(logits=fit + weights[0]).sample()  # (*batch, H, W)
+    second = same_gumbels(first, *weights)
+    old, new = (
+        law.color.gather(0, index.expand(1, *law.color.shape[1:]))[0]
+        for law, index in ((old_law, first), (new_law, second))
+    )
+    moved = new + (pixels - old) * (new_law.scale / old_law.scale)
+    return moved.movedim(0, -3).unsqueeze(-4)
+
+
+@carried.register
+def _matching(after: RandomMatching, before: RandomMatching, value: Tensor) -> Tensor:
+    owner = corner_table(after.law, value.device)[0][1:]
+    slots, corners = value.shape[-1], len(owner)
+    code = torch.arange(1, corners + 1, device=value.device)
+    number = (value >= 0).sum(-1, keepdim=True)
+    # Places in the order are uniform; the points that are there hold the smallest in their order
+    uniform = torch.rand(*value.shape, device=value.device).masked_fill(
+        torch.arange(slots, device=value.device) >= number, torch.inf
+    )
+    rank = (value >= 0).cumsum(-1) - 1
+    place = uniform.sort(-1).values.gather(-1, rank.clamp(min=0))
+    held = value[..., None] == code  # (*batch, slots, corners)
+    own = torch.where(held, place[..., None], 0.0).sum(-2)
+    own = torch.where(held.any(-2), own, torch.rand_like(own))
+    own = own.masked_fill(after.presence[..., owner] < 0.5, torch.inf)
+    stray = place.masked_fill(value != 0, torch.inf)  # the clutter stays
+    places = torch.cat([own, stray], -1)
+    if (places.isfinite().sum(-1) > slots).any():
+        raise ValueError(
+            f"the intervention needs more points than the {slots} slots of a scene; add slots of "
+            "NaN to the scenes"
+        )
+    codes = torch.cat([code.expand(own.shape), torch.zeros_like(value).long()], -1)
+    codes = codes.masked_fill(places.isinf(), -1)
+    ordered = codes.gather(-1, places.argsort(-1))[..., :slots]
+    same = (after.presence == before.presence).all(-1, keepdim=True)
+    return torch.where(same, value.long(), ordered)
+
+
+@carried.register
+def _points(after: MatchedPoints, before: MatchedPoints, value: Tensor) -> Tensor:
+    corners = before.places.shape[-2]
+    code = torch.arange(1, corners + 1, device=value.device)
+    held = before.code[..., None] == code  # (*batch, slots, corners)
+    slot = held.to(torch.int8).argmax(-2)
+    seen = value.gather(-2, slot[..., None].expand(*slot.shape, 2))
+    noise = (seen - before.places) / before.scale[..., None]
+    noise = torch.where(held.any(-2)[..., None], noise, torch.randn_like(noise))
+    moved = after.places + noise * after.scale[..., None]  # (*batch, corners, 2)
+    index = (after.code.long() - 1).clamp(min=0)
+    points = moved.gather(-2, index[..., None].expand(*index.shape, 2))
+    points = torch.where((after.code == 0)[..., None], _clutter(after, before, value), points)
+    return points.masked_fill((after.code < 0)[..., None], torch.nan)
+
+
+def _clutter(after: MatchedPoints, before: MatchedPoints, value: Tensor) -> Tensor:
+    """Return the clutter points of `value`, in their order, at the clutter's slots of `after`."""
+    first = (before.code != 0).to(torch.int8).argsort(dim=-1, stable=True)  # slots of clutter first
+    strays = value.gather(-2, first[..., None].expand(*first.shape, 2))
+    rank = ((after.code == 0).cumsum(-1) - 1).clamp(min=0)
+    return strays.gather(-2, rank[..., None].expand(*rank.shape, 2))

@@ -1,0 +1,201 @@
+"""Other packages add entries, guides, data sets and experiments, and cannot break the zoo."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from capsule_zoo import create, registry
+from capsule_zoo.data import datasets, plugins, register_dataset
+from capsule_zoo.registry import list_models, load, register_guide, save, small_sizes
+
+ROOT = Path(__file__).parents[2]
+
+THIEF = """
+from capsule_zoo import register
+from capsule_zoo.experiments import experiment
+try:
+    register("vae")(lambda image_shape=(1, 8, 8): None)
+finally:
+    experiment("part-whole/digits")(lambda options: None)
+"""
+
+FOUND = """
+import sys, capsule_zoo
+from capsule_zoo import create, list_models
+from capsule_zoo.data import dataset_names, load_dataset
+from capsule_zoo.experiments import list_experiments
+assert "my_package.capsules" not in sys.modules, "plugins are imported when a name is looked up"
+print({first})
+assert "my_package.capsules" in sys.modules
+assert "small-vae" in list_models() and "vae" in list_models()
+assert type(create("vae").make_guide("broad")).__name__ == "Broad"
+assert "stripes" in dataset_names() and "small-vae/stripes" in list_experiments()
+assert type(create("vae").model).__module__ == "capsule_zoo.models.baselines.vae"
+"""
+
+
+@pytest.fixture(scope="module")
+def example() -> str:
+    """Return the module that CONTRIBUTING.md shows."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (found,) = re.findall(r"with four decorators:\n\n```python\n(.*?)```", page, re.DOTALL)
+    return found
+
+
+def install(site: Path, package: str, code: str) -> None:
+    """Write a package and its metadata into a folder, as an installer does."""
+    (site / package.replace("-", "_")).mkdir(parents=True)
+    (site / package.replace("-", "_") / "capsules.py").write_text(code)
+    metadata = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    module = f"{package.replace('-', '_')}.capsules"
+    (metadata / "entry_points.txt").write_text(f"[capsule_zoo.plugins]\nown = {module}\n")
+
+
+def python(*words: str, cwd: Path, site: Path | None = None) -> subprocess.CompletedProcess:
+    paths = [str(path) for path in (site, ROOT) if path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    run = [sys.executable, *words]
+    return subprocess.run(run, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "first",
+    ['create("small-vae").name', 'load_dataset("stripes", size=(4, 6)).train.images.shape'],
+)
+def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first, example):
+    install(tmp_path, "my-package", example)
+    done = python("-W", "error", "-c", FOUND.format(first=first), cwd=tmp_path, site=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() in ("small-vae", "torch.Size([40, 1, 4, 6])")
+
+
+def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_path, example):
+    """One of them fails, and one takes names of the zoo before the zoo has used them itself."""
+    install(tmp_path, "broken-package", "import no_such_module")
+    install(tmp_path, "thief-of-names", THIEF)
+    install(tmp_path, "my-package", example)
+    code = FOUND.format(first='load_dataset("stripes", size=(4, 6)).train.images.shape')
+    done = python("-W", "always::UserWarning:__main__", "-c", code, cwd=tmp_path, site=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for package, reason in (
+        ("broken-package", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("thief-of-names", "'part-whole/digits' is registered already, by capsule_zoo.experiments"),
+    ):
+        (told,) = [line for line in done.stderr.splitlines() if f"the package {package!r}" in line]
+        assert reason in told and f"repair or uninstall {package!r}" in told
+
+
+def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, example):
+    (tmp_path / "my_module.py").write_text(example)
+
+    def zoo(words: str) -> subprocess.CompletedProcess:
+        return python("-m", "capsule_zoo", *words.split(), cwd=tmp_path)
+
+    train = "train small-vae --data stripes --size 8 --steps 2 --out run --quiet"
+    assert "unknown entry 'small-vae'" in zoo(train).stderr
+    done = zoo(f"--import my_module {train}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["modules"] == ["my_module"]
+    evaluate = "evaluate run --images 4 --particles 2"
+    refused = zoo(evaluate)
+    assert refused.returncode == 2 and "capsule-zoo --import my_module" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    done = zoo(f"{evaluate} --import my_module")  # behind the command too
+    assert done.returncode == 0, done.stderr
+    done = zoo("reproduce small-vae/stripes --import=my_module")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "results" / "small-vae" / "stripes.json").read_text())
+    assert record["command"] == "capsule-zoo --import my_module reproduce small-vae/stripes"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "words"),
+    [
+        (None, "no_such_module", "found no module 'no_such_module'"),
+        (None, "my_module.py", r"name of a module.*not 'my_module.py'|found no module"),
+        (None, "a/b", "takes the name of a module"),
+        ("import missing_part", "lacks_a_part", "lacks_a_part failed .*missing_part"),
+        ("1 / 0", "divides", "divides failed .ZeroDivisionError.*python -c 'import divides'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused(tmp_path, monkeypatch, code, name, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if code:
+        (tmp_path / f"{name}.py").write_text(code)
+    with pytest.raises(ValueError, match=words):
+        plugins.import_by_name(name)
+
+
+def test_installed_modules_come_before_those_of_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    plugins.import_by_name("wave")
+    assert sys.path[-1] == os.getcwd()
+
+
+@pytest.fixture
+def scratch(monkeypatch):
+    """Forget every entry, guide and data set that a test registers."""
+    list_models()
+    copies = {
+        name: replace(each, guides=dict(each.guides)) for name, each in registry._registered.items()
+    }
+    monkeypatch.setattr(registry, "_registered", copies)
+    monkeypatch.setattr(datasets, "_READERS", dict(datasets._READERS))
+
+
+def test_a_guide_is_added_once_to_an_entry_that_exists(scratch):
+    def again(entry):
+        return entry.make_guide(entry.default_guide)
+
+    assert register_guide("vae", "again")(again) is again
+    assert list(create("vae").guides)[-1] == "again" and create("vae").default_guide != "again"
+    for entry, name, words in (
+        ("vae", "again", "vae has a guide named 'again' already"),
+        ("vae", create("vae").default_guide, "already; choose another name"),
+        ("vea", "other", "did you mean 'vae'"),
+        ("vae", "Other one", "lower case with hyphens"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            register_guide(entry, name)
+
+
+def test_weights_with_a_guide_of_another_module_say_which(scratch, tmp_path):
+    def again(entry):
+        return entry.make_guide(entry.default_guide)
+
+    register_guide("vae", "again")(again)
+    entry = create("vae", **small_sizes("vae"))
+    save(entry, tmp_path / "own")
+    assert "modules" not in json.loads((tmp_path / "own" / "config.json").read_text())
+    save(entry.use_guide("again"), tmp_path / "run")
+    assert load(tmp_path / "run").default_guide == "again"
+    del registry._registered["vae"].guides["again"]
+    with pytest.raises(ValueError, match=rf"unknown guide 'again'.*import {__name__}; or capsule-"):
+        load(tmp_path / "run")
+
+
+def test_a_data_set_is_registered_once(scratch):
+    @register_dataset("of-a-test")
+    def reader(root, size):
+        return datasets.digits(size)
+
+    assert "of-a-test" in datasets.dataset_names()
+    assert datasets.load_dataset("of-a-test", size=9).image_shape == (1, 9, 9)
+    with pytest.raises(ValueError, match=f"registered already, by {__name__}"):
+        register_dataset("of-a-test")(reader)
+    with pytest.raises(ValueError, match="registered already"):
+        register_dataset("mnist")(reader)
+    with pytest.raises(ValueError, match="lower case with hyphens"):
+        register_dataset("Of a test")
