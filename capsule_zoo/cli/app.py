@@ -35,7 +35,7 @@ from capsule_zoo.cli.selfcheck import selfcheck
 app = typer.Typer(
     name="capsule-zoo",
     help="Capsule models as joint distributions; routings as guides and objectives over them.",
-    epilog="Begin with: capsule-zoo reproduce part-whole/digits",
+    epilog="Begin with: capsule-zoo reproduce shape-codes/digits",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
