@@ -46,13 +46,14 @@ def selfcheck(
 
 def _faults(quick: bool, seed: int, out: Path, as_json: bool) -> int:
     """Try all faults, print what was found, write the record, and return the exit status."""
+    from capsule_zoo.cli.app import main
     from capsule_zoo.selfcheck import faults
 
     def say(words: str) -> None:
         typer.echo(f"  {words}", err=True)
 
     size = dict(kills=5, inputs=200) if quick else dict(kills=faults.KILLS, inputs=faults.INPUTS)
-    found, seconds = faults.run(seed, say=say, **size)
+    found, seconds = faults.run(seed, main, say=say, **size)
     print("\n".join(faults.lines(found)))
     print(f"written to {faults.write(found, quick, seed, seconds, out)}")
     print_json(as_json, {name: counts.metric() for name, counts in found.items()})

@@ -42,6 +42,7 @@ from capsule_zoo.registry import create, load, save, small_sizes
 ENTRY = "vae"
 STEPS, EVERY = 300, 7  # updates of a training run that is killed, and updates between checkpoints
 KILLS, INPUTS = 100, 10_000
+Command = Callable[[list[str]], None]
 REFUSED = 2  # exit status of a command that was used wrongly
 CLEAR = (ValueError, OSError, NonFiniteLoss)  # the command line shows these without a traceback
 
@@ -151,13 +152,14 @@ def first_difference(one: Any, other: Any, path: str = "") -> str | None:
     return None if one == other or (one != one and other != other) else path
 
 
-def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
+def odd_inputs(number: int, seed: int, folder: Path, command: Command) -> dict[str, Counts]:
     """Give damaged files, odd images and odd words to the zoo, and count unclear answers.
 
     Args:
         number: inputs in all; each of the four kinds gets a quarter.
         seed: seed of the inputs.
         folder: where files are written.
+        command: the command line, a function of its words that ends with SystemExit.
 
     Returns:
         By kind: `load`, `folder` (pictures), `evaluate` and `command` (the command line).
@@ -168,7 +170,7 @@ def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
         "load": lambda chance: damaged_run(chance, folder),
         "folder": lambda chance: damaged_pictures(chance, folder),
         "evaluate": lambda chance: odd_images(chance, entry),
-        "command": lambda chance: odd_command(chance, folder),
+        "command": lambda chance: odd_command(chance, folder, command),
     }
     found: dict[str, Counts] = {}
     for kind, give in kinds.items():
@@ -330,15 +332,13 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
-def odd_command(chance: random.Random, folder: Path) -> int:
+def odd_command(chance: random.Random, folder: Path, command: Command) -> int:
     """Call a command with words missing, exchanged, repeated or made up; return its status.
 
     Raises:
         ArithmeticError: the command printed a number that is not finite.
         RuntimeError: the exit status is not 0, 1 or 2, or nothing was said about an error.
     """
-    from capsule_zoo.cli import main
-
     name = chance.choice(list(COMMANDS))
     words = [name, *COMMANDS[name]]
     for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
@@ -363,7 +363,7 @@ def odd_command(chance: random.Random, folder: Path) -> int:
     os.chdir(folder)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
-            main([places.get(word, word) for word in words])
+            command([places.get(word, word) for word in words])
         status: Any = 0
     except SystemExit as ended:
         status = ended.code
@@ -417,16 +417,24 @@ def _refused(path: Path) -> None:
 
 
 def run(
-    seed: int, kills: int = KILLS, inputs: int = INPUTS, say: Callable[[str], None] = print
+    seed: int,
+    command: Command,
+    kills: int = KILLS,
+    inputs: int = INPUTS,
+    say: Callable[[str], None] = print,
 ) -> tuple[dict[str, Counts], float]:
-    """Try all faults; return what was counted, and the seconds that it took."""
+    """Try all faults; return what was counted, and the seconds that it took.
+
+    Args:
+        command: see `odd_inputs`.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         say(f"killing training runs {kills} times")
         found = {"kills": killed_trainings(kills, seed, folder)}
         say(f"giving {inputs:,} odd inputs")
-        found |= odd_inputs(inputs, seed, folder)
+        found |= odd_inputs(inputs, seed, folder, command)
         say("writing where there is no room")
         found["full_disk"] = full_disk(folder)
     return found, time.monotonic() - began

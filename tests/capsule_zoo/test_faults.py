@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from capsule_zoo.cli import main
 from capsule_zoo.inference.training import checkpoint
 from capsule_zoo.registry import create, small_sizes
 from capsule_zoo.selfcheck import faults
@@ -38,7 +39,7 @@ def test_a_run_that_goes_on_with_other_draws_ends_elsewhere(tmp_path):
 
 
 def test_odd_inputs_get_clear_answers(tmp_path):
-    found = odd_inputs(80, 0, tmp_path)
+    found = odd_inputs(80, 0, tmp_path, main)
     assert set(found) == {"load", "folder", "evaluate", "command"}
     for counts in found.values():
         assert counts.bad == [] and 0 < counts.refused <= counts.tried == 20
@@ -52,7 +53,7 @@ def test_an_unclear_error_is_counted(tmp_path, monkeypatch, error, bad):
         raise error
 
     monkeypatch.setattr(faults, "damaged_run", fail)
-    assert len(odd_inputs(16, 0, tmp_path)["load"].bad) == bad
+    assert len(odd_inputs(16, 0, tmp_path, main)["load"].bad) == bad
 
 
 def test_weights_that_are_not_finite_are_seen(tmp_path):
