@@ -179,15 +179,20 @@ def evidence_of_simulated(model: Model, idata) -> np.ndarray:
 
 
 ONE_OF_EACH = [
-    "linear Gaussian from a guide",
-    pytest.param("kinds and presences from a guide", marks=pytest.mark.slow),
+    CASES["linear Gaussian from a guide"],
+    pytest.param(
+        lambda: _with(MixedGuide, Mixed(noise=1.0).double()),
+        id="kinds and presences from a guide",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", ONE_OF_EACH)
 def test_bounds_meet_at_the_evidence(case):
+    """Noise is large where there are kinds, so that flips between kinds are often accepted."""
     torch.manual_seed(0)
-    model, guide = CASES[case]()
+    model, guide = case()
     with pyro.validation_enabled(False):
         shown = draws(model, 4)
     if not isinstance(model, Mixed):
@@ -208,7 +213,7 @@ def test_bounds_meet_at_the_evidence(case):
 
 @pytest.mark.slow
 def test_few_temperatures_leave_a_gap_that_more_close():
-    model, guide = Mixed(noise=0.05).double(), None
+    model, guide = Mixed(noise=0.2).double(), None
     torch.manual_seed(0)
     shown = draws(model, 2)
     gaps = [
@@ -219,7 +224,7 @@ def test_few_temperatures_leave_a_gap_that_more_close():
         )["gap"]
         for number in (2, 25)
     ]
-    assert gaps[0] > 2 > gaps[1] > -1
+    assert gaps[0] > 6 > 3 > gaps[1] > -1  # 17 to 18 and 1.1 to 1.8 at two seeds
 
 
 def test_a_bound_from_annealing_is_tighter_than_the_guides():
