@@ -24,7 +24,8 @@ ROUTINGS: dict[str, Routing] = {
     "vb": VBRouting(3),
 }
 TRAINING: dict[str, Any] = dict(lr=2e-3, schedule="linear", batch_size=64, labels=True, warmup=100)
-SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), channels=2)
+# Two primary capsules: one alone would give all classes equal presences under EM.
+SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), channels=4)
 
 
 def _with(routing: Routing) -> Callable[[Entry], RoutedCapsules]:
