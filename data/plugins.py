@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 
@@ -82,5 +83,12 @@ def modules_outside(*objects: object) -> list[str]:
 
     A script that is run as a program has no name by which it could be imported, and is left out.
     """
-    names = {str(getattr(each, "__module__", "")) for each in objects}
+    names = {str(getattr(_unwrapped(each), "__module__", "")) for each in objects}
     return sorted(n for n in names if n.partition(".")[0] not in ("", "capsule_zoo", "__main__"))
+
+
+def _unwrapped(function: object) -> object:
+    """Return the function of which others fixed arguments."""
+    while isinstance(function, partial):
+        function = function.func
+    return function

@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from capsule_zoo import create, registry
 from capsule_zoo.data import datasets, plugins, register_dataset
+from capsule_zoo.data.plugins import modules_outside
 from capsule_zoo.registry import list_models, load, register_guide, save, small_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -199,3 +201,8 @@ def test_a_data_set_is_registered_once(scratch):
         register_dataset("mnist")(reader)
     with pytest.raises(ValueError, match="lower case with hyphens"):
         register_dataset("Of a test")
+
+
+def test_a_function_with_fixed_arguments_belongs_to_its_own_module():
+    assert modules_outside(partial(create, "vae")) == []
+    assert modules_outside(partial(partial(json.dumps), indent=2)) == ["json"]

@@ -48,7 +48,7 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
     card = json.loads(publish(str(tmp_path / "run"), "mine", []).read_text())
     assert card["training"]["command"] == (
         "capsule-zoo train capsule-network --data digits --seed 0 --guide uniform "
-        "--set channels=2 --set 'hidden=[12, 12]' "
+        "--set channels=4 --set 'hidden=[12, 12]' "
         "--batch-size 8 --lr 0.01 --transform shift=1 --steps 2"
     )
 
