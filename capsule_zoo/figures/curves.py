@@ -120,6 +120,16 @@ def accuracies_in_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> F
     return figure
 
 
+TICKS = {
+    "probe": (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
+    "frechet": (20, 40, 60, 100, 200, 500, 1000, 2000),
+}
+
+
+def _inside(value: float, ends: tuple[float, float]) -> bool:
+    return ends[0] <= value <= ends[1]
+
+
 def qualities_in_time(
     runs: Mapping[str, Sequence[Mapping[str, Sequence[float]]]],
     goals: Mapping[str, Sequence[float]],
@@ -133,6 +143,7 @@ def qualities_in_time(
             as the error rate.
     """
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     figure, axes = plt.subplots(1, len(goals), figsize=(4.5 * len(goals), 3.3), squeeze=False)
     for axis, (quality, wanted) in zip(axes[0], goals.items(), strict=True):
@@ -143,8 +154,12 @@ def qualities_in_time(
             _curve(axis, minutes, 1 - values if rate else values, errors, name, ".-")
         for value in wanted:
             axis.axhline(1 - value if rate else value, color="gray", linestyle=":")
-        axis.set_xscale("log")
+        axis.set_xscale("log", base=2)
         axis.set_yscale("log")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter(ScalarFormatter())
+            side.set_minor_formatter(NullFormatter())
+        axis.set_yticks([t for t in TICKS[quality] if _inside(t, axis.get_ylim())])
         axis.set_xlabel("minutes of one core")
         axis.set_ylabel("error rate of a linear probe" if rate else "Frechet distance of samples")
     axes[0, 0].legend(fontsize=7)
