@@ -120,13 +120,15 @@ def augment(options: Options, **settings: Any) -> Result:
     for (name, _), found in outcomes.items():
         by_degrees.setdefault(name, []).append(found)
     numbers = {name: over_seeds(found) for name, found in by_degrees.items()}
-    entries = {name: load(folder) for name, folder in study.folders(timed).items()}
     data = load_dataset("mnist", root=options.data_root)
     found = by_quantity(numbers)
-    shown = {"": curves(found, chosen.degrees, 1 / data.num_classes)}
-    shown |= {f"parts_{name}": parts_of(entry, data) for name, entry in entries.items()}
-    widest = entries[str(max(chosen.degrees))]
-    shown["templates"] = learned_templates(widest.model)
+    name = str(max(chosen.degrees))
+    widest = load(study.folders(timed)[name])
+    shown = {
+        "": curves(found, chosen.degrees, 1 / data.num_classes),
+        f"parts_{name}": parts_of(widest, data),
+        "templates": learned_templates(widest.model),
+    }
     return Result({**found}, shown, None, widest)
 
 

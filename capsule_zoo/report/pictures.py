@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 WIDTH = 1000  # pixels, at most
-QUALITY = 80
+QUALITY = 75
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def test_augment_measures_every_range(monkeypatch, tmp_path):
     assert wanted <= metrics and not any(
         name.startswith("rotated") and name.endswith("_0") for name in metrics
     )
-    assert figures == {"", "parts_0", "parts_90", "templates"}
+    assert figures == {"", "parts_90", "templates"}
 
 
 def test_the_error_of_several_seeds_is_between_seeds():
