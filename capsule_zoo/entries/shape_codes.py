@@ -183,7 +183,7 @@ def shape_codes(
         guide=AmortizedShapeCodes(model, "delta", **{**GUIDE_SIZES, **guide_sizes}),
         guides=GUIDES,
         objective=Trace_ELBO(),
-        training={"batch_size": 32},  # see `results/shape-codes`: four times as fast as 128
+        training={"batch_size": 32},  # see `results/shape-codes`: nearly three times as fast as 128
         figures=PICTURES,
         stages=stages,
     )

@@ -330,18 +330,19 @@ def read_at_own_turns(
         views: part sets (N, 1, P, 7) of the images, at each of their turns.
         temperature: T, of the belief in the features.
     """
-    best: Kinds | None = None
-    for sets in views:
-        seen = read_kinds(guide, sets)
-        if best is None:
-            best = seen
-            continue
-        better = seen.logits > best.logits
-        for kept, new in zip(best, seen, strict=True):
-            kept[better] = new[better]
+    read = (read_kinds(guide, sets) for sets in views)
+    best = next(read, None)
     if best is None:
         raise ValueError("views is empty; give the part sets of at least one turn")
+    for seen in read:
+        _exchange(best, seen, seen.logits > best.logits)
     return best.weighed(temperature)
+
+
+def _exchange(kept: Sequence[Tensor], new: Sequence[Tensor], better: Tensor) -> None:
+    """Replace rows of tensors by new ones where these are better, in place."""
+    for old, other in zip(kept, new, strict=True):
+        old[better] = other[better]
 
 
 def sets_at_turns(guide: ShapeCodesGuide, split: Split, turns: int) -> Iterator[Tensor]:
@@ -366,8 +367,7 @@ def read_at_best_turn(
     for turn, seen in enumerate(views, start=1):
         better = seen.explained > best.explained
         chosen[better] = turn
-        for kept, new in zip(best, seen, strict=True):
-            kept[better] = new[better]
+        _exchange(best, seen, better)
     return best, chosen
 
 

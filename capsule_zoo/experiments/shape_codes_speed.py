@@ -13,10 +13,10 @@ import pyro
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.entries.shape_codes import part_sets
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import snake_case
+from capsule_zoo.experiments.findings import by_quantity, snake_case
+from capsule_zoo.experiments.part_whole import WITH_POSES
 from capsule_zoo.experiments.part_whole_prior import looks
 from capsule_zoo.experiments.shape_codes import ObjectSettings, read_objects
-from capsule_zoo.experiments.stacked_capsule_autoencoder import SITES
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train_stages
 from capsule_zoo.figures.curves import qualities_in_time
@@ -94,35 +94,13 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
     }
     tables = {
         f"minutes of {entry}": Table(
-            by_length(rows), f"{{quantity}}_{snake_case(entry)}_{{variant}}"
+            by_quantity(rows), f"{{quantity}}_{snake_case(entry)}_{{variant}}"
         )
         for entry, rows in found.items()
     }
-    reached = {snake_case(entry): first_times(list(rows.values())) for entry, rows in found.items()}
-    goals = {
-        name: {e: own[name] for e, own in reached.items() if name in own} for name in goal_names()
-    }
+    goals = by_quantity({snake_case(e): first_times([*rows.values()]) for e, rows in found.items()})
     shown = {"": qualities_in_time({e: list(rows.values()) for e, rows in found.items()}, GOALS)}
-    return Result({**tables, "goals": Table({k: v for k, v in goals.items() if v})}, shown)
-
-
-def goal_names() -> list[str]:
-    """Return the name of the time to each goal, as in `minutes_to_probe_095`."""
-    return [goal_name(quality, goal) for quality, goals in GOALS.items() for goal in goals]
-
-
-def goal_name(quality: str, goal: float) -> str:
-    """Return the name of the time to a goal."""
-    return f"minutes_to_{quality}_{goal:g}".replace(".", "")
-
-
-def by_length(rows: Mapping[str, Mapping[str, Sequence]]) -> dict[str, Numbers]:
-    """Return the numbers of runs of several lengths by quantity, then by length."""
-    found: dict[str, Numbers] = {}
-    for length, numbers in rows.items():
-        for quantity, (value, error, count) in numbers.items():
-            found.setdefault(quantity, {})[length] = value, error, count
-    return found
+    return Result({**tables, "goals": Table(goals)}, shown)
 
 
 def first_times(rows: Sequence[Mapping[str, Sequence]]) -> Numbers:
@@ -133,7 +111,8 @@ def first_times(rows: Sequence[Mapping[str, Sequence]]) -> Numbers:
         for goal in goals:
             good = [r["core_minutes"][0] for r in rows if sign * r[quality][0] >= sign * goal]
             if good:
-                found[goal_name(quality, goal)] = min(good), None, 1
+                name = f"minutes_to_{quality}_{goal:g}".replace(".", "")
+                found[name] = min(good), None, 1
     return found
 
 
@@ -167,7 +146,7 @@ def features(entry: Entry, split: Split) -> np.ndarray:
     if entry.name == "shape-codes":
         sets = part_sets(entry.guide.with_scope("parts"), split).images
         return read_objects(entry.guide, sets, ObjectSettings().temperature).features()
-    sites = list(entry.guide.covers) if entry.name == "vae" else SITES["presence_pose"]
+    sites = list(entry.guide.covers) if entry.name == "vae" else WITH_POSES
     return latents(entry.guide, split.images, sites)
 
 
