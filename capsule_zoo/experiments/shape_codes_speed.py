@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyro
 
-from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.entries.shape_codes import part_sets
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, snake_case
@@ -24,7 +25,7 @@ from capsule_zoo.inference import latents, linear_probe
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry, create, load, save
 
 LENGTHS: Mapping[str, tuple[float, ...]] = {
     "shape-codes": (0.5, 1, 2, 4, 8),
@@ -87,9 +88,18 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
             costs[f"{entry}-{minutes:g}"] = float(minutes)
     timed = replace(options, minutes=options.budget)
     options.say(f"Training {len(tasks)} models in {options.budget:.3g} minutes")
-    runs = Study(tasks, costs=costs).run(learn, timed)
-    found = {
-        entry: {f"{m:g}".replace(".", "_"): runs[f"{entry}-{m:g}", options.seed] for m in lengths}
+    study = Study(tasks, costs=costs)
+    runs = study.run(learn, timed)
+    options.say("Comparing samples with test images")
+    distances = distances_of(study.folders(timed), chosen, options)
+    found: dict[str, dict[str, Numbers]] = {
+        entry: {
+            f"{m:g}".replace(".", "_"): {
+                **runs[f"{entry}-{m:g}", options.seed],
+                "frechet": distances[f"{entry}-{m:g}"],
+            }
+            for m in lengths
+        }
         for entry, lengths in lengths_of.items()
     }
     tables = {
@@ -117,7 +127,7 @@ def first_times(rows: Sequence[Mapping[str, Sequence]]) -> Numbers:
 
 
 def learn(job: Job[Task]) -> dict[str, Number]:
-    """Train one entry for the minutes of the job, and measure it.
+    """Train one entry for the minutes of the job, measure it, and save it in the job's folder.
 
     Nothing is saved before the end: an interrupted run starts again, because its processor time
     would be lost.
@@ -130,6 +140,8 @@ def learn(job: Job[Task]) -> dict[str, Number]:
     unsaved = replace(options, runs=None)
     run = train_stages(entry, data, unsaved, name=name, minutes=options.budget)
     spent = (time.process_time() - began) / 60
+    if job.folder:
+        save(entry, job.folder, data=data.name, seed=options.seed)
     few = data.train[: chosen.probed]
     penalty = ObjectSettings().penalty if name == "shape-codes" else 1.0
     given, asked = (features(entry, split) for split in (few, data.test))
@@ -137,7 +149,6 @@ def learn(job: Job[Task]) -> dict[str, Number]:
         "core_minutes": (spent, None, 1),
         "updates": (float(run.steps), None, 1),
         "probe": linear_probe(given, few.labels, asked, data.test.labels, penalty),
-        "frechet": distance(entry, data, chosen, options.seed),
     }
 
 
@@ -150,9 +161,14 @@ def features(entry: Entry, split: Split) -> np.ndarray:
     return latents(entry.guide, split.images, sites)
 
 
-def distance(entry: Entry, data: Dataset, chosen: Settings, seed: int) -> Number:
-    """Return the Frechet distance of samples of the prior to test images."""
-    classifier = train_classifier(data.train, data.num_classes, epochs=chosen.epochs, seed=seed)
+def distances_of(folders: Mapping[str, Path], chosen: Settings, options: Options) -> Numbers:
+    """Return the Frechet distance to test images of samples of each saved entry's prior."""
+    data = load_dataset("mnist", root=options.data_root)
+    how = dict(epochs=chosen.epochs, seed=options.seed)
+    classifier = train_classifier(data.train, data.num_classes, **how)
     real = classifier.read(data.test.images[: chosen.samples])
-    samples = mean_images(entry.model, len(real.features), seed=seed)
-    return looks(classifier.read(samples), real)["frechet"]
+    found: Numbers = {}
+    for name, folder in folders.items():
+        samples = mean_images(load(folder).model, len(real.features), seed=options.seed)
+        found[name] = looks(classifier.read(samples), real)["frechet"]
+    return found
