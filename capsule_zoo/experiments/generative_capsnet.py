@@ -29,10 +29,8 @@ from capsule_zoo.data import Dataset, Rotations
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, mean_and_error, median_and_error
 from capsule_zoo.experiments.generative_requests import (
-    ANGLES,
+    PROTOCOLS,
     RARE,
-    SHIFTED,
-    TURNED,
     Protocol,
     of_class,
     on_canvas,
@@ -113,14 +111,13 @@ class Trainings:
 @experiment("generative-capsnet/shift", data="mnist", takes=Trainings)
 def shift(options: Options, **settings: Any) -> Result:
     """Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes)."""
-    return on_request(SHIFTED, Trainings(**settings), options)
+    return on_request(PROTOCOLS["shift"], Trainings(**settings), options)
 
 
 @experiment("generative-capsnet/shift-beyond", data="mnist", takes=Trainings)
 def shift_beyond(options: Options, **settings: Any) -> Result:
     """Shift all digits by up to 10 pixels, and request them at up to 20 (200 core-minutes)."""
-    protocol = replace(SHIFTED, usual=(-10, 10), rare=(-10, 10))
-    return on_request(protocol, Trainings(**settings), options)
+    return on_request(PROTOCOLS["shift-beyond"], Trainings(**settings), options)
 
 
 @experiment("generative-capsnet/rotate", data="mnist", takes=Trainings)
@@ -129,15 +126,13 @@ def rotate(options: Options, **settings: Any) -> Result:
 
     The figures `concepts` are the article's: a single unit or kind of a code at every angle.
     """
-    return on_request(TURNED, Trainings(**settings), options, infer=True)
+    return on_request(PROTOCOLS["rotate"], Trainings(**settings), options, infer=True)
 
 
 @experiment("generative-capsnet/one-shot", data="mnist", takes=Trainings)
 def one_shot(options: Options, **settings: Any) -> Result:
     """Turn all digits to every angle, 4 and 9 to 18 degrees only (85 core-minutes)."""
-    line = tuple(sorted((*ANGLES, (18.0,))))
-    protocol = replace(TURNED, rare=(18, 18), lines={"circle": line})
-    return on_request(protocol, Trainings(**settings), options)
+    return on_request(PROTOCOLS["one-shot"], Trainings(**settings), options)
 
 
 @experiment(
@@ -149,8 +144,7 @@ def one_shot(options: Options, **settings: Any) -> Result:
 )
 def rotate_beyond(options: Options, **settings: Any) -> Result:
     """Turn all digits within 90 degrees, and request the whole circle (85 core-minutes)."""
-    protocol = replace(TURNED, usual=(-90, 90), rare=(-90, 90))
-    return on_request(protocol, Trainings(**settings), options)
+    return on_request(PROTOCOLS["rotate-beyond"], Trainings(**settings), options)
 
 
 @dataclass(frozen=True)
@@ -185,11 +179,7 @@ def on_request(
     runs: dict[str, Numbers] = {}
     for name, entry in entries.items():
         own = [outcome for (decoder, _), outcome in found.items() if decoder == name]
-        errors[name] = {line: np.stack([run["errors"][line] for run in own]) for line in blank}
-        runs[name] = {
-            "steps": mean_and_error([float(run["steps"]) for run in own]),
-            "parameters": (float(entry.model.num_parameters), None, 1),
-        }
+        errors[name], runs[name] = of_runs(own, entry)
         if infer:
             options.say(f"Inferring by {name} how images were turned")
             runs[name]["inferred_degrees"] = inferred_angles(
@@ -204,6 +194,20 @@ def on_request(
             drawn[f"concepts_{name}"] = concepts(entries[name], data, protocol)
     metrics = {**tables, "training": training}
     return Result(metrics, drawn, as_table(tables), entries.get("digit_capsules"))
+
+
+def of_runs(runs: list[dict[str, Any]], entry: Entry) -> tuple[Errors, Numbers]:
+    """Return the errors (seeds, rare classes, points) by line, and the size of the training.
+
+    Args:
+        runs: what `learn` returned for one decoder, seed by seed.
+        entry: the decoder's entry.
+    """
+    errors = {line: np.stack([run["errors"][line] for run in runs]) for line in runs[0]["errors"]}
+    return errors, {
+        "steps": mean_and_error([float(run["steps"]) for run in runs]),
+        "parameters": (float(entry.model.num_parameters), None, 1),
+    }
 
 
 def study_of(protocol: Protocol, settings: Trainings, guide: str | None = None) -> Study[Task]:
@@ -262,12 +266,15 @@ def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol, image
     return {line: np.array(errors) for line, errors in found.items()}
 
 
-def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) -> dict[str, Table]:
+def measured(
+    errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, prefix: str = ""
+) -> dict[str, Table]:
     """Return tables of errors for every rare class and line: absolute ones, and "to blank".
 
     Args:
         errors: by decoder and line, (seeds, rare classes, points).
         blank: by line, (rare classes, points).
+        prefix: the first words of every metric's name.
     """
     tables: dict[str, Table] = {}
     for line, points in protocol.lines.items():
@@ -277,7 +284,7 @@ def measured(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol) ->
         for i, digit in enumerate(RARE):
             own = {name: found[line][:, i] for name, found in errors.items()}
             absolute, relative = inside_and_outside(own, blank[line][i], inside)
-            names = f"{{variant}}_digit{digit}_{{quantity}}{suffix}"
+            names = f"{prefix}{{variant}}_digit{digit}_{{quantity}}{suffix}"
             tables[f"digit {digit}{words}"] = Table(absolute, names)
             tables[f"digit {digit}{words}, to blank"] = Table(relative, f"{names}_to_blank")
     return tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch.nn.functional as F
@@ -54,6 +54,13 @@ SHIFTS: dict[str, Line] = {
 }
 TURNED = Protocol(Rotations(), (-180, 180), (-45, 45), {"circle": ANGLES})
 SHIFTED = Protocol(Shifts(20), (-20, 20), (-5, 5), SHIFTS, border=20)
+PROTOCOLS: dict[str, Protocol] = {
+    "shift": SHIFTED,
+    "shift-beyond": replace(SHIFTED, usual=(-10, 10), rare=(-10, 10)),
+    "rotate": TURNED,
+    "one-shot": replace(TURNED, rare=(18, 18), lines={"circle": tuple(sorted((*ANGLES, (18.0,))))}),
+    "rotate-beyond": replace(TURNED, usual=(-90, 90), rare=(-90, 90)),
+}
 
 
 def on_canvas(protocol: Protocol, options: Options) -> Dataset:

@@ -24,6 +24,7 @@ from capsule_zoo.experiments.generative_capsnet import (
     turned,
 )
 from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
+from capsule_zoo.experiments.generative_capsnet_length import Lengths
 from capsule_zoo.experiments.generative_requests import RARE, SHIFTED, TURNED, on_canvas
 from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.records import flatten, read_record
@@ -134,6 +135,28 @@ def test_some_decoders_alone_may_be_trained(small, tmp_path):
     assert record["settings"]["decoders"] == ["autoencoder", "continuous"]
     with pytest.raises(ValueError, match="unknown decoder 'autoencode'; did you mean"):
         Trainings(decoders=("autoencode",))
+
+
+def test_a_record_at_length_holds_every_decoder_of_every_protocol(small, tmp_path):
+    """Its numbers are those of the experiment that it repeats, with as many updates."""
+    settings = {**SMALL, "decoders": ("autoencoder", "continuous"), "seeds": 1}
+    at_length = {**settings, "protocols": ("one-shot", "rotate-beyond")}
+    result, path = reproduce("generative-capsnet/at-length", OPTIONS, folder=tmp_path, **at_length)
+    metrics = read_record("generative-capsnet/at-length", tmp_path)["metrics"]
+    reproduce("generative-capsnet/one-shot", OPTIONS, folder=tmp_path, **settings)
+    short = read_record("generative-capsnet/one-shot", tmp_path)["metrics"]
+    for decoder in settings["decoders"]:
+        for where in ("inside", "outside"):
+            name = f"{decoder}_digit4_{where}"
+            assert metrics[f"one_shot_{name}"] == short[name]
+            assert metrics[f"rotate_beyond_{name}"] != short[name]
+    assert metrics["rotate_beyond_continuous_steps"]["value"] == 2
+    pictures = {file.stem for file in path.parent.glob("at-length_*.png")}
+    kinds = ("one_shot", "one_shot_painted", "rotate_beyond", "rotate_beyond_painted")
+    assert pictures == {f"at-length_{kind}" for kind in kinds}
+    assert result.table.shape == (2, 12)
+    with pytest.raises(ValueError, match="unknown protocol 'rotat'; did you mean"):
+        Lengths(protocols=("rotat",))
 
 
 def test_inside_is_what_was_asked_for_in_training():

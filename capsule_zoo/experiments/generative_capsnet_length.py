@@ -1,0 +1,100 @@
+"""The experiments on requests at length: one seed of each decoder, for thousands of updates.
+
+The article trains for 100,000 updates, and the other records for hundreds. This one says how much
+of a difference between them and the article is the length alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.generative_capsnet import (
+    DECODERS,
+    Errors,
+    Task,
+    Trainings,
+    as_table,
+    curves,
+    errors_of_rare,
+    learn,
+    measured,
+    of_runs,
+    painted,
+)
+from capsule_zoo.experiments.generative_requests import PROTOCOLS, on_canvas
+from capsule_zoo.experiments.findings import by_quantity
+from capsule_zoo.experiments.study import Study, choose
+from capsule_zoo.records import Numbers, Table
+from capsule_zoo.registry import load
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROTATIONS = ("rotate", "one-shot", "rotate-beyond")
+
+
+@dataclass(frozen=True)
+class Lengths(Trainings):
+    """The settings of the runs at length: `Trainings`, and the experiments that they repeat.
+
+    Args:
+        protocols: names of the experiments on requests.
+        decoders: names of the decoders that are trained.
+        seeds: number of seeds for each decoder.
+        steps: updates of every run, unless minutes are given; these are shared by all runs.
+        images: number of test images of each rare class.
+        inferred: not used here.
+        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
+        capsules: sizes of the capsule networks that replace the entries' own.
+        plain: sizes of the other decoders that replace the entries' own.
+    """
+
+    protocols: tuple[str, ...] = ROTATIONS
+    decoders: tuple[str, ...] = tuple(name for name in DECODERS if name not in ("vae", "broadcast"))
+    seeds: int = 1
+    steps: int = 20_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("protocol", self.protocols, PROTOCOLS)
+
+
+@experiment("generative-capsnet/at-length", data="mnist", takes=Lengths)
+def at_length(options: Options, **settings: Any) -> Result:
+    """Repeat `rotate`, `one-shot` and `rotate-beyond` with 20,000 updates (180 core-minutes)."""
+    options.refuse_run()
+    chosen = Lengths(**settings)
+    tasks = {
+        f"{name}-{decoder}": Task(decoder, PROTOCOLS[name], chosen)
+        for name in chosen.protocols
+        for decoder in chosen.decoders
+    }
+    options.say(f"Training {len(tasks)} decoders for {chosen.steps} updates each")
+    study = Study(tasks, chosen.seeds)
+    found = study.run(learn, options)
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
+    metrics: dict[str, Table] = {}
+    runs: dict[str, Numbers] = {}
+    figures: dict[str, Figure] = {}
+    shown: list[pd.DataFrame] = []
+    for name in chosen.protocols:
+        protocol, words = PROTOCOLS[name], name.replace("-", "_")
+        data = on_canvas(protocol, options)
+        blank = errors_of_rare(None, data, protocol, chosen.images)
+        own = {decoder: entries[f"{name}-{decoder}"] for decoder in chosen.decoders}
+        errors: dict[str, Errors] = {}
+        for decoder, entry in own.items():
+            outcomes = [run for (task, _), run in found.items() if task == f"{name}-{decoder}"]
+            errors[decoder], runs[f"{words}_{decoder}"] = of_runs(outcomes, entry)
+        tables = measured(errors, blank, protocol, f"{words}_")
+        metrics |= {f"{name}, {title}": table for title, table in tables.items()}
+        shown.append(as_table(tables).add_prefix(f"{words}_"))
+        line = next(iter(protocol.lines))
+        figures[words] = curves(errors, blank, protocol, line)
+        figures[f"{words}_painted"] = painted(own, data, protocol)
+    metrics["training"] = Table(by_quantity(runs), names="{variant}_{quantity}")
+    return Result(metrics, figures, pd.concat(shown, axis=1), next(iter(entries.values())))
