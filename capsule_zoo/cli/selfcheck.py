@@ -23,9 +23,10 @@ def selfcheck(
     """Test posteriors, samplers and gradients against known laws.
 
     The exit status is 1 if an exact one fails. With --faults, training runs are killed at random
-    moments and resumed, thousands of damaged or odd inputs are given, and checkpoints are written
-    where there is no room (minutes; with --quick fewer of all); the exit status is 1 if a run ends
-    elsewhere, an error is unclear, or an earlier checkpoint is lost.
+    moments and resumed, thousands of damaged or odd inputs are given, checkpoints are written where
+    there is no room, and two processes take the steps of one (ten minutes; with --quick fewer of
+    all). The exit status is 1 if a run ends elsewhere, an error is unclear, or an earlier
+    checkpoint is lost.
 
     \b
     Examples:
@@ -52,9 +53,8 @@ def _faults(quick: bool, seed: int, out: Path, as_json: bool) -> int:
     def say(words: str) -> None:
         typer.echo(f"  {words}", err=True)
 
-    size = dict(kills=5, inputs=200) if quick else dict(kills=faults.KILLS, inputs=faults.INPUTS)
-    found, seconds = faults.run(seed, main, say=say, **size)
+    found = faults.run(seed, main, say=say, **(faults.QUICK if quick else {}))
     print("\n".join(faults.lines(found)))
-    print(f"written to {faults.write(found, quick, seed, seconds, out)}")
-    print_json(as_json, {name: counts.metric() for name, counts in found.items()})
-    return int(any(counts.bad for counts in found.values()))
+    print(f"written to {faults.write(found, quick, seed, out)}")
+    print_json(as_json, found.metrics)
+    return int(any(counts.bad for counts in found.counts.values()))

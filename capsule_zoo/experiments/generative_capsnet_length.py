@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity
 from capsule_zoo.experiments.generative_capsnet import (
     DECODERS,
     Errors,
@@ -26,7 +27,6 @@ from capsule_zoo.experiments.generative_capsnet import (
     painted,
 )
 from capsule_zoo.experiments.generative_requests import PROTOCOLS, on_canvas
-from capsule_zoo.experiments.findings import by_quantity
 from capsule_zoo.experiments.study import Study, choose
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import load

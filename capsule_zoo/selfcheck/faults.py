@@ -5,7 +5,8 @@
 A training run is killed at random moments (SIGKILL, which no program can catch), resumed, killed
 again, and so on until it ends; it has to end bit for bit where an undisturbed run ends. Odd inputs
 have to give a finite result or one of the errors that a user can fix; any other error counts as
-unclear. A checkpoint that cannot be written has to leave the earlier one intact.
+unclear. A checkpoint that cannot be written has to leave the earlier one intact. Two processes have
+to take the steps of one (`selfcheck.processes`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
 from io import BytesIO, StringIO
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,32 +38,18 @@ from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_chec
 from capsule_zoo.inference.training.history import COLUMNS
 from capsule_zoo.records import FOLDER, Metric, write_record
 from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.selfcheck.counts import Counts
+from capsule_zoo.selfcheck.processes import compared
 
 ENTRY = "vae"
 STEPS, EVERY = 300, 7  # updates of a training run that is killed, and updates between checkpoints
-KILLS, INPUTS = 100, 10_000
+KILLS, INPUTS, ROUNDS = 100, 10_000, 5
+QUICK = dict(kills=5, inputs=200, rounds=1)
+SHARED_STEPS = 10  # of a training run in two processes
+NOBODY = 65534  # a user whom folders do not belong to
 Command = Callable[[list[str]], None]
 REFUSED = 2  # exit status of a command that was used wrongly
 CLEAR = (ValueError, OSError, NonFiniteLoss)  # the command line shows these without a traceback
-
-
-@dataclass
-class Counts:
-    """What was tried and what went wrong.
-
-    Attributes:
-        tried: number of trials.
-        refused: number of trials that ended in an error that a user can fix.
-        bad: a line for each trial that went wrong.
-    """
-
-    tried: int = 0
-    refused: int = 0
-    bad: list[str] = field(default_factory=list)
-
-    def metric(self) -> Metric:
-        """Return the number of bad trials as a metric."""
-        return Metric(value=float(len(self.bad)), se=None, n=self.tried)
 
 
 def small_training(path: Path, seed: int, steps: int = STEPS) -> None:
@@ -379,14 +365,17 @@ def odd_command(chance: random.Random, folder: Path, command: Command) -> int:
 
 
 def full_disk(folder: Path) -> Counts:
-    """Write a checkpoint where there is no room, and where no file can be, over an earlier one.
+    """Write a checkpoint over an earlier one, where there is no room or no file can be written.
 
-    The lack of room is a limit on the size of files, in a process of its own.
+    Each trial runs in a process of its own. The lack of room is a limit on the size of files. The
+    folder that is read only is read by another user if this process may be any user.
     """
     counts = Counts()
-    path = folder / "kept.safetensors"
+    place = folder / "kept"
+    place.mkdir()
+    path = place / "kept.safetensors"
     save_checkpoint(path, {"model": torch.ones(4)})
-    for trial in (no_room, no_folder):
+    for trial in (no_room, no_folder, read_only):
         counts.tried += 1
         process = get_context("forkserver").Process(target=trial, args=(path,))
         _finished(process)
@@ -408,6 +397,17 @@ def no_folder(path: Path) -> None:
     _refused(path / "below.safetensors")
 
 
+def read_only(path: Path) -> None:
+    """Overwrite a checkpoint in a folder that takes no file; exit with 1 if it can."""
+    place = path.parent
+    place.parent.chmod(0o755)  # a temporary folder is its owner's alone
+    place.chmod(0o555)
+    if os.geteuid() == 0:  # who may write everywhere
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    _refused(path)
+
+
 def _refused(path: Path) -> None:
     try:
         save_checkpoint(path, {"model": torch.zeros(10_000)})
@@ -416,17 +416,39 @@ def _refused(path: Path) -> None:
     raise SystemExit(1)
 
 
+class Found(NamedTuple):
+    """The results of all faults.
+
+    Attributes:
+        counts: by kind of fault.
+        efficiency: the time of one process over twice the time of two.
+        seconds: wall time.
+    """
+
+    counts: dict[str, Counts]
+    efficiency: Metric
+    seconds: float
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """Bad trials of all, for each kind of fault, and the efficiency of two processes."""
+        counted = {name: counts.metric() for name, counts in self.counts.items()}
+        return {**counted, "two_processes_efficiency": self.efficiency}
+
+
 def run(
     seed: int,
     command: Command,
     kills: int = KILLS,
     inputs: int = INPUTS,
+    rounds: int = ROUNDS,
     say: Callable[[str], None] = print,
-) -> tuple[dict[str, Counts], float]:
-    """Try all faults; return what was counted, and the seconds that it took.
+) -> Found:
+    """Try all faults, and return what was counted.
 
     Args:
         command: see `odd_inputs`.
+        rounds: training runs in one process and in two.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -437,27 +459,28 @@ def run(
         found |= odd_inputs(inputs, seed, folder, command)
         say("writing where there is no room")
         found["full_disk"] = full_disk(folder)
-    return found, time.monotonic() - began
+    say(f"training in one process and in two, {rounds} times")
+    found["two_processes"], efficiency = compared(SHARED_STEPS, rounds)
+    return Found(found, efficiency, time.monotonic() - began)
 
 
-def write(
-    found: dict[str, Counts], quick: bool, seed: int, seconds: float, folder: str | Path = FOLDER
-) -> Path:
-    """Write the record `selfcheck/faults`: bad trials of all, for each kind of fault."""
+def write(found: Found, quick: bool, seed: int, folder: str | Path = FOLDER) -> Path:
+    """Write the record `selfcheck/faults`."""
     return write_record(
         f"selfcheck/faults{'-quick' if quick else ''}",
-        {name: counts.metric() for name, counts in found.items()},
+        found.metrics,
         command=f"capsule-zoo selfcheck --faults{' --quick' if quick else ''} --seed {seed}",
         seed=seed,
         data="random images of 5x6 pixels",
-        seconds=seconds,
+        seconds=found.seconds,
         folder=folder,
     )
 
 
-def lines(found: dict[str, Counts]) -> Iterator[str]:
+def lines(found: Found) -> Iterator[str]:
     """Yield a line for each kind of fault, and a line for each of its first bad trials."""
-    for name, counts in found.items():
+    for name, counts in found.counts.items():
         yield f"{name}: {len(counts.bad)} bad of {counts.tried:,}, {counts.refused:,} refused"
         for line in counts.bad[:10]:
             yield f"  {line}"
+    yield f"two processes have an efficiency of {found.efficiency['value']:.2f}"

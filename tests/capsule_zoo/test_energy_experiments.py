@@ -8,7 +8,7 @@ from miniature import few_digits, names_in_record
 from capsule_zoo import experiments
 from capsule_zoo.experiments import Options, capsule_rbm, energy, reproduce
 from capsule_zoo.inference import log_partition
-from capsule_zoo.registry import create, save
+from capsule_zoo.registry import create, save, small_sizes
 
 QUICK = Options(minutes=0.005, progress=False)
 LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
@@ -91,6 +91,23 @@ PROMISED = {
         {"samples", "reconstructions", "sums", "gibbs"},
     ),
 }
+
+
+def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(miniature, monkeypatch):
+    given = {}
+
+    def noted(train, labels, test, test_labels):
+        given.update(train=train, labels=labels, test=test, test_labels=test_labels)
+        return given, None
+
+    monkeypatch.setattr(energy, "probe_scores", noted)
+    entry = create("rbm", **{**small_sizes("rbm"), "image_shape": miniature.image_shape})
+    energy.probe(entry, miniature)
+    for part, split in (("train", miniature.train.binarized()), ("test", miniature.test)):
+        expected = list(energy.spectra(entry, split.images).values())[-1]
+        np.testing.assert_array_equal(given[part], expected)
+    assert torch.equal(given["labels"], miniature.train.labels)
+    assert torch.equal(given["test_labels"], miniature.test.labels)
 
 
 @pytest.mark.parametrize("name", PROMISED)

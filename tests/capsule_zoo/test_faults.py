@@ -2,13 +2,14 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
 from capsule_zoo.cli import main
 from capsule_zoo.inference.training import checkpoint
 from capsule_zoo.registry import create, small_sizes
-from capsule_zoo.selfcheck import faults
+from capsule_zoo.selfcheck import faults, processes
 from capsule_zoo.selfcheck.faults import (
     damaged,
     exchange,
@@ -67,7 +68,7 @@ def test_weights_that_are_not_finite_are_seen(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_earlier_one(tmp_path):
     counts = full_disk(tmp_path)
-    assert counts.tried == 2 and counts.bad == []
+    assert counts.tried == 3 and counts.bad == []
 
 
 def test_a_file_that_may_grow_is_no_full_disk(tmp_path, monkeypatch):
@@ -85,3 +86,21 @@ def test_inputs_are_damaged_and_exchanged():
         exchange(tree, chance)
         seen.add(str(tree))
     assert len(seen) > 10
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_of_one():
+    counts, efficiency = processes.compared(2 + processes.WARM_UP, 1)
+    assert counts.tried == 2 + processes.WARM_UP and counts.bad == []
+    assert efficiency["value"] > 0 and efficiency["se"] is None
+
+
+def test_losses_that_differ_are_bad_and_times_are_halved(monkeypatch):
+    runs = {
+        1: dict(loss=np.array([4.0, 2.0, 1.0, 1.0, 1.0, 1.0]), seconds=8.0 * np.arange(6)),
+        2: dict(loss=np.array([4.0, 2.0, 1.0, 1.0, 1.0, 1.1]), seconds=5.0 * np.arange(6)),
+    }
+    monkeypatch.setattr(processes, "history", lambda number, steps: runs[number])
+    counts, efficiency = processes.compared(6, 3)
+    assert counts.tried == 18 and len(counts.bad) == 3
+    assert efficiency == {"value": 0.8, "se": pytest.approx(0, abs=1e-12), "n": 3}

@@ -155,6 +155,17 @@ def test_seeds_repeat_and_the_random_state_is_left_alone():
     assert not torch.equal(weights(first), weights(other))
 
 
+def test_chains_have_draws_of_their_own_and_the_first_is_that_of_one_chain():
+    model, guide = pair()
+    images = conjugate_images(4)
+    one, three = (
+        evaluate(model, guide, images, chains=n, seed=3).sample_stats["log_weight"] for n in (1, 3)
+    )
+    np.testing.assert_array_equal(one[0], three[0])
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert (three[i] != three[j]).all()
+
+
 def test_groups_and_attributes():
     model, guide = pair()
     images = conjugate_images(6)

@@ -1,0 +1,303 @@
+"""Break the code on purpose, one place at a time, and tell which test notices.
+
+Each break changes one line that decides a published number: a split, a seed, a sign, a mean that
+should be a sum, the base of a logarithm, the binarization, the order of classes. The tests run in a
+copy of the repository. Only the file that should notice is run, for a number must be guarded where
+a reader of its tests would look.
+
+    python tests/breaks.py                          # all breaks, and the table in tests/README.md
+    python tests/breaks.py "IWAE without log K"     # one of them; nothing is written
+
+A break that its file does not notice is a test that is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "tests/README.md"
+BEGIN, END = "<!-- breaks -->", "<!-- end -->"
+LEFT_OUT = (".git", ".venv", "build", "*.egg-info", "__pycache__", ".*_cache", "*.png")
+
+
+@dataclass(frozen=True)
+class Break:
+    """One line that is changed.
+
+    Attributes:
+        name: what is wrong then, in a few words.
+        file, old, new: the file, a text that it holds once, and what replaces the text.
+        watch: the file below `tests` that should notice.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    watch: str
+
+
+BREAKS = (
+    Break(
+        "test images are training images",
+        "data/sources.py",
+        "test = read(folder, train=False, download=download)",
+        "test = read(folder, train=True, download=download)",
+        "data/test_datasets.py",
+    ),
+    Break(
+        "validation images are also trained on",
+        "data/datasets.py",
+        "kept, held_out = order[: len(images) - count], order[len(images) - count :]",
+        "kept, held_out = order, order[len(images) - count :]",
+        "data/test_datasets.py",
+    ),
+    Break(
+        "the probe is fitted on test images",
+        "capsule_zoo/experiments/energy.py",
+        "known = data.train[:PROBED].binarized()",
+        "known = data.test[:PROBED].binarized()",
+        "capsule_zoo/test_energy_experiments.py",
+    ),
+    Break(
+        "the seed does not reach the split",
+        "data/datasets.py",
+        "order = torch.randperm(len(images), generator=seeded_generator(seed))",
+        "order = torch.randperm(len(images), generator=seeded_generator(0))",
+        "data/test_datasets.py",
+    ),
+    Break(
+        "all chains of an evaluation have one seed",
+        "inference/evaluation/evaluate.py",
+        "with seeded(chain_seed(seed, number)):",
+        "with seeded(chain_seed(seed, 0)):",
+        "inference/test_evaluate.py",
+    ),
+    Break(
+        "binarization is a threshold",
+        "data/pixels.py",
+        "return (uniform.to(images.device) < images).to(images.dtype)",
+        "return (0.5 < images).to(images.dtype)",
+        "data/test_pixels.py",
+    ),
+    Break(
+        "the guide's density is added",
+        "inference/log_weight.py",
+        "log_density(scored, images) - log_density(guide_trace, images)",
+        "log_density(scored, images) + log_density(guide_trace, images)",
+        "inference/test_evaluate.py",
+    ),
+    Break(
+        "the mean over sites' coordinates, not the sum",
+        "inference/log_weight.py",
+        "return term.sum(others) if others else term",
+        "return term.mean(others) if others else term",
+        "inference/test_evaluate.py",
+    ),
+    Break(
+        "IWAE without log K",
+        "inference/evaluation/summary.py",
+        "iwae = logsumexp(log_weight, axis=0) - np.log(draws)",
+        "iwae = logsumexp(log_weight, axis=0)",
+        "inference/test_summary.py",
+    ),
+    Break(
+        "IWAE with a logarithm of base 2",
+        "inference/evaluation/summary.py",
+        "iwae = logsumexp(log_weight, axis=0) - np.log(draws)",
+        "iwae = logsumexp(log_weight, axis=0) - np.log2(draws)",
+        "inference/test_summary.py",
+    ),
+    Break(
+        "the effective draws are those of the best image",
+        "inference/evaluation/summary.py",
+        '"ess": float(ess.mean()),',
+        '"ess": float(ess.max()),',
+        "inference/test_summary.py",
+    ),
+    Break(
+        "deviation instead of standard error",
+        "capsule_zoo/experiments/findings.py",
+        "error = (values.std() / count**0.5).item() if count > 1 else None",
+        "error = values.std().item() if count > 1 else None",
+        "capsule_zoo/test_experiments.py",
+    ),
+    Break(
+        "the standard error of a share forgets the square root",
+        "inference/evaluation/classification.py",
+        "return cls(value, (value * (1 - value) / count) ** 0.5, count)",
+        "return cls(value, value * (1 - value) / count, count)",
+        "inference/test_classification.py",
+    ),
+    Break(
+        "error rate and accuracy exchanged",
+        "inference/evaluation/classification.py",
+        "predictions(program, split.images) != split.labels",
+        "predictions(program, split.images) == split.labels",
+        "inference/test_classification.py",
+    ),
+    Break(
+        "predictions in training mode",
+        "inference/evaluation/classification.py",
+        """    with in_eval_mode(cast(nn.Module, program)):
+        return""",
+        """    cast(nn.Module, program).train()
+    if True:
+        return""",
+        "inference/test_evaluation_mode.py",
+    ),
+    Break(
+        "classes of clusters in another order",
+        "inference/evaluation/clustering.py",
+        "return classes[chosen]",
+        "return classes[np.argsort(chosen)]",
+        "inference/test_clustering.py",
+    ),
+    Break(
+        "kinds named after the rarest class",
+        "capsule_zoo/experiments/shape_codes.py",
+        "commonest = count.argmax(1)",
+        "commonest = count.argmin(1)",
+        "capsule_zoo/test_shape_codes_entry.py",
+    ),
+    Break(
+        "kinds named by test images",
+        "capsule_zoo/experiments/shape_codes.py",
+        "count.index_put_((belief.argmax(-1), known), torch.ones(len(belief)), accumulate=True)",
+        "count.index_put_((asked.argmax(-1), truth), torch.ones(len(asked)), accumulate=True)",
+        "capsule_zoo/test_shape_codes_entry.py",
+    ),
+    Break(
+        "the share lost of the whole, not of what parts explain",
+        "capsule_zoo/experiments/shape_codes.py",
+        'return {"share_lost": ratio(inferred - redrawn, inferred - background)}',
+        'return {"share_lost": ratio(inferred - redrawn, inferred)}',
+        "capsule_zoo/test_shape_codes_entry.py",
+    ),
+    Break(
+        "Frechet distance with half of the overlap",
+        "inference/evaluation/sample_quality.py",
+        "- 2 * np.sqrt(overlap).sum()",
+        "- np.sqrt(overlap).sum()",
+        "inference/test_sample_quality.py",
+    ),
+    Break(
+        "log Z counts all chains",
+        "inference/energy/log_partition.py",
+        "log_weight.logsumexp(0) - math.log(chains)",
+        "log_weight.logsumexp(0)",
+        "inference/test_log_partition.py",
+    ),
+    Break(
+        "log Z subtracted with the wrong sign",
+        "capsule_zoo/experiments/energy.py",
+        "value = -float(free_energy.mean()) - log_z.value",
+        "value = -float(free_energy.mean()) + log_z.value",
+        "capsule_zoo/test_energy_experiments.py",
+    ),
+    Break(
+        "annealing forgets its last temperature",
+        "inference/posterior/transitions.py",
+        "return log_weight + last * terms.gain.double(), accepted",
+        "return log_weight, accepted",
+        "inference/test_annealed.py",
+    ),
+    Break(
+        "requests inside and outside exchanged",
+        "capsule_zoo/experiments/generative_capsnet.py",
+        '(("inside", inside), ("outside", ~inside))',
+        '(("inside", ~inside), ("outside", inside))',
+        "capsule_zoo/test_generative_capsnet_experiments.py",
+    ),
+    Break(
+        "pixels in [0, 1], where the article has [-1, 1]",
+        "capsule_zoo/experiments/generative_capsnet.py",
+        "errors.append(4 * error.square().mean().item())",
+        "errors.append(error.square().mean().item())",
+        "capsule_zoo/test_generative_capsnet_experiments.py",
+    ),
+    Break(
+        "angles 359 degrees apart are far from each other",
+        "capsule_zoo/experiments/generative_capsnet.py",
+        "error = ((found - angles + 180) % 360 - 180).abs()",
+        "error = (found - angles).abs()",
+        "capsule_zoo/test_generative_capsnet_experiments.py",
+    ),
+    Break(
+        "the mixture of a pixel takes its largest layer",
+        "models/blocks/pixel_mixture.py",
+        "density = (each + share.log()).logsumexp(0)",
+        "density = (each + share.log()).amax(0)",
+        "models/test_pixel_mixture.py",
+    ),
+    Break(
+        "one of two overlapping digits is enough",
+        "capsule_zoo/experiments/overlaps.py",
+        "(highest == classes).all(1)",
+        "(highest == classes).any(1)",
+        "capsule_zoo/test_capsule_network_experiments.py",
+    ),
+)
+
+
+def main(names: list[str]) -> None:
+    """Try the breaks of these names, or all; write the table if all were tried."""
+    if unknown := set(names) - {each.name for each in BREAKS}:
+        sys.exit(f"no break is called {sorted(unknown)}; the names are in {__file__}")
+    rows = []
+    for each in BREAKS:
+        if not names or each.name in names:
+            caught = first_failure(each)
+            rows.append(f"| {each.name} | `{each.file}` | {caught or '**nothing**'} |")
+            print(rows[-1], flush=True)
+    if not names:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        table = ["| what is broken | where | what fails first |", "| --- | --- | --- |", *rows]
+        PAGE.write_text("\n".join([before + BEGIN, *table, END + after]))
+
+
+def first_failure(broken: Break) -> str | None:
+    """Return the first test that fails in a copy of the repository with this break, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        changed = copy / broken.file
+        changed.write_text(replaced(broken))
+        return fails(copy, f"tests/{broken.watch}")
+
+
+def replaced(broken: Break) -> str:
+    """Return the file with the break in it."""
+    text = (ROOT / broken.file).read_text()
+    if text.count(broken.old) != 1:
+        raise ValueError(f"{broken.file} must hold {broken.old!r} once; bring the break up to date")
+    return text.replace(broken.old, broken.new)
+
+
+def fails(copy: Path, tests: str) -> str | None:
+    """Run a file of tests in a copy until one fails, and return its name in Markdown, or None."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
+    done = subprocess.run(
+        command, cwd=copy, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
+    )
+    if done.returncode == 0:
+        return None
+    failed = re.search(
+        r"^(?:FAILED|ERROR) tests/(\S+?)(?:::(\w+))?(?:\[.*)?(?: - .*)?$", done.stdout, re.M
+    )
+    if done.returncode != 1 or failed is None:
+        raise RuntimeError(f"the tests did not run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return f"`{failed[1]}`: {(failed[2] or 'import').removeprefix('test_').replace('_', ' ')}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
