@@ -102,6 +102,13 @@ def test_turned_images_turn_back(small):
     assert (back - images).square().mean() < 0.1 * (moved - images).square().mean()
 
 
+def test_the_error_of_an_angle_goes_the_short_way_round(small, monkeypatch):
+    angles, found = torch.tensor([[-179.0], [10.0], [0.0]]), torch.tensor([[178.0], [14.0], [-5.0]])
+    monkeypatch.setattr(generative_capsnet, "turned", lambda *given: (None, angles, found))
+    median, _, count = generative_capsnet.inferred_angles(None, small, OPTIONS, 3)
+    assert (median, count) == (4.0, 3)
+
+
 def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
     """They agree with the model with one-hot kinds, and with a unit whose size is found by hand."""
     data = on_canvas(TURNED, OPTIONS)
