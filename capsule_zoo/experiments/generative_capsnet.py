@@ -88,6 +88,7 @@ class Trainings:
         encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
         capsules: sizes of the capsule networks that replace the entries' own.
         plain: sizes of the other decoders that replace the entries' own.
+        fitting: arguments of `fit` that replace the entries' own.
     """
 
     decoders: tuple[str, ...] = tuple(DECODERS)
@@ -98,6 +99,7 @@ class Trainings:
     encoder: Mapping[str, Any] | None = None
     capsules: Mapping[str, Any] | None = None
     plain: Mapping[str, Any] | None = None
+    fitting: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         choose("decoder", self.decoders, DECODERS)
@@ -233,8 +235,8 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     classes = range(data.num_classes)
     ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
-    limit: dict[str, Any] = options.limit(settings.steps)
-    steps = train(requested, data, options, name="run", labels=True, **limit).steps
+    how: dict[str, Any] = {**(settings.fitting or {}), **options.limit(settings.steps)}
+    steps = train(requested, data, options, name="run", labels=True, **how).steps
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)
     errors = errors_of_rare(entry, data, protocol, settings.images)

@@ -53,6 +53,7 @@ class Bounds(Trainings):
         encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
         capsules: sizes of the capsule networks that replace the entries' own.
         plain: sizes of the other decoders that replace the entries' own.
+        fitting: arguments of `fit` that replace the entries' own.
         bounded: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
     """

@@ -6,6 +6,7 @@ of a difference between them and the article is the length alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROTATIONS = ("rotate", "one-shot", "rotate-beyond")
+FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Lengths(Trainings):
         encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
         capsules: sizes of the capsule networks that replace the entries' own.
         plain: sizes of the other decoders that replace the entries' own.
+        fitting: arguments of `fit` that replace a rate of .003 and batches of 32, with which errors
+            fall fastest.
     """
 
     protocols: tuple[str, ...] = ROTATIONS
@@ -60,6 +64,7 @@ class Lengths(Trainings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "fitting", {**FAST, **(self.fitting or {})})
         choose("protocol", self.protocols, PROTOCOLS)
 
 

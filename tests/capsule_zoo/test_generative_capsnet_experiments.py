@@ -24,7 +24,7 @@ from capsule_zoo.experiments.generative_capsnet import (
     turned,
 )
 from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
-from capsule_zoo.experiments.generative_capsnet_length import Lengths
+from capsule_zoo.experiments.generative_capsnet_length import FAST, Lengths
 from capsule_zoo.experiments.generative_requests import RARE, SHIFTED, TURNED, on_canvas
 from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.records import flatten, read_record
@@ -146,7 +146,7 @@ def test_some_decoders_alone_may_be_trained(small, tmp_path):
 
 def test_a_record_at_length_holds_every_decoder_of_every_protocol(small, tmp_path):
     """Its numbers are those of the experiment that it repeats, with as many updates."""
-    settings = {**SMALL, "decoders": ("autoencoder", "continuous"), "seeds": 1}
+    settings = {**SMALL, "decoders": ("autoencoder", "continuous"), "seeds": 1, "fitting": FAST}
     at_length = {**settings, "protocols": ("one-shot", "rotate-beyond")}
     result, path = reproduce("generative-capsnet/at-length", OPTIONS, folder=tmp_path, **at_length)
     metrics = read_record("generative-capsnet/at-length", tmp_path)["metrics"]
