@@ -23,8 +23,9 @@ from capsule_zoo.entries.shape_codes import (
     start_objects,
 )
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import by_quantity, mean_and_error
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, pictures
 from capsule_zoo.experiments.part_whole_prior import looks, ratio
+from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.turns import turned
@@ -144,6 +145,37 @@ def objects(options: Options, **settings: Any) -> Result:
     }
     shown = {"": draw(rows)}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+
+
+@experiment("shape-codes/mnist", data="mnist", minutes=60)
+def mnist(
+    options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
+) -> Result:
+    """Learn parts and objects from images on, and measure objects as `objects` does (90 minutes).
+
+    Args:
+        images: images in the Frechet distance.
+        held_out: images on which the loss of redrawn parts is measured.
+        turned: digits that are turned by any angle.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained("shape-codes", data, options)
+    chosen = Settings(images=images, held_out=held_out, turned=turned)
+    options.say("Parsing all images")
+    sets = parsed(data, options.seed, guide=entry.guide)
+    sets = replace(sets, test=part_sets(entry.guide.with_scope("parts"), data.test, options.seed))
+    options.say("Measuring")
+    read = read_both(entry.guide, sets, chosen)
+    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
+    samples = mean_images(entry.model, images, seed=options.seed)
+    seen = looks(classifier.read(samples), classifier.read(data.test.images[:images]))
+    metrics: Metrics = {
+        "classes": Table(by_quantity({"kinds": in_short(read, sets)}), "{quantity}"),
+        "samples": Table(by_quantity({"prior": seen}), "{quantity}"),
+        **in_all_ways(entry, data, sets, read, chosen, options.seed),
+    }
+    rows = {"digits": data.test.images[:12], "prior": samples[:12], "": samples[12:24]}
+    return Result(metrics, {"": draw(rows), **pictures(entry, data.test.images)}, None, entry)
 
 
 def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> list[Object]:

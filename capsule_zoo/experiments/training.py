@@ -101,7 +101,7 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> dict[s
 
 
 def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entry:
-    """Load `options.run` if given; otherwise create entry `name` and train it on `data`.
+    """Load `options.run` if given; otherwise create entry `name` and train it, in its stages.
 
     Args:
         settings: arguments of `fit` that replace the entry's; the limit is the options' budget.
@@ -109,5 +109,5 @@ def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entr
     if options.run:
         return load(options.run)
     entry = create(name, image_shape=data.image_shape)
-    train(entry, data, options, options.budget, name="trained", **settings)
+    train_stages(entry, data, options, name="trained", minutes=options.budget, **settings)
     return entry
