@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from capsule_zoo import cli
@@ -152,17 +153,24 @@ def check_pictures(entry, terminal: Terminal) -> None:
     assert "figure" in terminal.refused("figure", "nothing", "run")
 
 
-def test_an_entry_trains_from_a_shell(tmp_path):
-    """The command runs as a user types it, in a separate process."""
+TOGETHER = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+
+
+@pytest.mark.parametrize("launcher", [[], TOGETHER], ids=["alone", "torchrun"])
+def test_an_entry_trains_from_a_shell(tmp_path, launcher):
+    """The command runs as a user types it, in one process or two, and reports once."""
+    if launcher and not torch.distributed.is_available():
+        pytest.skip("torch has no distributed package")
     words = ["train", "vae", *small_words("vae"), "--steps", "3", "--out", "run", "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-m", "capsule_zoo", *words],
+        [sys.executable, "-m", *launcher, "capsule_zoo", *words],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "" and "reached 3 steps" in done.stdout
+    assert done.stdout.count("reached 3 steps") == 1
+    assert launcher or done.stderr == ""
     assert steps_of(tmp_path / "run") == (3, create("vae").training["batch_size"])
