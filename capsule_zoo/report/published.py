@@ -222,10 +222,12 @@ MATRIX = (
 
 def _stored(experiment: str, decoder: str, inside: str, outside: str) -> tuple[Published, ...]:
     """Return the authors' scores of a decoder on digit 4, for requests in and outside training."""
+    long = experiment != "shift"  # the other experiments were repeated at length
+    prefix = f"{experiment.replace('-', '_')}_" if long else ""
     return tuple(
         Published(
-            f"generative-capsnet/{experiment}",
-            f"{decoder}_digit4_{where}",
+            f"generative-capsnet/{'at-length' if long else experiment}",
+            f"{prefix}{decoder}_digit4_{where}",
             f"Squared error of a pixel, digit 4, {experiment}, {where} its range",
             printed,
             decoder.replace("_", " "),

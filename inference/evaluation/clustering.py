@@ -18,7 +18,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from capsule_zoo.inference.evaluation.probe import Accuracy
+from capsule_zoo.inference.evaluation.probe import Accuracy, check_lengths
 
 
 def cluster_accuracy(
@@ -43,11 +43,8 @@ def cluster_accuracy(
     """
     from sklearn.cluster import KMeans  # takes a second, and few need it
 
-    for name, features, answers in (("train", train, labels), ("test", test, test_labels)):
-        if len(features) != len(answers):
-            raise ValueError(
-                f"{name} has {len(features)} rows but {len(answers)} labels; give one for each row"
-            )
+    check_lengths("train", train, labels)
+    check_lengths("test", test, test_labels)
     classes = np.unique(labels.numpy())
     if not len(train):
         raise ValueError("train has no rows; give one image or more of each class")

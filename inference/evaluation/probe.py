@@ -83,7 +83,7 @@ def probe_scores(
 
     Args, Raises: as for `linear_probe`.
     """
-    _check_lengths("test", test, test_labels)
+    check_lengths("test", test, test_labels)
     probe = fit_probe(train, labels, penalty)
     answers = test_labels.numpy()
     scores = probe.decision_function(test)
@@ -110,12 +110,13 @@ def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeli
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    _check_lengths("train", train, labels)
+    check_lengths("train", train, labels)
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=2000))
     return probe.fit(train, labels.numpy())
 
 
-def _check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
+def check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
+    """Raise ValueError unless there is a label for every row of features."""
     if len(features) != len(answers):
         raise ValueError(
             f"{name} has {len(features)} rows but {len(answers)} labels; give one for each row"
