@@ -59,7 +59,7 @@ class Windows(NamedTuple):
     @classmethod
     def whole(cls, cells: int) -> Windows:
         """Return the windows of a single position that sees every cell."""
-        return cls._of(torch.arange(cells)[None], cells, (1, 1))
+        return cls._of(torch.arange(cells, device="cpu")[None], cells, (1, 1))
 
     @classmethod
     def _of(cls, cells: Tensor, number: int, shape: tuple[int, int]) -> Windows:
@@ -68,7 +68,7 @@ class Windows(NamedTuple):
             found[cell].append(entry)
         most = max(map(len, found))
         claims = [entries + [cells.numel()] * (most - len(entries)) for entries in found]
-        return cls(cells, torch.tensor(claims), shape)
+        return cls(cells, torch.tensor(claims, device=cells.device), shape)
 
     def to(self, device: torch.device) -> Windows:
         return Windows(self.cells.to(device), self.claims.to(device), self.shape)

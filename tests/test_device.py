@@ -1,0 +1,71 @@
+"""Every entry works on the device of its parameters, and on one that a variable names.
+
+    CAPSULE_ZOO_TEST_DEVICE=cuda pytest tests/test_device.py
+
+Without the variable no test here needs an accelerator.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pyro
+import pytest
+import torch
+
+from capsule_zoo.data import Split
+from capsule_zoo.inference import evaluate, fit, loss_per_image
+from capsule_zoo.registry import create, list_models, small_sizes
+
+DEVICE = os.environ.get("CAPSULE_ZOO_TEST_DEVICE")
+PAIRS = [
+    (name, guide) for name in list_models() for guide in create(name, **small_sizes(name)).guides
+]
+ELSEWHERE = {  # what makes tensors on the default device for a reason
+    "constellations": "corners are counted and ordered on the CPU, wherever the points are",
+    "capsule-network": "Pyro moves what is given to pyro.factor to the default device",
+    "overlapping-capsule-network": "the same",
+}
+
+
+@pytest.mark.parametrize(("name", "guide"), [pair for pair in PAIRS if pair[0] not in ELSEWHERE])
+def test_no_tensor_is_made_on_the_default_device(name, guide):
+    """A tensor of the device without data would join those on the CPU, and raise an error."""
+    pyro.set_rng_seed(0)
+    entry = create(name, **small_sizes(name)).use_guide(guide)
+    images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
+    known = entry.model.supervised or entry.training.get("labels")
+    labels = torch.arange(4) % 2 if known else None
+    with torch.device("meta"):
+        loss = loss_per_image(entry.objective, entry.model, entry.guide, images, labels)
+        loss.backward()
+    assert loss.isfinite()
+
+
+@pytest.mark.skipif(DEVICE is None, reason="CAPSULE_ZOO_TEST_DEVICE names no device")
+@pytest.mark.parametrize(("name", "guide"), PAIRS)
+def test_steps_and_an_evaluation_are_on_the_device(name, guide):
+    """Losses and gradients are finite there, and parameters stay there."""
+    pyro.set_rng_seed(0)
+    entry = create(name, **small_sizes(name)).use_guide(guide)
+    images = entry.model.space.example(6, torch.float32, torch.Generator().manual_seed(1))
+    data = Split(images, torch.arange(6) % 2, "noise")
+    labels = bool(entry.model.supervised or entry.training.get("labels"))
+    run = fit(
+        entry.model,
+        entry.guide,
+        data,
+        objective=entry.objective,
+        labels=labels,
+        steps=2,
+        batch_size=3,
+        device=DEVICE,
+        progress=False,
+    )
+    assert run.history[["loss", "gradient_norm"]].notna().all(axis=None)
+    modules = (entry.model, entry.guide)
+    places = {p.device.type for module in modules for p in module.parameters()}
+    assert places == {torch.device(DEVICE).type}
+    given = data.labels if entry.model.supervised else None
+    found = evaluate(entry.model, entry.guide, images, labels=given, num_particles=2, draws=0)
+    assert bool(found.sample_stats["log_weight"].notnull().all())
