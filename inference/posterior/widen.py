@@ -31,7 +31,7 @@ from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.models.blocks.modes import frozen
+from capsule_zoo.models.blocks.modes import frozen, in_eval_mode
 from capsule_zoo.models.blocks.spaces import space_of
 from capsule_zoo.models.checks import check_positive
 
@@ -83,6 +83,15 @@ class Widened(Guide):
     @property
     def covers(self) -> tuple[str, ...]:
         return tuple(getattr(self.guide, "covers", ()))
+
+    def train(self, mode: bool = True) -> Widened:
+        """Set the mode; the inner guide stays in evaluation mode, in which the bound is measured.
+
+        Its running statistics therefore stay as they are while the scales are fitted.
+        """
+        super().train(mode)
+        self.guide.eval()
+        return self
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         with _Widening(self):
@@ -185,7 +194,7 @@ def widen(
     first = next(guide.parameters(), next(model.parameters(), images))
     few = images if is_per_image(guide) else images[:2]
     few = few.to(first.device, first.dtype)
-    with isolated_parameters(model, guide):
+    with isolated_parameters(model, guide), in_eval_mode(guide):
         check_pair(model, guide, few)
         widened = Widened(model, guide, few, scale)
     with frozen(guide):

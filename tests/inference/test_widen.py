@@ -36,6 +36,17 @@ def test_a_guide_that_was_used_before_can_be_widened_and_used_after():
     assert model.mean.requires_grad and guide.slope.requires_grad
 
 
+def test_the_running_statistics_of_the_guide_stay_as_they_are():
+    pyro.set_rng_seed(0)
+    entry = create("part-whole", **small_sizes("part-whole"))
+    before = {name: value.clone() for name, value in entry.guide.named_buffers()}
+    assert any(name.endswith("running_mean") for name in before)
+    images = torch.rand(8, *entry.model.image_shape)
+    widened = widen(entry.model, entry.guide, images, steps=3)
+    for name, value in widened.guide.named_buffers():
+        assert torch.equal(value, before[name])
+
+
 def test_the_fitted_bound_is_the_optimum_in_closed_form():
     model, guide = points()
     images = conjugate_images(300)
