@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from capsule_zoo.data.binarized import binarized_mnist
 from capsule_zoo.data.constellations import constellations, constellations_of
 from capsule_zoo.data.plugins import import_plugins
 from capsule_zoo.data.seeds import seeded_generator
@@ -45,7 +46,8 @@ def load_dataset(
     """Load the data set called `name` into memory.
 
     The validation images are the last `validation` of a permutation of the training images that
-    `seed` determines. Test images never depend on `seed`, so that runs can be compared across it.
+    `seed` determines, unless the data set has validation images of its own (`binarized-mnist`) and
+    no number is given. Test images never depend on `seed`, so that runs can be compared across it.
 
     Args:
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
@@ -57,7 +59,8 @@ def load_dataset(
         size: pixels, one number or (height, width), or either in words, such as "28" or "28x20";
             the data set's own by default (digits: 28).
         validation: number of training images to hold out. By default 200 for digits, 5,000 for
-            torchvision's data sets and those made from them, a tenth for a folder; 0 for none.
+            torchvision's data sets and those made from them, the data set's own for
+            binarized-mnist, a tenth for a folder; 0 for none.
         seed: chooses the validation images.
 
     Raises:
@@ -65,8 +68,26 @@ def load_dataset(
         ValueError: an unknown name, or an argument that is out of range.
     """
     source = _reader(name)(data_folder(root), _checked_size(size))
-    count = source.validation if validation is None else validation
+    train, held_out = _divided(source, validation, seed)
+    return Dataset(
+        name,
+        Split(*train, f"{name}/train"),
+        Split(*held_out, f"{name}/validation"),
+        Split(*source.test, f"{name}/test"),
+        source.class_names,
+    )
+
+
+def _divided(
+    source: Source, validation: int | None, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return images and labels for training, and those for validation."""
     images, labels = source.train
+    if source.held_out is not None:
+        if validation is None:
+            return source.train, source.held_out
+        images, labels = (torch.cat(p) for p in zip(source.train, source.held_out, strict=True))
+    count = source.validation if validation is None else validation
     if not 0 <= count < len(images):
         raise ValueError(
             f"validation must be from 0 to {len(images) - 1} images of the {len(images)} for "
@@ -74,13 +95,7 @@ def load_dataset(
         )
     order = torch.randperm(len(images), generator=seeded_generator(seed))
     kept, held_out = order[: len(images) - count], order[len(images) - count :]
-    return Dataset(
-        name,
-        Split(images[kept], labels[kept], f"{name}/train"),
-        Split(images[held_out], labels[held_out], f"{name}/validation"),
-        Split(*source.test, f"{name}/test"),
-        source.class_names,
-    )
+    return (images[kept], labels[kept]), (images[held_out], labels[held_out])
 
 
 def dataset_names() -> list[str]:
@@ -176,6 +191,7 @@ def _by_chunks(
 
 _READERS: dict[str, Reader] = {
     "digits": lambda root, size: digits(size),
+    "binarized-mnist": binarized_mnist,
     "mnist": lambda root, size: torchvision_images("MNIST", root, size),
     "fashion-mnist": lambda root, size: torchvision_images("FashionMNIST", root, size),
     "cifar10": lambda root, size: torchvision_images("CIFAR10", root, size),

@@ -17,17 +17,26 @@ from capsule_zoo.data.pictures import read_pixels
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
-_UNLABELED = "image"  # the class of pictures without a class folder
+UNLABELED = "image"  # the class of pictures without a class folder
 
 
 @dataclass(frozen=True)
 class Source:
-    """The result of a reader: images float32 (N, C, H, W) in [0, 1] and labels int64 (N,)."""
+    """The result of a reader: images float32 (N, C, H, W) in [0, 1] and labels int64 (N,).
+
+    Attributes:
+        train, test: images and labels.
+        class_names: one for each label.
+        validation: number of training images held out by default.
+        held_out: images and labels for validation that are part of the data set, which are used
+            unless another number is asked for.
+    """
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     class_names: tuple[str, ...]
-    validation: int  # number of training images held out by default
+    validation: int
+    held_out: tuple[Tensor, Tensor] | None = None
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:
@@ -176,12 +185,12 @@ def _files_by_class(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         raise MissingData(f"there is no folder {path}")
     classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
-    named = {d.name: d for d in classes} or {_UNLABELED: path}
+    named = {d.name: d for d in classes} or {UNLABELED: path}
     files = {
         name: sorted(f for f in d.iterdir() if f.suffix.lower() in suffixes)
         for name, d in named.items()
     }
-    if not classes and not files[_UNLABELED]:
+    if not classes and not files[UNLABELED]:
         raise MissingData(
             f"{path} holds neither images nor folders of images; put images in it, or in one "
             "folder for each class"

@@ -84,6 +84,7 @@ def test_all_names_are_listed():
         "cifar10",
         "affnist",
         "rotated-mnist",
+        "binarized-mnist",
         "smallnorb",
         "toys3d",
     }
@@ -94,9 +95,10 @@ def test_all_names_are_listed():
 # --- torchvision's data sets ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist", "smallnorb"]
-)
+FILES = ("mnist", "binarized-mnist", "fashion-mnist", "cifar10", "affnist", "rotated-mnist")
+
+
+@pytest.mark.parametrize("name", [*FILES, "smallnorb"])
 def test_data_that_is_not_there_says_what_to_set(name, tmp_path, monkeypatch):
     with pytest.raises(MissingData, match="CAPSULE_ZOO_DATA"):
         load_dataset(name, root=tmp_path)
