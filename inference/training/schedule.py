@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 
 from tqdm.auto import tqdm
@@ -49,6 +49,12 @@ class Budget:
         seconds = 60 * limits.get("minutes", math.inf)
         given = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
         return cls(most, seconds, given)
+
+    def after(self, steps: int, seconds: float) -> Budget:
+        """Return what is left of this length, at least one step and a moment."""
+        return replace(
+            self, steps=max(1, self.steps - steps), seconds=max(1.0, self.seconds - seconds)
+        )
 
     def shared(self, share: float) -> dict[str, float]:
         """Return the arguments of `fit` for a share of this length, at least one step."""

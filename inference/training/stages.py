@@ -52,6 +52,7 @@ class Stage:
             that may be further; what it sets is then replaced by the checkpoint.
         settings: arguments of `fit` for this stage.
         batches: images of a step, in batches of the run.
+        most: steps at most; later stages get what it leaves. None for no limit.
     """
 
     name: str
@@ -61,10 +62,13 @@ class Stage:
     prepare: Callable[[Dataset, int], Dataset | Split] | None = None
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     batches: int = 1
+    most: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(share=self.share)
         check_at_least(1, batches=self.batches)
+        if self.most is not None:
+            check_at_least(1, most=self.most)
 
 
 def fit_stages(
@@ -108,7 +112,6 @@ def fit_stages(
     if not stages:
         raise ValueError("stages is empty; give at least one Stage")
     budget = Budget.of(epochs, steps, minutes, per_epoch=-(-len(data.train) // batch_size))
-    shares = sum(stage.share for stage in stages)
     first, done = _resumed(stages, resume, device)
     runs = [] if done is None else [done]
     for number in range(first, len(stages)):
@@ -124,7 +127,10 @@ def fit_stages(
             chosen["transform"] = transform
         else:
             prepared = stage.prepare(_transformed(data, transform, batch_size, seed), seed)
-        chosen |= budget.shared(stage.share / shares)
+        left = budget.after(sum(r.steps for r in runs), sum(r.seconds for r in runs))
+        chosen |= left.shared(stage.share / sum(later.share for later in stages[number:]))
+        if stage.most is not None:
+            chosen["steps"] = min(chosen.get("steps", stage.most), stage.most)
         run = fit(
             stage.model,
             stage.guide,

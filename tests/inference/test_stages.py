@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyro
 import pytest
 import torch
@@ -68,6 +70,21 @@ def test_a_run_has_the_steps_of_all_its_stages():
     assert run.history["step"].tolist() == list(range(1, expected + 1))
     assert run.history["seconds"].is_monotonic_increasing
     assert run.stopped.startswith("reached")
+
+
+def test_later_stages_get_the_steps_that_a_stage_leaves():
+    entry = made()
+    parts, objects, together = entry.stages(entry)
+    few = [parts, replace(objects, share=parts.share, most=3), together]
+    shares = [stage.share for stage in few]
+    first = round(40 * shares[0] / sum(shares))
+    run = fit_stages(few, some_data(), **LIMITS)
+    assert run.steps == 40
+    epochs = run.history["epoch"].diff()  # a stage begins at epoch 0, of which each has two steps
+    begins = [0, *epochs.index[epochs < 0].tolist()]
+    assert begins == [0, first, first + 3]
+    with pytest.raises(ValueError, match="most must be at least 1"):
+        replace(objects, most=0)
 
 
 class Stopped(Exception):
