@@ -44,7 +44,6 @@ from capsule_zoo.registry import Entry, load
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS_OF = "part-whole-mnist"
 REDRAWS, PROBED = 10, 10_000
 TURNS = 24
 OBJECT = ["object_kind", "object_pose", "object_code"]
@@ -56,6 +55,7 @@ class ObjectSettings:
     """The settings of objects on published parts.
 
     Args:
+        parts_of: name of the published weights whose parts are used.
         main: the number of kinds that is measured in all ways.
         codes: numbers of a shape code.
         sigma_min: least deviation of a part's pose.
@@ -66,6 +66,7 @@ class ObjectSettings:
         penalty: inverse strength of the penalty of the probes on objects.
     """
 
+    parts_of: str = "shape-codes-mnist"
     main: int = 64
     codes: int = 16
     sigma_min: float = 0.025
@@ -250,15 +251,9 @@ def in_all_ways(
     }
 
 
-def on_published_parts(
-    kinds: int, chosen: ObjectSettings, seed: int, name: str = PARTS_OF
-) -> Entry:
-    """Return an untrained entry whose parts are those of published part-whole weights.
-
-    Args:
-        name: of the weights.
-    """
-    source = load(name)
+def on_published_parts(kinds: int, chosen: ObjectSettings, seed: int) -> Entry:
+    """Return an untrained entry whose parts are those of published weights."""
+    source = load(chosen.parts_of)
     pyro.set_rng_seed(seed)
     return on_parts_of(
         source,

@@ -29,7 +29,6 @@ from capsule_zoo.registry import Entry
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PARTS_OF = "part-whole-affnist"
 DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
 # What is tried at each step of the search: the columns that change together, and by how much.
 SEARCH: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
@@ -50,6 +49,7 @@ class Settings(ObjectSettings):
         images: digits under affine maps that are tested.
     """
 
+    parts_of: str = "part-whole-affnist"
     sigma_min: float = 0.0175
     images: int = 10_000
 
@@ -78,7 +78,7 @@ def affnist(options: Options, **settings: Any) -> Result:
     options.refuse_run()
     chosen = Settings(**settings)
     data = load_dataset("affnist", root=options.data_root).transformed(in_the_middle)
-    entry = on_published_parts(chosen.main, chosen, options.seed, PARTS_OF)
+    entry = on_published_parts(chosen.main, chosen, options.seed)
     options.say("Parsing all images")
     sets = parsed(data, options.seed, guide=entry.guide)
     options.say(f"Training objects of {chosen.main} kinds")
