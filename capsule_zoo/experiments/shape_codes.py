@@ -175,8 +175,7 @@ def mnist(
         "samples": Table(by_quantity({"prior": seen}), "{quantity}"),
         **in_all_ways(entry, data, sets, read, chosen, options.seed),
     }
-    rows = {"digits": data.test.images[:12], "prior": samples[:12], "": samples[12:24]}
-    return Result(metrics, {"": draw(rows), **pictures(entry, data.test.images)}, None, entry)
+    return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
 def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> list[Object]:
