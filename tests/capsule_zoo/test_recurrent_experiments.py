@@ -111,7 +111,9 @@ def test_a_pair_shows_both_and_knows_both_classes(miniature):
 
 def test_both_classes_are_right_where_they_have_the_two_highest_scores():
     image = torch.zeros(3, 1, 2, 2)
-    pairs = Pairs(image, torch.tensor([0, 2, 1]), image, torch.tensor([1, 1, 0]))
+    pairs = Pairs(
+        image, torch.tensor([0, 2, 1]), image, torch.tensor([1, 0, 0])
+    )  # one is half right
     scores = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1]])
     assert pairs.both_right(scores)[0] == pytest.approx(2 / 3)
 
