@@ -170,10 +170,12 @@ def mnist(
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
     samples = mean_images(entry.model, images, seed=options.seed)
     seen = looks(classifier.read(samples), classifier.read(data.test.images[:images]))
-    metrics: Metrics = {
-        "classes": Table(by_quantity({"kinds": in_short(read, sets)}), "{quantity}"),
-        "samples": Table(by_quantity({"prior": seen}), "{quantity}"),
-        **in_all_ways(entry, data, sets, read, chosen, options.seed),
+    found = in_all_ways(entry, data, sets, read, chosen, options.seed)
+    unsupervised = {**in_short(read, sets), **seen, "share_lost": found.pop("share_lost")}
+    tables = {"objects": unsupervised, "linear probes": found}
+    row = f"{entry.model.kinds} kinds"
+    metrics = {
+        title: Table(by_quantity({row: numbers}), "{quantity}") for title, numbers in tables.items()
     }
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
