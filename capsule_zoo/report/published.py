@@ -222,7 +222,7 @@ MATRIX = (
 
 def _stored(experiment: str, decoder: str, inside: str, outside: str) -> tuple[Published, ...]:
     """Return the authors' scores of a decoder on digit 4, for requests in and outside training."""
-    long = experiment != "shift"  # the other experiments were repeated at length
+    long = experiment in ("rotate", "one-shot")  # what was repeated at length
     prefix = f"{experiment.replace('-', '_')}_" if long else ""
     return tuple(
         Published(
