@@ -45,7 +45,7 @@ ENTRY = "vae"
 STEPS, EVERY = 300, 7  # updates of a training run that is killed, and updates between checkpoints
 KILLS, INPUTS, ROUNDS = 100, 10_000, 5
 QUICK = dict(kills=5, inputs=200, rounds=1)
-SHARED_STEPS = 10  # of a training run in two processes
+SHARED_STEPS = 20  # of a training run in two processes
 NOBODY = 65534  # a user whom folders do not belong to
 Command = Callable[[list[str]], None]
 REFUSED = 2  # exit status of a command that was used wrongly
