@@ -9,10 +9,16 @@ an angle or a shift over its largest size. A decoder paints from both.
 
 The decoder ends in a sigmoid that leaks: its means may pass 0 and 1 by a little.
 
-`ConditionalAutoencoder` is the baseline, with one of two decoders. In the first, a hidden layer
-mixes code and request, and the rest is the decoder of the VAE. In the second, the code is broadcast
-over a grid, each cell gets its coordinates, and convolutions follow. Generative CapsNets replace
-the decoder by capsules.
+`ConditionalAutoencoder` is the baseline, with one of three decoders:
+
+- "convolutional": a hidden layer mixes code and request, and the rest is the decoder of the VAE.
+- "linear": the same, but the hidden layer is linear in the request. The code gives every unit its
+  coefficients, as it gives every part of a generative CapsNet its matrix with `motion="linear"`. It
+  is the control that is told how requests act, and has no parts with addresses.
+- "broadcast": the code is broadcast over a grid, each cell gets its coordinates, and convolutions
+  follow.
+
+Generative CapsNets replace the decoder by capsules.
 
 References:
     Sohn, Lee & Yan 2015, "Learning Structured Output Representation using Deep Conditional
@@ -46,41 +52,64 @@ class MixedDecoder(PyroModule):
     """A hidden layer that mixes code and request, below the decoder of the VAE.
 
     Args:
-        inputs: numbers in a code and a request.
+        code: numbers in a code.
+        request: numbers in a request.
         image_shape: (channels, height, width).
         hidden: units of the mixing layer.
         channels: maps at half the image's size; twice as many at a quarter.
     """
 
     def __init__(
-        self, inputs: int, image_shape: tuple[int, int, int], hidden: int, channels: int
+        self, code: int, request: int, image_shape: tuple[int, int, int], hidden: int, channels: int
     ) -> None:
         super().__init__()
-        self.mix = PyroModule[nn.Linear](inputs, hidden)
+        self.mix = PyroModule[nn.Linear](code + request, hidden)
         self.decoder = starting_dark(Decoder(hidden, image_shape, channels))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.decoder(F.elu(self.mix(inputs)))
+    def forward(self, code: Tensor, request: Tensor) -> Tensor:
+        return self.decoder(F.elu(self.mix(joined([code, request], -1))))
+
+
+class LinearDecoder(PyroModule):
+    """A hidden layer whose units are linear in the request, below the decoder of the VAE.
+
+    Args:
+        code, request, image_shape, channels: as for `MixedDecoder`.
+        hidden: units of the hidden layer; a unit is c . [request, 1], with c linear in the code.
+    """
+
+    def __init__(
+        self, code: int, request: int, image_shape: tuple[int, int, int], hidden: int, channels: int
+    ) -> None:
+        super().__init__()
+        self.mix = PyroModule[nn.Linear](code, hidden * (request + 1))
+        self.decoder = starting_dark(Decoder(hidden, image_shape, channels))
+
+    def forward(self, code: Tensor, request: Tensor) -> Tensor:
+        request = F.pad(request, (0, 1), value=1.0)
+        coefficients = self.mix(code).unflatten(-1, (-1, request.shape[-1]))
+        units = torch.einsum("...hn,...n->...h", coefficients, request)
+        return self.decoder(F.elu(units))
 
 
 class BroadcastDecoder(PyroModule):
     """A decoder that copies its inputs to every cell of a grid, with coordinates, and convolves.
 
     Args:
-        inputs, image_shape, channels: as for `MixedDecoder`.
+        code, request, image_shape, channels: as for `MixedDecoder`.
         hidden: maps of the layer that reads inputs and coordinates.
     """
 
     def __init__(
-        self, inputs: int, image_shape: tuple[int, int, int], hidden: int, channels: int
+        self, code: int, request: int, image_shape: tuple[int, int, int], hidden: int, channels: int
     ) -> None:
         super().__init__()
         self.upsample = starting_dark(Upsampler(2 * channels, image_shape, channels))
-        self.mix = PyroModule[nn.Conv2d](inputs + 2, hidden, 1)
+        self.mix = PyroModule[nn.Conv2d](code + request + 2, hidden, 1)
         self.spread = PyroModule[nn.Conv2d](hidden, 2 * channels, 3, padding=1)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return over_leading(self._decode, inputs, event_dim=1)
+    def forward(self, code: Tensor, request: Tensor) -> Tensor:
+        return over_leading(self._decode, joined([code, request], -1), event_dim=1)
 
     def _decode(self, inputs: Tensor) -> Tensor:
         """Compute activities (B, C, H, W) from inputs (B, n)."""
@@ -95,8 +124,9 @@ class BroadcastDecoder(PyroModule):
         return self.upsample(F.elu(self.spread(F.elu(self.mix(maps)))))
 
 
-DECODERS: dict[str, type[MixedDecoder | BroadcastDecoder]] = {
+DECODERS: dict[str, type[MixedDecoder | LinearDecoder | BroadcastDecoder]] = {
     "convolutional": MixedDecoder,
+    "linear": LinearDecoder,
     "broadcast": BroadcastDecoder,
 }
 
@@ -107,8 +137,8 @@ class ConditionalAutoencoder(OnRequest):
     Args:
         image_shape, identity, sigma_image: as for `OnRequest`.
         latent: numbers in a code.
-        decoder: "convolutional" or "broadcast".
-        hidden, channels: as for `MixedDecoder` or `BroadcastDecoder`.
+        decoder: "convolutional", "linear" or "broadcast".
+        hidden, channels: as for `MixedDecoder`, `LinearDecoder` or `BroadcastDecoder`.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown decoder.
@@ -129,11 +159,10 @@ class ConditionalAutoencoder(OnRequest):
         check_at_least(1, latent=latent, hidden=hidden, channels=channels)
         check_one_of("decoder", decoder, tuple(DECODERS))
         self.latent = latent
-        inputs = latent + len(identity)
-        self.decoder = DECODERS[decoder](inputs, image_shape, hidden, channels)
+        self.decoder = DECODERS[decoder](latent, len(identity), image_shape, hidden, channels)
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
         return {"image_code": centered_normal(self.decoder.mix.weight, self.latent)}
 
     def paint(self, latents: Latents, request: Tensor) -> Tensor:
-        return leaky_sigmoid(self.decoder(joined([latents["image_code"], request], -1)))
+        return leaky_sigmoid(self.decoder(latents["image_code"], request))

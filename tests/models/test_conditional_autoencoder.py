@@ -17,7 +17,7 @@ def small(decoder="convolutional", **options):
     ).double()
 
 
-@pytest.mark.parametrize("decoder", ["convolutional", "broadcast"])
+@pytest.mark.parametrize("decoder", ["convolutional", "linear", "broadcast"])
 def test_code_and_request_both_reach_the_image(decoder):
     model = small(decoder)
     code = torch.randn(4, 3).double().requires_grad_()
@@ -29,15 +29,31 @@ def test_code_and_request_both_reach_the_image(decoder):
         assert (slope[0] != 0).all() and (slope[1:] == 0).all()
 
 
+def test_hidden_units_of_the_linear_decoder_are_affine_in_code_and_in_request():
+    decoder, seen = small("linear").decoder, []
+    decoder.decoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    code, other = torch.randn(2, 4, 3).double()
+    request, turned = torch.randn(2, 4, 2).double()
+    with torch.no_grad():
+        for c, r in ((code, request), (code, turned), (code, 0.3 * request + 0.7 * turned)):
+            decoder(c, r)
+        for c in (other, 0.3 * code + 0.7 * other):
+            decoder(c, request)
+    units = [torch.where(x > 0, x, torch.log1p(x)) for x in seen]  # without the ELU
+    assert (seen[0] < 0).any() and (seen[0] > 0).any()
+    torch.testing.assert_close(units[2], 0.3 * units[0] + 0.7 * units[1])
+    torch.testing.assert_close(units[4], 0.3 * units[0] + 0.7 * units[3])
+
+
 def test_a_broadcast_code_is_told_apart_by_coordinates_alone():
     decoder, maps = small("broadcast").decoder, []
     decoder.upsample.register_forward_pre_hook(lambda _, given: maps.append(given[0]))
     with torch.no_grad():
         decoder.spread.weight.mul_(torch.tensor([[0, 0, 0], [0, 1, 0], [0, 0, 0]]))
-        inputs = torch.randn(2, 5).double()
-        decoder(inputs)
+        code, request = torch.randn(2, 3).double(), torch.randn(2, 2).double()
+        decoder(code, request)
         decoder.mix.weight[:, -2:] = 0
-        decoder(inputs)
+        decoder(code, request)
     told, same = maps
     assert told.shape == (2, 8, 3, 2)
     assert len(told[0].flatten(1).T.unique(dim=0)) == 6
@@ -63,7 +79,7 @@ def test_the_image_is_normal_about_what_was_asked_for():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="decoder must be one of 'convolutional', 'broadcast'"):
+    with pytest.raises(ValueError, match="decoder must be one of 'convolutional', 'linear', 'broad"):
         small("dense")
     with pytest.raises(ValueError, match="sigma_image must be positive"):
         small(sigma_image=0.0)

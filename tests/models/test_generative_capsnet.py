@@ -212,6 +212,7 @@ DECODERS = {
     "continuous": ContinuousCapsNet,
     "convolutional": ConditionalAutoencoder,
     "broadcast": partial(ConditionalAutoencoder, decoder="broadcast"),
+    "linear": partial(ConditionalAutoencoder, decoder="linear"),
 }
 
 
