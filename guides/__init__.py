@@ -13,6 +13,7 @@ from capsule_zoo.guides.constellations import (
 )
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
+from capsule_zoo.guides.known_latents import KnownLatents
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.guides.matching_exact import groups
 from capsule_zoo.guides.part_reader import PartReader
@@ -49,6 +50,7 @@ __all__ = [
     "ExactSwitches",
     "FreeForm",
     "Guide",
+    "KnownLatents",
     "MeanFieldSwitches",
     "MixtureMatching",
     "PartReader",

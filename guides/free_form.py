@@ -130,18 +130,7 @@ class FreeForm(Guide[Model]):
         """
         repeats = self._repeats(images)
         laws = {site.name: self._law(site, repeats) for site in self.model.latent_sites}
-        plates: dict[str, pyro.plate] = {}
-        drawn = {}
-        for site in self.model.latent_sites:
-            law = laws[site.name]
-            with contextlib.ExitStack() as stack:
-                for plate in site.plates:
-                    if plate not in plates:
-                        dim = self.model.plate_dims[plate]
-                        plates[plate] = pyro.plate(plate, law.batch_shape[dim], dim=dim)
-                    stack.enter_context(plates[plate])
-                drawn[site.name] = pyro.sample(site.name, law)
-        return drawn
+        return draw_sites(self.model, laws)
 
     def _law(self, site: Site, repeats: int) -> dist.TorchDistribution:
         """Return the law of a site for all images, as many times over."""
@@ -167,6 +156,26 @@ class FreeForm(Guide[Model]):
                 f"{type(self).__name__} for other images"
             )
         return repeats
+
+
+def draw_sites(model: Model, laws: Mapping[str, dist.TorchDistribution]) -> dict[str, Tensor]:
+    """Draw the latent sites of a model from given laws, in the plates of the model.
+
+    Args:
+        laws: the law of every latent site, by its name; sites are independent of each other.
+    """
+    plates: dict[str, pyro.plate] = {}
+    drawn = {}
+    for site in model.latent_sites:
+        law = laws[site.name]
+        with contextlib.ExitStack() as stack:
+            for plate in site.plates:
+                if plate not in plates:
+                    dim = model.plate_dims[plate]
+                    plates[plate] = pyro.plate(plate, law.batch_shape[dim], dim=dim)
+                stack.enter_context(plates[plate])
+            drawn[site.name] = pyro.sample(site.name, law)
+    return drawn
 
 
 def families_of(model: Model) -> _Families:

@@ -7,10 +7,10 @@ at requests within the range of training (`inside`) and beyond it (`outside`).
 
 All decoders share the encoder and the length of the code. Capsules move as in the article, and
 linearly with the request, which is ours. `autoencoder_linear` has a hidden layer that is linear in
-the request and no capsules: it shows what linearity alone gives. Errors are mean squared errors of pixels in [-1, 1], as in
-the article. `ratio` is outside over inside. `to_blank` divides by the error of a black image at the
-same requests, because a curve can be flat when it is bad everywhere. Values are means over the
-seeds, each with its standard error.
+the request and no capsules: it shows what linearity alone gives. Errors are mean squared errors of
+pixels in [-1, 1], as in the article. `ratio` is outside over inside. `to_blank` divides by the
+error of a black image at the same requests, because a curve can be flat when it is bad everywhere.
+Values are means over the seeds, each with its standard error.
 """
 
 from __future__ import annotations

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from capsule_zoo.explore.view import Control, Place, View
 from capsule_zoo.figures.part_whole import colored_parts, seen_of_parts
-from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference.posterior.refine import Refinement
+from capsule_zoo.guides import Guide, KnownLatents
+from capsule_zoo.inference import intervene
+from capsule_zoo.inference.evaluation.ancestral import Sites, infer
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.painted_parts import PaintedParts
@@ -21,31 +24,64 @@ _SEEN = 0.05  # a pixel to which no part adds more is empty
 _LEAST_SIZE = 0.02
 
 
-def gained(steps: int, found: Refinement) -> str:
-    """Say what a refinement of one image gained."""
-    gain = (found.end - found.start).item()
-    return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
-
-
 class PaintedPartsView(View):
     """The base of the views of models whose parts paint the image.
 
-    Subclasses know which parts a state has (`parts`), where a handle is and how it moves
-    (`place_of`, `move`), and which handle holds a part (`handle_at`).
+    Subclasses know the state of what a guide draws (`state_of`), which parts a state has (`parts`),
+    where a handle is and how it moves (`place_of`, `move`), and which handle holds a part
+    (`handle_at`).
 
     Args:
         model, guide: the pair; neither is changed.
     """
 
     improves = "improve the objects and parts by steps of inference on this image"
-    modes = ("as read", "as foretold")
+    modes = ("as read", "as foretold", "as it would have been")
     model: PaintedParts
+    drawn: Sites  # what was read or refined, as `parse` is
+    read_drawn: Sites
 
     def __init__(self, model: PaintedParts, guide: Guide) -> None:
         self.model = model.discretized()
         self.guide = guide
         self.relaxed = model
         self.image_shape = model.image_shape
+
+    @abstractmethod
+    def state_of(self, drawn: Sites) -> Any:
+        """Return the state for one image's draws (1, ...) from a guide to the discrete model."""
+
+    @torch.no_grad()
+    def read(self, image: Tensor) -> None:
+        self.model.space.check(image)
+        self.image = image
+        self.read_drawn = infer(self.guide, image)
+        self._begin(self.state_of(self.read_drawn))
+
+    def refine(self, steps: int = 50) -> str:
+        """Refine the guide's answer by free-form steps; see `capsule_zoo.inference.posterior`."""
+        found = refine(self.relaxed, self.guide, self.image, steps=steps)
+        with torch.no_grad():
+            self.drawn = infer(found.guide, self.image)
+            self._show(self.state_of(self.drawn))
+        gain = (found.end - found.start).item()
+        return f"refined by {steps} steps: the objective is {gain:.1f} nats higher"
+
+    def reset(self) -> None:
+        self.drawn = self.read_drawn
+        super().reset()
+
+    def as_it_would_have_been(self, do: Sites) -> Any:
+        """Return the state in which some sites have other values, and all noise is kept.
+
+        See `capsule_zoo.inference.intervene`. The noise is that of the parse, before any move.
+
+        Args:
+            do: values (1, ...) of sites by name.
+        """
+        known = KnownLatents(self.model, self.drawn)
+        found = intervene(self.model, known, self.image, do)
+        return self.state_of({name: value[0] for name, value in found.latents.items()})
 
     @abstractmethod
     def parts(self) -> Capsules:

@@ -4,7 +4,9 @@ A parse is stored as a tree. Every capsule has its likeliest parent, by the mode
 responsibilities, and its pose in the parent's frame. A parent that moves therefore moves its
 children, and the children of an absent parent are absent. In the mode "as read", children have the
 values that the guide inferred from the image. In the mode "as foretold", they have the likeliest
-values given the capsules above them: parent, presence and vote.
+values given the capsules above them: parent, presence and vote. In the mode "as it would have been"
+they keep their noise, and `capsule_zoo.inference.intervene` says where they would have been; a
+presence is then on or off.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.painted_parts import PaintedPartsView, gained
+from capsule_zoo.explore.painted_parts import PaintedPartsView
 from capsule_zoo.explore.view import Control
-from capsule_zoo.inference.evaluation.ancestral import Sites, infer
-from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.blocks import poses
 
@@ -140,18 +141,8 @@ class PartWholeView(PaintedPartsView):
     read_state: Tree
     parse: Tree
 
-    @torch.no_grad()
-    def read(self, image: Tensor) -> None:
-        self.model.space.check(image)
-        self.image = image
-        self._begin(parse_tree(self.model, infer(self.guide, image)))
-
-    def refine(self, steps: int = 50) -> str:
-        """Refine the guide's answer by free-form steps; see `capsule_zoo.inference.posterior`."""
-        found = refine(self.relaxed, self.guide, self.image, steps=steps)
-        with torch.no_grad():
-            self._show(parse_tree(self.model, infer(found.guide, self.image)))
-        return gained(steps, found)
+    def state_of(self, drawn: Sites) -> Tree:
+        return parse_tree(self.model, drawn)
 
     def handles(self) -> list[str]:
         there, held = self.state.placed().presence > 0.5, self._held()
@@ -176,19 +167,16 @@ class PartWholeView(PaintedPartsView):
         if name != "presence":
             self.change_pose(handle, name, value)
             return
-        self.state = self.state.with_presence(handle, value)
-        level = next(i for i, s in enumerate(self.state.levels) if handle < s.stop)
-        if self.mode == "as foretold":
-            self.state = foretold(self.model, self.state, level)
+        self.state = self._followed(self.state.with_presence(handle, value), self._level(handle))
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
-        """Show children as read from the image or as predicted from above; the top level stays."""
+        """Show the capsules below the top level in one of the modes; the top level stays."""
         super().set_mode(mode)
-        if mode == "as foretold":
-            self.state = foretold(self.model, self.state)
-        else:
+        if mode == "as read":
             self.state = self.state.with_levels_of(self.parse, first=1)
+        else:
+            self.state = self._followed(self.state, level=0)
 
     def handle_at(self, index: int, part: bool) -> int:
         handle = self.state.levels[-1].start + index
@@ -198,11 +186,28 @@ class PartWholeView(PaintedPartsView):
         return self.state.placed().pose[handle]
 
     def move(self, handle: int, pose: Tensor) -> None:
-        self.state = self.state.moved(handle, pose)
+        moved = self.state.moved(handle, pose)
+        keeps = self.mode == "as foretold"  # the likeliest children move with their parents
+        self.state = moved if keeps else self._followed(moved, self._level(handle))
 
     def parts(self) -> Capsules:
         placed, parts = self.state.placed(), self.state.levels[-1]
         return Capsules(placed.presence[None, parts], placed.pose[None, parts])
+
+    def _level(self, handle: int) -> int:
+        return next(i for i, s in enumerate(self.state.levels) if handle < s.stop)
+
+    def _followed(self, tree: Tree, level: int) -> Tree:
+        """Return the tree whose capsules below `level` follow those above as the mode says."""
+        if self.mode == "as foretold":
+            return foretold(self.model, tree, level)
+        if self.mode == "as read":
+            return tree
+        placed, do = tree.placed(), {}
+        for above, place in list(zip(self.model.levels, tree.levels, strict=True))[: level + 1]:
+            do[f"{above.name}_presence"] = placed.presence[None, place].round()
+            do[f"{above.name}_pose"] = placed.pose[None, place]
+        return self.as_it_would_have_been(do)
 
     def _held(self) -> Tensor:
         """Return the number of present capsules that belong to each capsule, (capsules,)."""

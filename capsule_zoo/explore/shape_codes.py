@@ -2,8 +2,10 @@
 
 Reading an image infers the object and its parts. The parts keep their distance from the votes of
 the object while the code bends it and its pose moves it ("as read"). In the mode "as foretold"
-parts are exactly where the object votes for them, and present where it says so. Another kind
-forgets what was read, because its parts have other places.
+parts are exactly where the object votes for them, and present where it says so. In the mode "as it
+would have been" the parts keep their noise: the object is set to what the sliders say, and
+`capsule_zoo.inference.intervene` says where the parts of this image would have been. Another kind
+forgets what was read except for the noise, because its parts have other places.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.painted_parts import PaintedPartsView, gained
+from capsule_zoo.explore.painted_parts import PaintedPartsView
 from capsule_zoo.explore.view import Control
-from capsule_zoo.inference.evaluation.ancestral import Sites, infer
-from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.blocks import poses
 
@@ -55,19 +56,6 @@ class ShapeCodesView(PaintedPartsView):
     read_state: Shaped
     parse: Shaped
 
-    @torch.no_grad()
-    def read(self, image: Tensor) -> None:
-        self.model.space.check(image)
-        self.image = image
-        self._begin(self._parsed(infer(self.guide, image)))
-
-    def refine(self, steps: int = 50) -> str:
-        """Refine the guide's answer by free-form steps; see `capsule_zoo.inference.posterior`."""
-        found = refine(self.relaxed, self.guide, self.image, steps=steps)
-        with torch.no_grad():
-            self._show(self._parsed(infer(found.guide, self.image)))
-        return gained(steps, found)
-
     def handles(self) -> list[str]:
         there = self.state.presence > 0.5
         parts = (f"part {i}{'' if on else ' (off)'}" for i, on in enumerate(there.tolist(), 1))
@@ -89,23 +77,22 @@ class ShapeCodesView(PaintedPartsView):
             presence[handle - 1] = value
             self.state = replace(self.state, presence=presence)
         elif name == "kind":
-            self.state = self._foretold(replace(self.state, kind=round(value)))
+            self.state = self._followed(replace(self.state, kind=round(value)), forget=True)
         elif name.startswith("code["):
             code = self.state.code.clone()
             code[int(name[5:-1])] = value
-            state = replace(self.state, code=code)
-            self.state = self._foretold(state) if self.mode == "as foretold" else state
+            self.state = self._followed(replace(self.state, code=code))
         else:
             self.change_pose(handle, name, value)
 
     @torch.no_grad()
     def set_mode(self, mode: str) -> None:
-        """Show parts as read from the image or as the object predicts them; the object stays."""
+        """Show the parts in one of the modes; the object stays."""
         super().set_mode(mode)
-        if mode == "as foretold" or self.state.kind != self.parse.kind:
-            self.state = self._foretold(self.state)
-        else:
+        if mode == "as read" and self.state.kind == self.parse.kind:
             self.state = replace(self.state, presence=self.parse.presence, away=self.parse.away)
+        else:
+            self.state = self._followed(self.state, forget=True)
 
     def handle_at(self, index: int, part: bool) -> int:
         return 1 + index if part else OBJECT
@@ -117,7 +104,7 @@ class ShapeCodesView(PaintedPartsView):
     @torch.no_grad()
     def move(self, handle: int, pose: Tensor) -> None:
         if handle == OBJECT:
-            self.state = replace(self.state, pose=pose)
+            self.state = self._followed(replace(self.state, pose=pose))
             return
         part, away = handle - 1, self.state.away.clone()
         away[part] = poses.compose(poses.inverse(self.state.pose), pose) - self._votes()[part]
@@ -128,8 +115,7 @@ class ShapeCodesView(PaintedPartsView):
         placed = poses.compose(self.state.pose, self._votes() + self.state.away)
         return Capsules(self.state.presence[None], placed[None])
 
-    def _parsed(self, drawn: Sites) -> Shaped:
-        """Return the state of one image's draws (1, ...) from a guide to the discrete model."""
+    def state_of(self, drawn: Sites) -> Shaped:
         kind = int(drawn["object_kind"])
         pose, code = drawn["object_pose"][0, 0], drawn["object_code"][0, 0]
         found = Shaped(kind, pose, code, drawn["part_presence"][0], torch.zeros(()))
@@ -141,6 +127,20 @@ class ShapeCodesView(PaintedPartsView):
         state = self.state if state is None else state
         shapes = self.model.shapes
         return shapes.place[state.kind] + shapes.pose_codes[state.kind] @ state.code
+
+    def _followed(self, state: Shaped, forget: bool = False) -> Shaped:
+        """Return the state whose parts follow its object as the mode says.
+
+        Args:
+            forget: predict the parts in the mode "as read", because their object is another one.
+        """
+        if self.mode == "as it would have been":
+            kind = torch.tensor([state.kind], device=state.code.device)
+            pose, code = state.pose[None, None], state.code[None, None]
+            return self.as_it_would_have_been(
+                {"object_kind": kind, "object_pose": pose, "object_code": code}
+            )
+        return self._foretold(state) if forget or self.mode == "as foretold" else state
 
     def _foretold(self, state: Shaped) -> Shaped:
         """Return the same object with the parts that it predicts."""

@@ -6,6 +6,8 @@ from torch.testing import assert_close
 
 from capsule_zoo.explore.shape_codes import OBJECT
 from capsule_zoo.explore.sources import view_of
+from capsule_zoo.guides import KnownLatents
+from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.blocks import poses
@@ -78,6 +80,25 @@ def test_as_foretold_parts_are_where_the_object_votes_whatever_its_code_and_kind
     assert view.handles()[OBJECT] == f"object (kind {1 - read.kind})"
     view.set_mode("as read")  # what was read belongs to the other kind
     foretold()
+
+
+def test_as_it_would_have_been_parts_keep_their_noise_while_the_object_changes(view):
+    read, painted = view.state, view.painted()
+    view.set_mode("as it would have been")
+    assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
+    view.change(OBJECT, "code[0]", 2.5)
+    view.change(OBJECT, "kind", 1 - read.kind)
+    view.change(OBJECT, "x", 0.3)
+    state = view.state
+    sites = {"kind": torch.tensor(state.kind), "pose": state.pose, "code": state.code}
+    do = {f"object_{name}": value for name, value in sites.items()}
+    known = KnownLatents(view.model, infer(view.guide, view.image))
+    found = intervene(view.model, known, view.image, do).latents
+    assert_close(view.parts().presence, found["part_presence"][0])
+    assert_close(view.parts().pose, found["part_pose"][0], atol=1e-5, rtol=1e-5)
+    assert state.kind != read.kind and not torch.equal(state.away, read.away)
+    view.reset()
+    assert torch.equal(view.painted(), painted)
 
 
 def test_a_part_is_grabbed_or_the_object(view):

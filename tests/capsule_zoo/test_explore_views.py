@@ -11,7 +11,8 @@ from capsule_zoo.data import Shifts
 from capsule_zoo.explore.on_request import CODE, REQUEST, RequestView
 from capsule_zoo.explore.part_whole import PartWholeView
 from capsule_zoo.explore.sources import view_of, viewable
-from capsule_zoo.guides import ConditionalEncoder, FreeForm
+from capsule_zoo.guides import ConditionalEncoder, FreeForm, KnownLatents
+from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules
 from capsule_zoo.models.blocks import poses
@@ -105,6 +106,26 @@ def test_views_speak_of_their_own_things():
     assert "turn what is requested" in request.help and "address" in request.help
     shifted = request_view(identity=Shifts.identity, address="learned")
     assert "shift what is requested" in shifted.help and "address" not in shifted.help
+
+
+def test_as_it_would_have_been_capsules_below_keep_their_noise():
+    view = part_whole_view((2, 4, 6))
+    model, painted = view.model, view.painted()
+    view.set_mode("as it would have been")
+    assert_close(view.painted(), painted, atol=1e-5, rtol=0)  # nothing has changed yet
+    handle = view.handles().index(next(name for name in view.handles() if name.startswith("obj")))
+    view.drag(handle, (0.0, 0.0), (0.4, -0.2))
+    placed, top = view.state.placed(), view.state.levels[0]
+    do = {"object_pose": placed.pose[None, top], "object_presence": placed.presence[None, top]}
+    drawn = infer(view.guide, view.image)
+    found = intervene(model, KnownLatents(model, drawn), view.image, do).latents
+    assert not torch.equal(do["object_pose"], drawn["object_pose"])
+    for level, place in zip(model.levels, view.state.levels, strict=True):
+        assert_close(placed.pose[place], found[f"{level.name}_pose"][0, 0], atol=1e-4, rtol=1e-4)
+    view.change(handle, "presence", 0.2)  # of the discrete model: off
+    assert view.controls(handle)["presence"].value == 0.0
+    view.reset()
+    assert torch.equal(view.painted(), painted)
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])

@@ -79,7 +79,9 @@ def test_the_image_is_normal_about_what_was_asked_for():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="decoder must be one of 'convolutional', 'linear', 'broad"):
+    with pytest.raises(
+        ValueError, match="decoder must be one of 'convolutional', 'linear', 'broad"
+    ):
         small("dense")
     with pytest.raises(ValueError, match="sigma_image must be positive"):
         small(sigma_image=0.0)
