@@ -3,10 +3,14 @@
     discrete site      z ~ the model's own family(logits[image, ...]), relaxed where it is relaxed
     continuous site    z ~ Delta(transform(loc[image, ...]))                    # law="delta"
                        z ~ transform(Normal(loc[image, ...], scale[image, ...]))  # law="normal"
+    all continuous     u ~ Normal(loc[image], F F' + diag(scale^2)),  F = factor[image]
+    sites together     z = transform(u's part of the site)                     # law="low_rank"
 
 `transform` maps the reals to the support of the site. The guide serves every model: it reads the
-sites that the model declares and the laws that it draws them from. All sites are independent given
-the image, also where the model draws one given another.
+sites that the model declares and the laws that it draws them from. Sites are independent given the
+image, also where the model draws one given another. With law="low_rank" the continuous numbers of
+an image are correlated, within and between sites; F has a row for each of them and `rank` columns.
+It is Pyro's `AutoLowRankMultivariateNormal` with a law for each image, so that each has its bound.
 
 If it starts at another guide's result, it measures the cost of amortization and corrects the errors
 of the encoder. If it starts at the prior, it checks that a result does not depend on an encoder.
@@ -34,10 +38,11 @@ from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, fam
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.blocks.spaces import tiled
-from capsule_zoo.models.checks import check_one_of
+from capsule_zoo.models.checks import check_at_least, check_one_of
 
-LAWS = ("delta", "normal")
+LAWS = ("delta", "normal", "low_rank")
 _INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the point
+_INITIAL_FACTOR = 0.3  # of the low-rank deviation, in units of the other; at 0 it has no gradient
 _Families = Mapping[str, ByLogits | Continuous]
 
 
@@ -48,25 +53,33 @@ class FreeForm(Guide[Model]):
         model: the model.
         images: (B, C, H, W), the images whose posterior this is.
         init: a guide to start from; None for a draw from the prior.
-        law: the law of continuous sites, "delta" (points) or "normal".
+        law: the law of continuous sites, "delta" (points), "normal" or "low_rank".
+        rank: columns of the factor where `law="low_rank"`, at most as many as rows.
 
     Attributes:
         logits: parameters of discrete and of relaxed sites, by site, (B, ...).
         locs: points or means of the other sites, in unconstrained coordinates, (B, ...).
-        log_scales: logarithms of their deviations where `law="normal"`, (B, ...).
+        log_scales: logarithms of their deviations unless `law="delta"`, (B, ...).
+        factors: rows of the factor of each site where `law="low_rank"`, (B, ..., rank).
 
     Raises:
         UnservedSite: no free-form law fits a site of the model; the message names it.
-        ValueError: unknown `law`, or a guide to start from that lacks a site.
+        ValueError: unknown `law`, a rank below 1, or a guide to start from that lacks a site.
     """
 
     per_image = True  # its parameters belong to these images, in this order
 
     def __init__(
-        self, model: Model, images: Tensor, init: Guide | None = None, law: str = "delta"
+        self,
+        model: Model,
+        images: Tensor,
+        init: Guide | None = None,
+        law: str = "delta",
+        rank: int = 10,
     ) -> None:
         super().__init__(model)
         check_one_of("law", law, LAWS)
+        check_at_least(1, rank=rank)
         self.continuous_law = law
         self.num_images = len(images)
         self.families = families_of(model)
@@ -81,6 +94,7 @@ class FreeForm(Guide[Model]):
         self.logits = PyroModule[nn.ParameterDict]()
         self.locs = PyroModule[nn.ParameterDict]()
         self.log_scales = PyroModule[nn.ParameterDict]()
+        self.factors = PyroModule[nn.ParameterDict]()
         for name, family in self.families.items():
             if name not in start:
                 raise ValueError(
@@ -94,9 +108,15 @@ class FreeForm(Guide[Model]):
                 continue
             loc, scale = family.start(fn, value)
             self.locs[name] = nn.Parameter(loc.clone())
-            if law == "normal":
-                scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
-                self.log_scales[name] = nn.Parameter(scale.log())
+            if law == "delta":
+                continue
+            scale = torch.where(scale > 0, scale, _INITIAL_SCALE)  # a point has none
+            self.log_scales[name] = nn.Parameter(scale.log())
+        if law == "low_rank":
+            rank = min(rank, sum(loc[0].numel() for loc in self.locs.values()))
+            for name, scale in self.log_scales.items():
+                rows = torch.randn(*scale.shape, rank).to(scale) * scale.detach().exp()[..., None]
+                self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
     @property
     def differentiable(self) -> bool:
@@ -108,7 +128,7 @@ class FreeForm(Guide[Model]):
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
         chosen = self.sharing_parameters(num_images=len(index))
         chosen._modules = dict(self._modules)
-        for kind in ("logits", "locs", "log_scales"):
+        for kind in ("logits", "locs", "log_scales", "factors"):
             tensors = getattr(self, kind).items()
             chosen._modules[kind] = PyroModule[nn.ParameterDict](
                 {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
@@ -129,8 +149,53 @@ class FreeForm(Guide[Model]):
         `images` may be the guide's own images several times over, as evaluation passes them.
         """
         repeats = self._repeats(images)
-        laws = {site.name: self._law(site, repeats) for site in self.model.latent_sites}
-        return draw_sites(self.model, laws)
+        plates: dict[str, pyro.plate] = {}
+        laws = self._draw_together(repeats, plates) if self.factors else {}
+        for site in self.model.latent_sites:
+            if site.name not in laws:
+                laws[site.name] = self._law(site, repeats)
+        return draw_sites(self.model, laws, plates)
+
+    def _draw_together(
+        self, repeats: int, plates: dict[str, pyro.plate]
+    ) -> dict[str, dist.TorchDistribution]:
+        """Draw the continuous sites from their joint law, and return a point law for each.
+
+        The joint density is that of the auxiliary site `_continuous`. The density of a point is the
+        volume that its transform adds.
+        """
+        names = list(self.locs)
+        sizes = [self.locs[name][0].numel() for name in names]
+        loc, scale = (
+            torch.cat([parameters[name].reshape(self.num_images, -1) for name in names], 1)
+            for parameters in (self.locs, self.log_scales)
+        )
+        rows = [self.factors[name] for name in names]
+        factor = torch.cat([f.reshape(len(f), -1, f.shape[-1]) for f in rows], 1)
+        dim = self.model.plate_dims["images"]
+        inner = (1,) * (-1 - dim)  # the plates inside that of the images
+        law = dist.LowRankMultivariateNormal(
+            *(
+                tiled(each, repeats).unflatten(0, (-1, *inner))
+                for each in (loc, factor, (2 * scale).exp())
+            )
+        )
+        plates["images"] = pyro.plate("images", law.batch_shape[dim], dim=dim)
+        with plates["images"]:
+            drawn = pyro.sample("_continuous", law, infer={"is_auxiliary": True})
+        pieces = drawn.flatten(0, -2).split(sizes, -1)
+        events = {site.name: site.event_dim for site in self.model.latent_sites}
+        return {
+            name: self._continuous(name).moved_point(
+                piece.view(-1, *self.locs[name].shape[1:]), events[name]
+            )
+            for name, piece in zip(names, pieces, strict=True)
+        }
+
+    def _continuous(self, name: str) -> Continuous:
+        family = self.families[name]
+        assert isinstance(family, Continuous)
+        return family
 
     def _law(self, site: Site, repeats: int) -> dist.TorchDistribution:
         """Return the law of a site for all images, as many times over."""
@@ -158,13 +223,18 @@ class FreeForm(Guide[Model]):
         return repeats
 
 
-def draw_sites(model: Model, laws: Mapping[str, dist.TorchDistribution]) -> dict[str, Tensor]:
+def draw_sites(
+    model: Model,
+    laws: Mapping[str, dist.TorchDistribution],
+    plates: dict[str, pyro.plate] | None = None,
+) -> dict[str, Tensor]:
     """Draw the latent sites of a model from given laws, in the plates of the model.
 
     Args:
         laws: the law of every latent site, by its name; sites are independent of each other.
+        plates: plates that exist already, by name.
     """
-    plates: dict[str, pyro.plate] = {}
+    plates = {} if plates is None else plates
     drawn = {}
     for site in model.latent_sites:
         law = laws[site.name]

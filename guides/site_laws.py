@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from pyro.distributions.torch import Independent
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from pyro.distributions.util import sum_rightmost
 from torch import Tensor
 from torch.distributions import (
     Bernoulli,
@@ -123,6 +124,18 @@ class Continuous:
         """Return the point whose unconstrained coordinates are `loc`."""
         value = loc if self.transform is None else self.transform(loc)
         return dist.Delta(value, event_dim=event_dim)
+
+    def moved_point(self, drawn: Tensor, event_dim: int) -> dist.TorchDistribution:
+        """Return the point at a draw in unconstrained coordinates.
+
+        Its density is the factor by which the transform changes the density of the draw.
+        """
+        if self.transform is None:
+            return dist.Delta(drawn, event_dim=event_dim)
+        value = self.transform(drawn)
+        volume = self.transform.log_abs_det_jacobian(drawn, value)
+        rank = event_dim - self.transform.codomain.event_dim
+        return dist.Delta(value, -sum_rightmost(volume, rank), event_dim=event_dim)
 
     def normal(self, loc: Tensor, scale: Tensor, event_dim: int) -> dist.TorchDistribution:
         """Return the law that is normal in the unconstrained coordinates."""

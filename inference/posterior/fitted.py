@@ -2,6 +2,7 @@
 
     free_form        parameters of their own for every image, optimized from another guide's answer;
                      for a model of bits alone this is mean field
+    low_rank         the same, with one normal law of low rank for all continuous sites of an image
     semi_amortized   a few such steps from another guide's answer, whenever the guide is called
     auto_normal      Pyro's AutoNormal; for models whose latents are all continuous
 
@@ -50,6 +51,11 @@ class Fitter(Protocol):
 def free_form(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> FreeForm:
     """Return a `FreeForm` guide with normal laws, refined from another guide's answer."""
     return refine(model, start, images, steps=steps, law="normal", seed=seed).guide
+
+
+def low_rank(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> FreeForm:
+    """Return a `FreeForm` guide with a law of rank 10, refined from another guide's answer."""
+    return refine(model, start, images, steps=steps, law="low_rank", seed=seed).guide
 
 
 def semi_amortized(
@@ -106,11 +112,13 @@ def general_guides(model: Model) -> dict[str, Fitter]:
     if model.supervised or not model.normalized:
         return {}
     try:
-        families_of(model)
+        families = families_of(model)
         families_of(model.discretized())
     except UnservedSite:
         return {}
     found: dict[str, Fitter] = {"free_form": free_form, "semi_amortized": semi_amortized}
+    if any(isinstance(family, Continuous) for family in families.values()):
+        found["low_rank"] = low_rank
     if not _discrete_sites(model.discretized()):
         found["auto_normal"] = auto_normal
     return found

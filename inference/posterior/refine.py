@@ -100,7 +100,7 @@ def refine(
         starts: number of rotations of the image, spread over the circle, on which the guide is
             tried first; each image continues from its best rotation. More than 1 is for part-whole
             capsules alone, whose poses can be rotated back.
-        law: the law of continuous sites, "delta" or "normal"; see `FreeForm`.
+        law: the law of continuous sites, "delta", "normal" or "low_rank"; see `FreeForm`.
         seed: seed of the noise.
 
     Raises:
@@ -170,8 +170,9 @@ def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, La
     if steps is None:
         optimizer = Adam(free.parameters(), rate)
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
+    continuous = free.locs, free.log_scales, free.factors
     groups: list[dict[str, Any]] = [
-        {"params": [*free.locs.parameters(), *free.log_scales.parameters()]},
+        {"params": [p for kind in continuous for p in kind.parameters()]},
         {"params": list(free.logits.parameters()), "lr": _LOGITS * rate},
     ]
     optimizer = Adam(groups, rate, _BETAS)

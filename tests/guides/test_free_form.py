@@ -81,8 +81,35 @@ def test_it_refuses_other_images(pair, images):
     model, guide = pair
     with pytest.raises(ValueError, match="belongs to 4 images, not 3"):
         FreeForm(model, images, guide)(images[:3])
-    with pytest.raises(ValueError, match="law must be one of 'delta', 'normal'"):
-        FreeForm(model, images, guide, law="low_rank")
+    with pytest.raises(ValueError, match="law must be one of 'delta', 'normal', 'low"):
+        FreeForm(model, images, guide, law="full")
+    with pytest.raises(ValueError, match="rank must be at least 1, not 0"):
+        FreeForm(model, images, guide, law="low_rank", rank=0)
+
+
+def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair, images):
+    """The density of the auxiliary draw and of presences is all that there is, in every plate."""
+    model, guide = pair
+    free = FreeForm(model, images, guide, "low_rank", rank=3)
+    trace = poutine.trace(free).get_trace(images)
+    trace.compute_log_prob()
+    together = trace.nodes["_continuous"]
+    points = [trace.nodes[f"{level}_pose"]["value"] for level in ("object", "part")]
+    assert together["value"].shape == (4, 1, 7 * 6)
+    torch.testing.assert_close(
+        torch.cat([each.flatten(1) for each in points], 1), together["value"][:, 0]
+    )
+    factor = torch.cat([free.factors[f"{n}_pose"].flatten(1, 2) for n in ("object", "part")], 1)
+    deviation = torch.cat([free.log_scales[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
+    covariance = factor @ factor.mT + (2 * deviation).exp().diag_embed()
+    center = torch.cat([free.locs[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
+    law = torch.distributions.MultivariateNormal(center, covariance)
+    expected = law.log_prob(together["value"][:, 0])
+    torch.testing.assert_close(together["log_prob"][:, 0], expected)
+    assert all(trace.nodes[f"{n}_pose"]["log_prob"].sum() == 0 for n in ("object", "part"))
+    check_pair(model, free, images)
+    chosen = free.select(torch.tensor([2, 0]))
+    assert torch.equal(chosen.factors["part_pose"], free.factors["part_pose"][[2, 0]])
 
 
 @pytest.mark.parametrize("automatic", [AutoDelta, AutoNormal])

@@ -2,22 +2,24 @@
 
 import pytest
 import torch
-from toys import BernoulliMixture, Conjugate, conjugate_images, pair
+from toys import BernoulliMixture, Conjugate, Correlated, conjugate_images, pair
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.guides.site_laws import UnservedSite
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.posterior.fitted import auto_normal, general_guides
+from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.registry import create, small_sizes
 
 
-@pytest.mark.parametrize("name", ["free_form", "semi_amortized", "auto_normal"])
+@pytest.mark.parametrize("name", ["free_form", "low_rank", "semi_amortized", "auto_normal"])
 def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     """The posterior is normal, so the ELBO of the best guide is the evidence itself."""
     model, start = pair()
     images = conjugate_images(6)
-    guide = general_guides(model)[name](model, start, images, steps=50, seed=0)
+    steps = 150 if name == "low_rank" else 50  # it learns more numbers
+    guide = general_guides(model)[name](model, start, images, steps=steps, seed=0)
     before, after = (
         summarize(evaluate(model, each, images, num_particles=40))["elbo"]
         for each in (start, guide)
@@ -25,6 +27,30 @@ def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     log_evidence = model.log_evidence(images).mean().item()
     assert before < log_evidence - 1
     assert log_evidence - 0.4 < after < log_evidence + 0.05
+
+
+def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_none():
+    """The best independent normal law has the diagonal of the precision P of the posterior.
+
+    It loses KL = (sum log P_ii - log det P) / 2 nats. With rank 2 a law of three numbers has every
+    covariance. Optimization by one draw a step ends about .1 nats short of the best, and 400 draws
+    of each of 20 images err by .02 nats.
+    """
+    torch.manual_seed(0)
+    model = Correlated()
+    images = model(batch_size=20).detach()
+    evidence = model.log_evidence(images).mean().item()
+    lost = {}
+    for law in ("normal", "low_rank"):
+        found = refine(model, None, images, steps=1500, law=law, lr=0.02)
+        check_pair(model, found.guide, images)
+        elbo = summarize(evaluate(model, found.guide, images, num_particles=400))["elbo"]
+        lost[law] = evidence - elbo
+    precision = model.precision.detach()
+    known = (precision.diagonal().log().sum() - precision.logdet()).item() / 2
+    assert known > 0.5
+    assert known - 0.05 < lost["normal"] < known + 0.15
+    assert -0.05 < lost["low_rank"] < 0.25
 
 
 def test_the_model_and_the_start_are_left_as_they_were():
@@ -40,7 +66,12 @@ def test_the_model_and_the_start_are_left_as_they_were():
 
 
 def test_a_guide_is_offered_where_its_laws_fit():
-    assert set(general_guides(Conjugate())) == {"free_form", "semi_amortized", "auto_normal"}
+    assert set(general_guides(Conjugate())) == {
+        "free_form",
+        "low_rank",
+        "semi_amortized",
+        "auto_normal",
+    }
     assert set(general_guides(BernoulliMixture(False))) == {"free_form", "semi_amortized"}
     assert general_guides(CapsuleRBM((1, 2, 2), 2, 2)) == {}
     assert general_guides(create("cnn", **small_sizes("cnn")).model) == {}
@@ -57,7 +88,12 @@ def test_what_a_guide_cannot_draw_is_named():
 
 def test_an_entry_offers_general_guides_by_name():
     entry = create("vae", **small_sizes("vae"))
-    assert list(entry.fitters) == ["free_form", "semi_amortized", "auto_normal"]
+    assert list(entry.fitters) == [
+        "free_form",
+        "semi_amortized",
+        "low_rank",
+        "auto_normal",
+    ]
     guide = entry.fit_guide("free_form", torch.rand(2, 1, 5, 6), steps=1)
     assert guide.num_images == 2 and guide.model is entry.model
     with pytest.raises(ValueError, match="unknown general guide 'freeform'; did you mean 'free"):

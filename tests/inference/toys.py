@@ -58,6 +58,47 @@ class Conjugate(Model):
         return mean, torch.full_like(mean, math.sqrt(variance))
 
 
+class Correlated(Model):
+    """A model whose posterior is normal and correlated within a site and between two sites.
+
+    place ~ Normal(0, I_2), log size ~ Normal(0, 1), pixels ~ Normal(paint [place, log size], .5).
+    The size is drawn as a log-normal site, so that its unconstrained coordinate is the logarithm.
+    """
+
+    sites = (Site("place", ("images",), event_dim=1), Site("size", ("images",)))
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = torch.tensor(
+            [[1.0, 0.8, 0.6], [1.0, 1.2, -0.4], [0.5, 0.9, 0.7], [-0.3, 0.2, 1.0]]
+        )
+        self.paint = nn.Parameter(numbers.double())
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        size = batch_size if images is None else len(images)
+        zero = self.paint.new_zeros(())
+        with pyro.plate("images", size, dim=-1):
+            place = pyro.sample("place", dist.Normal(zero, 1.0).expand([2]).to_event(1))
+            log_size = pyro.sample("size", dist.LogNormal(zero, 1.0)).log()
+            latents = torch.cat([place, log_size[:, None]], -1)
+            mean = (latents @ self.paint.T).view(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, 0.5).to_event(3), obs=images)
+
+    @property
+    def precision(self) -> Tensor:
+        """The precision (3, 3) of the posterior of place and log size."""
+        return torch.eye(3).double() + self.paint.T @ self.paint / 0.25
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """Compute log p(image), (B,): Normal with covariance paint paint' + I / 4."""
+        covariance = self.paint @ self.paint.T + 0.25 * torch.eye(4).double()
+        law = dist.MultivariateNormal(self.paint.new_zeros(4), covariance)
+        return law.log_prob(images.flatten(1))
+
+
 class Labelaw(Conjugate):
     """A model whose labels, if given, have a distribution that ignores the image."""
 
