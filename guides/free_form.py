@@ -3,8 +3,8 @@
     discrete site      z ~ the model's own family(logits[image, ...]), relaxed where it is relaxed
     continuous site    z ~ Delta(transform(loc[image, ...]))                    # law="delta"
                        z ~ transform(Normal(loc[image, ...], scale[image, ...]))  # law="normal"
-    all continuous     u ~ Normal(loc[image], F F' + diag(scale^2)),  F = factor[image]
-    sites together     z = transform(u's part of the site)                     # law="low_rank"
+    all continuous     u ~ Normal(loc[image], diag(scale) (F F' + I) diag(scale)), F = factor[image]
+    sites together     z = transform(u's part of the site)                       # law="low_rank"
 
 `transform` maps the reals to the support of the site. The guide serves every model: it reads the
 sites that the model declares and the laws that it draws them from. Sites are independent given the
@@ -60,7 +60,8 @@ class FreeForm(Guide[Model]):
         logits: parameters of discrete and of relaxed sites, by site, (B, ...).
         locs: points or means of the other sites, in unconstrained coordinates, (B, ...).
         log_scales: logarithms of their deviations unless `law="delta"`, (B, ...).
-        factors: rows of the factor of each site where `law="low_rank"`, (B, ..., rank).
+        factors: rows of the factor where `law="low_rank"`, in units of the deviations,
+            (B, ..., rank).
 
     Raises:
         UnservedSite: no free-form law fits a site of the model; the message names it.
@@ -115,7 +116,7 @@ class FreeForm(Guide[Model]):
         if law == "low_rank":
             rank = min(rank, sum(loc[0].numel() for loc in self.locs.values()))
             for name, scale in self.log_scales.items():
-                rows = torch.randn(*scale.shape, rank).to(scale) * scale.detach().exp()[..., None]
+                rows = torch.randn(*scale.shape, rank).to(scale.detach())
                 self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
     @property
@@ -170,14 +171,15 @@ class FreeForm(Guide[Model]):
             torch.cat([parameters[name].reshape(self.num_images, -1) for name in names], 1)
             for parameters in (self.locs, self.log_scales)
         )
+        scale = scale.exp()
         rows = [self.factors[name] for name in names]
-        factor = torch.cat([f.reshape(len(f), -1, f.shape[-1]) for f in rows], 1)
+        rows = torch.cat([row.reshape(len(row), -1, row.shape[-1]) for row in rows], 1)
         dim = self.model.plate_dims["images"]
         inner = (1,) * (-1 - dim)  # the plates inside that of the images
         law = dist.LowRankMultivariateNormal(
             *(
                 tiled(each, repeats).unflatten(0, (-1, *inner))
-                for each in (loc, factor, (2 * scale).exp())
+                for each in (loc, scale[..., None] * rows, scale.square())
             )
         )
         plates["images"] = pyro.plate("images", law.batch_shape[dim], dim=dim)

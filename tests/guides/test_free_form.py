@@ -101,6 +101,7 @@ def test_a_low_rank_law_draws_every_site_once_with_the_density_of_them_all(pair,
     )
     factor = torch.cat([free.factors[f"{n}_pose"].flatten(1, 2) for n in ("object", "part")], 1)
     deviation = torch.cat([free.log_scales[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
+    factor = factor * deviation.exp()[..., None]
     covariance = factor @ factor.mT + (2 * deviation).exp().diag_embed()
     center = torch.cat([free.locs[f"{n}_pose"].flatten(1) for n in ("object", "part")], 1)
     law = torch.distributions.MultivariateNormal(center, covariance)

@@ -18,8 +18,7 @@ def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     """The posterior is normal, so the ELBO of the best guide is the evidence itself."""
     model, start = pair()
     images = conjugate_images(6)
-    steps = 150 if name == "low_rank" else 50  # it learns more numbers
-    guide = general_guides(model)[name](model, start, images, steps=steps, seed=0)
+    guide = general_guides(model)[name](model, start, images, steps=50, seed=0)
     before, after = (
         summarize(evaluate(model, each, images, num_particles=40))["elbo"]
         for each in (start, guide)
@@ -50,7 +49,7 @@ def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_non
     known = (precision.diagonal().log().sum() - precision.logdet()).item() / 2
     assert known > 0.5
     assert known - 0.05 < lost["normal"] < known + 0.15
-    assert -0.05 < lost["low_rank"] < 0.25
+    assert -0.05 < lost["low_rank"] < 0.15
 
 
 def test_the_model_and_the_start_are_left_as_they_were():
