@@ -63,6 +63,37 @@ def test_exact_e_step_is_the_minimum_of_the_free_energy(votes):
         assert (free_energy(votes, best._replace(responsibility=other), rule) > least).all()
 
 
+@pytest.mark.parametrize("power", [0.2, 0.6, 1.5])
+def test_e_step_with_a_power_is_the_minimum_with_the_entropy_divided_by_it(votes, power):
+    """A temperature 1 / power adds (1 / power - 1) sum_ij w_i R_ij ln R_ij to the free energy."""
+    rule = law()
+    belief = best_belief(votes, votes.compete(rand(B, 1, J, I)), rule)
+    routing = EMRouting(e_step="exact", power=power)
+
+    def tempered(responsibility):
+        negentropy = (votes.presence * torch.xlogy(responsibility, responsibility)).sum((1, 2, 3))
+        energy = free_energy(votes, belief._replace(responsibility=responsibility), rule)
+        return energy + (1 / power - 1) * negentropy
+
+    best = routing.responsibilities(votes, belief, rule)
+    for _ in range(20):
+        other = (best.log() + 0.1 * rand(B, 1, J, I)).softmax(2)
+        assert (tempered(other) > tempered(best)).all()
+
+
+def test_the_power_of_a_routing_flattens_the_responsibilities(votes):
+    rule = law()
+    belief = best_belief(votes, votes.uniform(), rule)
+    posterior = VBRouting().posterior(votes.gather(votes.uniform()), rule)
+    for sharp, flat, given in (
+        (EMRouting(), EMRouting(power=0.5), belief),
+        (VBRouting(), VBRouting(power=0.5), posterior),
+    ):
+        root = sharp.responsibilities(votes, given, rule).sqrt()
+        found = flat.responsibilities(votes, given, rule)
+        torch.testing.assert_close(found, root / root.sum(2, keepdim=True))
+
+
 def test_papers_e_step_is_a_times_n(votes):
     rule = law()
     belief = best_belief(votes, votes.uniform(), rule)
@@ -237,6 +268,7 @@ def test_free_energies_are_reported_on_the_same_votes(routing, votes):
     [
         *((kind, dict(iterations=0), "iterations must be at least 1") for kind in KINDS),
         *((kind, dict(anneal=1.0), "anneal must lie in") for kind in KINDS[:2]),
+        *((kind, dict(power=0.0), "power must be positive") for kind in KINDS[:2]),
         (EMRouting, dict(e_step="fast"), "e_step must be one of 'paper', 'exact'"),
         (VBRouting, dict(nu=0.0), "nu must be positive"),
     ],
