@@ -172,14 +172,14 @@ class FreeForm(Guide[Model]):
             for parameters in (self.locs, self.log_scales)
         )
         scale = scale.exp()
-        rows = [self.factors[name] for name in names]
-        rows = torch.cat([row.reshape(len(row), -1, row.shape[-1]) for row in rows], 1)
+        factors = [self.factors[name] for name in names]
+        factor = torch.cat([rows.reshape(len(rows), -1, rows.shape[-1]) for rows in factors], 1)
         dim = self.model.plate_dims["images"]
         inner = (1,) * (-1 - dim)  # the plates inside that of the images
         law = dist.LowRankMultivariateNormal(
             *(
                 tiled(each, repeats).unflatten(0, (-1, *inner))
-                for each in (loc, scale[..., None] * rows, scale.square())
+                for each in (loc, scale[..., None] * factor, scale.square())
             )
         )
         plates["images"] = pyro.plate("images", law.batch_shape[dim], dim=dim)

@@ -27,6 +27,7 @@ def matrix_capsules(
     preset: str = "small",
     routing: str = "em",
     iterations: int = 2,
+    power: float | None = None,
     **sizes: Any,
 ) -> Entry:
     """A classifier whose layers are inferred by routing; see `capsule_zoo.models.matrix_capsules`.
@@ -35,15 +36,20 @@ def matrix_capsules(
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (68 K parameters) or "full" (310 K).
         routing: "em", "vb" or "dynamic".
-        iterations: routing iterations; the paper uses three, which learn more slowly (see the
-            experiment `matrix-capsules/routing`).
+        iterations: routing iterations; the paper uses three, which learn more slowly here (see the
+            experiment `matrix-capsules/iterations`).
+        power: of the responsibilities of "em" and "vb", by default 1; with more than two
+            iterations, less is better. "dynamic" has none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
     for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):
         if name not in known:
             raise ValueError(unknown(kind, name, list(known)))
+    if power is not None and routing == "dynamic":
+        raise ValueError(f"power must be left out for routing 'dynamic', not {power!r}")
+    how = {} if power is None else {"power": power}
     model = MatrixCapsules(
-        ROUTINGS[routing](iterations), image_shape, **{**PRESETS[preset], **sizes}
+        ROUTINGS[routing](iterations, **how), image_shape, **{**PRESETS[preset], **sizes}
     )
     return Entry(
         model=model,

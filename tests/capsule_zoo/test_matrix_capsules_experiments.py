@@ -4,10 +4,16 @@ import pytest
 import torch
 from miniature import few_digits, names_in_record
 
-from capsule_zoo.data import Views
-from capsule_zoo.experiments import Options, matrix_capsules, matrix_capsules_viewpoints
+from capsule_zoo.data import Split, Views
+from capsule_zoo.experiments import (
+    Options,
+    matrix_capsules,
+    matrix_capsules_iterations,
+    matrix_capsules_viewpoints,
+)
 from capsule_zoo.experiments.matrix_capsules_pose import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules_viewpoints import Point, matched, novel_values
+from capsule_zoo.registry import create
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
 ROUTINGS = ("em", "vb", "dynamic")
@@ -25,6 +31,7 @@ def few_views(number=48):
 NETWORK = dict(features=4, capsules=(2, 2, 2))
 SETTINGS = {
     "routing": dict(iterations=2, reference=2, network=NETWORK),
+    "iterations": dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=NETWORK),
     "viewpoints": dict(
         seeds=2, size=17, checks=2, views=6, attacked=4, epsilons=(0.0, 0.1), capsules=NETWORK
     ),
@@ -35,7 +42,8 @@ SETTINGS = {
 def miniature(monkeypatch, unpainted):
     """Use few small digits, and views of noise."""
     few = few_digits(40, 12, size=17)
-    monkeypatch.setattr(matrix_capsules, "load_dataset", lambda *_, **__: few)
+    for module in (matrix_capsules, matrix_capsules_iterations):
+        monkeypatch.setattr(module, "load_dataset", lambda *_, **__: few)
     noise = lambda *_: (few_views(), few_views())  # noqa: E731
     monkeypatch.setattr(matrix_capsules_viewpoints, "views", noise)
     return few
@@ -53,6 +61,15 @@ PROMISED = {
             f"{kind}_{name}_{t}"
             for kind in ("error", "images_per_second", "free_energy")
             for name in ROUTINGS
+            for t in (1, 2)
+        },
+        {""},
+    ),
+    "iterations": (
+        {
+            f"{kind}_{power}_{t}"
+            for kind in ("error", "first_gradient")
+            for power in ("power_1", "power_0_5")
             for t in (1, 2)
         },
         {""},
@@ -75,6 +92,25 @@ PROMISED = {
 def test_experiment_gives_what_it_promises(name, tmp_path):
     found = names_in_record(f"matrix-capsules/{name}", QUICK, tmp_path, **SETTINGS.get(name, {}))
     assert found == PROMISED[name]
+
+
+def test_gradients_grow_with_the_iterations_unless_the_power_is_small():
+    images = Split(torch.rand(8, 1, 20, 20), torch.arange(8) % 4, "noise")
+
+    def slope(iterations, power):
+        torch.manual_seed(0)
+        sizes = dict(features=8, capsules=(4, 4, 4), classes=4)
+        how = dict(image_shape=(1, 20, 20), iterations=iterations, power=power, **sizes)
+        return matrix_capsules_iterations.first_gradient(create("matrix-capsules", **how), images)
+
+    assert slope(5, 1.0) > 100 * slope(2, 1.0)
+    assert slope(5, 1 / 16) < slope(2, 1.0)
+
+
+def test_dynamic_routing_takes_no_power():
+    assert create("matrix-capsules", power=0.3, iterations=3).model.classes.routing.power == 0.3
+    with pytest.raises(ValueError, match="power must be left out for routing 'dynamic'"):
+        create("matrix-capsules", routing="dynamic", power=0.5)
 
 
 def test_networks_are_matched_where_the_worse_one_is_best():

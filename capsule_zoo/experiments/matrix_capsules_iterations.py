@@ -1,0 +1,136 @@
+"""Why more iterations of EM routing hurt, and what mends it.
+
+Each iteration of EM divides the children by the densities of sixteen numbers at once, so that it
+multiplies small differences between parents, and the gradients with them. With a `power` below 1
+the responsibilities are proportional to (a N)^power (see `capsule_zoo.guides.routing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyro
+import torch.nn.functional as F
+
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.matrix_capsules import NETWORK, SHIFT
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.routing import by_iterations
+from capsule_zoo.inference.evaluation.classification import Share, error_rate
+from capsule_zoo.records import Numbers, Table
+from capsule_zoo.registry import Entry, create
+
+STARTED = 32  # training images of the first gradient
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Args:
+        iterations: numbers of iterations of EM.
+        powers: powers of the responsibilities.
+        seeds: number of seeds for each network.
+        steps: updates of every run, unless minutes are given; these are shared by all runs.
+        network: sizes of the network.
+    """
+
+    iterations: tuple[int, ...] = (2, 3, 4, 5)
+    powers: tuple[float, ...] = (1.0, 0.25, 0.0625)
+    seeds: int = 1
+    steps: int = 540
+    network: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """The training of one network."""
+
+    iterations: int
+    power: float
+    settings: Settings
+
+
+@experiment("matrix-capsules/iterations", data="mnist", takes=Settings)
+def iterations(options: Options, **settings: Any) -> Result:
+    """Train with two to five iterations of EM and three powers of its E step (30 core-minutes).
+
+    `first_gradient` is the size of the gradient of the loss with respect to the weights of the
+    first convolution before the first update, as a multiple of its size with the fewest iterations
+    and the first power. `error` is the test error after the training.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    tasks = {
+        f"{name_of(power)}-{number}": Task(number, power, chosen)
+        for power in chosen.powers
+        for number in chosen.iterations
+    }
+    costs = {name: float(task.iterations) for name, task in tasks.items()}
+    options.say(f"Training {len(tasks) * chosen.seeds} networks")
+    study = Study(tasks, chosen.seeds, costs)
+    outcomes = study.run(measure, options)
+    unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}", options.seed]["slope"]
+    found: dict[str, dict[str, Numbers]] = {"error": {}, "first_gradient": {}}
+    errors = pd.DataFrame(index=list(chosen.iterations))
+    slopes = pd.DataFrame(index=list(chosen.iterations))
+    for name, task in tasks.items():
+        own = [outcome for (task_name, _), outcome in outcomes.items() if task_name == name]
+        row, column = str(task.iterations), name_of(task.power)
+        error = mean_and_error([outcome["error"][0] for outcome in own])
+        if chosen.seeds == 1:
+            error = Share(*own[0]["error"])
+        slope = mean_and_error([outcome["slope"] / unit for outcome in own])
+        found["error"].setdefault(column, {})[row] = error
+        found["first_gradient"].setdefault(column, {})[row] = slope
+        errors.loc[task.iterations, f"power {task.power:g}"] = error[0]
+        slopes.loc[task.iterations, f"power {task.power:g}"] = slope[0]
+    words = {"error": "test error", "first_gradient": "first gradient"}
+    metrics = {
+        f"{words[quantity]} by iterations": Table(rows, f"{quantity}_{{quantity}}_{{variant}}")
+        for quantity, rows in found.items()
+    }
+    figure = by_iterations({"test error": errors, "first gradient": slopes})
+    figure.axes[1].set_yscale("log")
+    return Result(metrics, {"": figure}, pd.concat({words["error"]: errors}, axis=1))
+
+
+def name_of(power: float) -> str:
+    """Return a power as a part of a metric's name: .25 as `power_0_25`."""
+    return f"power_{power:g}".replace(".", "_")
+
+
+def measure(job: Job[Task]) -> dict[str, Any]:
+    """Train one network, and return its first gradient and its test error."""
+    task, options = job.variant, job.options
+    data = load_dataset("mnist", root=options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create(
+        "matrix-capsules",
+        image_shape=data.image_shape,
+        iterations=task.iterations,
+        power=task.power,
+        **(task.settings.network or NETWORK),
+    )
+    slope = first_gradient(entry, data.train[:STARTED])
+    limit: dict[str, Any] = options.limit(task.settings.steps)
+    train(entry, data, options, name="run", transform=SHIFT, **limit)
+    return {"slope": slope, "error": list(error_rate(entry.model, data.test))}
+
+
+def first_gradient(entry: Entry, split: Split) -> float:
+    """Return the norm of the gradient of the cross-entropy for the first convolution's weights.
+
+    The cross-entropy is used because the spread loss changes with every update.
+    """
+    model = entry.model
+    F.cross_entropy(model.scores(split.images), split.labels).backward()
+    slope = model.stem.weight.grad.norm().item()
+    model.zero_grad()
+    return slope
