@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
+from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, snake_case
 from capsule_zoo.experiments.part_whole import measures
 from capsule_zoo.experiments.training import train
 from capsule_zoo.records import Numbers
-from capsule_zoo.registry import WEIGHTS, Entry, create
+from capsule_zoo.registry import Entry, create
 from capsule_zoo.runs.annealing import anneal_run
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.runs.measurements import (
@@ -50,13 +51,13 @@ QUANTITIES = (
 def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     """Return a trained entry with the data on which it is measured.
 
-    It is the run that the options name, else the published weights `<name>-mnist`, else a new
-    entry, trained on MNIST for a number of updates.
+    It is the run that the options name, else the entry's published weights, else a new entry,
+    trained on MNIST for a number of updates.
     """
-    published = f"{name}-mnist"
-    if options.run or (WEIGHTS / f"{published}.safetensors").is_file():
+    published = [w.name for w in list_weights().values() if (w.entry, w.data) == (name, "mnist")]
+    if options.run or published:
         root = None if options.data_root is None else Path(options.data_root)
-        entry, data, _ = open_run(options.run or published, None, root)
+        entry, data, _ = open_run(options.run or published[0], None, root)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     entry = create(name, image_shape=data.image_shape)
@@ -123,7 +124,9 @@ def gaps(
     entries: tuple[str, ...] = (
         "vae",
         "recurrent-capsules",
+        "conditional-autoencoder",
         "generative-capsnet",
+        "generative-capsnet-continuous",
         "part-whole",
         "capsule-helmholtz",
     ),

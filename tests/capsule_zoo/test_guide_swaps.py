@@ -41,6 +41,14 @@ def test_guides_of_a_model_are_compared(small, tmp_path):
     assert {f"elbo_difference_{row}" for row in rows[1:]} <= found and figures == {""}
 
 
+def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root, small):
+    options = Options(progress=False, data_root=mnist_root)
+    entry, _ = guide_swaps.opened("generative-capsnet-continuous", options, 2)
+    assert entry.name == "generative-capsnet-continuous" and entry.model.parts > 3
+    entry, _ = guide_swaps.opened("generative-capsnet", options, 2)  # there are no weights of it
+    assert entry.name == "generative-capsnet" and entry.model.parts == 3
+
+
 def test_gaps_are_measured_for_every_entry(small, tmp_path):
     settings = dict(entries=("vae",), images=2, particles=2, training=2, **TINY)
     promised = ("gap", "lower", "simulated_upper", "lost_elbo", "lost_iwae", "ess")
