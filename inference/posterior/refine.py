@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.distributions import is_validation_enabled
 from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -118,7 +119,8 @@ def refine(
     scheduled = method == "scheduled"
     rate = _default_rate(model, scheduled) if lr is None else lr
     check_positive(lr=rate)
-    model.space.check(images)
+    if is_validation_enabled():  # images that a model draws may lie outside of its pixels' range
+        model.space.check(images)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, law)
