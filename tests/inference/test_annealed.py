@@ -21,6 +21,7 @@ from capsule_zoo.inference import annealed_bounds, annealed_log_likelihood, eval
 from capsule_zoo.inference.evaluation.annealed import temperatures_along_sigmoid
 from capsule_zoo.inference.posterior import transitions
 from capsule_zoo.inference.posterior.annealed_path import AnnealedPath, State, Terms
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.inference.posterior.transitions import Moves, changed, transition
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.models.base import Model, Site
@@ -237,6 +238,20 @@ def test_a_bound_from_annealing_is_tighter_than_the_guides():
     log_evidence = model.log_evidence(shown).mean().item()
     assert elbo < annealed_bounds(found)["lower"] < log_evidence + 0.1
     assert annealed_bounds(found)["lower"] == pytest.approx(log_evidence, abs=0.1)
+
+
+def test_chains_start_at_a_guide_that_is_refined_for_every_image():
+    """Also for simulated images, whose pixels lie outside of [0, 1] as their law is normal."""
+    torch.manual_seed(0)
+    entry = create("conditional-autoencoder", **small_sizes("conditional-autoencoder"))
+    images = torch.rand(3, *entry.model.image_shape)
+    refined = SemiAmortized(entry.guide, 100, law="normal")
+    how = dict(chains=2, temperatures=4, leapfrogs=1, simulated=3)
+    found = annealed_log_likelihood(entry.model, refined, images, **how)
+    pixels = found.observed_data["simulated_pixels"].values
+    assert pixels.min() < 0
+    rough = annealed_bounds(annealed_log_likelihood(entry.model, entry.guide, images, **how))
+    assert annealed_bounds(found)["gap"] < rough["gap"]
 
 
 def test_transitions_keep_the_law_of_the_path_in_either_order():
