@@ -38,8 +38,8 @@ def matrix_capsules(
         routing: "em", "vb" or "dynamic".
         iterations: routing iterations; the paper uses three, which learn more slowly here (see the
             experiment `matrix-capsules/iterations`).
-        power: of the responsibilities of "em" and "vb", by default 1; with more than two
-            iterations, less is better. "dynamic" has none.
+        power: of the responsibilities of "em" and "vb", by default 1; with three iterations a
+            quarter is better. "dynamic" has none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
     for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):

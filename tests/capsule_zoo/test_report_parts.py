@@ -55,6 +55,8 @@ def test_names_in_words():
     assert in_words("iwae_100_low_rank") == "IWAE-100 low rank"
     assert in_words("log_likelihood_raise") == "log likelihood (reverse AIS)"
     assert in_words("mapped_elbow") == "mapped elbow"
+    assert in_words("error_power_0_25_3") == "error power 0.25 3"
+    assert in_words("fgsm_10_20_error") == "FGSM 10 20 error"
 
 
 def test_durations():
