@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 WIDTH = 1000  # pixels, at most
-QUALITY = 75
+QUALITY = 60
 
 
 @dataclass(frozen=True)

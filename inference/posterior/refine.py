@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from pyro import poutine
-from pyro.distributions import is_validation_enabled
 from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
@@ -108,6 +107,22 @@ def refine(
         ValueError: an unknown method, a number out of range, images the model does not take, a
             site that no free-form law fits, or several starts for another model.
     """
+    model.space.check(images)
+    return _refine(model, guide, images, steps, method, lr, starts, law, seed)
+
+
+def _refine(
+    model: Model,
+    guide: Guide | None,
+    images: Tensor,
+    steps: int = 100,
+    method: str = "scheduled",
+    lr: float | None = None,
+    starts: int = 1,
+    law: str = "delta",
+    seed: int = 0,
+) -> Refinement:
+    """Do as `refine` does, also for images that a model drew, outside of its pixels' range."""
     check_one_of("method", method, ("scheduled", "adam"))
     check_at_least(0, steps=steps)
     check_at_least(1, starts=starts)
@@ -119,8 +134,6 @@ def refine(
     scheduled = method == "scheduled"
     rate = _default_rate(model, scheduled) if lr is None else lr
     check_positive(lr=rate)
-    if is_validation_enabled():  # images that a model draws may lie outside of its pixels' range
-        model.space.check(images)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
         judge = _Judge(model, images)
         free = _best_start(judge, guide, starts, law)
@@ -235,7 +248,7 @@ class SemiAmortized(Guide):
             if then == writes and torch.equal(_comparable(seen), _comparable(images)):
                 return free
         with poutine.block(), torch.enable_grad():
-            found = refine(self.model, start, images, **self.options).guide
+            found = _refine(self.model, start, images, **self.options).guide
         self._last[:] = [(images, writes, found)]
         return found
 

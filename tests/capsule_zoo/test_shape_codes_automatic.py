@@ -14,7 +14,7 @@ def test_automatic_guides_are_compared_with_the_network(monkeypatch, tmp_path):
         return create(name, **{**small_sizes(name), "image_shape": image_shape})
 
     monkeypatch.setattr(guide_swaps, "create", made)
-    monkeypatch.setattr(guide_swaps, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(guide_swaps, "list_weights", dict)
     options = Options(progress=False, processes=1)
     small = dict(images=4, particles=2, fitting=2, tuning=1, training=2)
     found, figures = names_in_record("shape-codes/automatic", options, tmp_path, **small)
