@@ -59,30 +59,45 @@ def error_rate(program: Predicts, split: Split) -> Share:
     return Share.of(predictions(program, split.images) != split.labels)
 
 
-def fgsm(model: Classifier, split: Split, epsilon: float, batch_size: int = 100) -> Split:
-    """Return the split under a white-box attack that moves every pixel by epsilon, up or down.
+def fgsm(
+    model: Classifier, split: Split, epsilon: float, batch_size: int = 100, steps: int = 1
+) -> Split:
+    """Return the split under a white-box attack that moves every pixel by at most epsilon.
 
     Each pixel moves in the direction that increases the cross-entropy of the true label.
     Cross-entropy is used even for models trained with the spread loss: that loss has zero gradient
     once its margin is met, so an attack on it would spare the most confident predictions. Pixels
     stay in the model's range.
 
+    With one step this is the fast gradient sign method. With several it is the basic iterative
+    method: every step follows the sign of a new gradient, for 2 epsilon / steps, and the pixels
+    return to within epsilon of where they began.
+
     Args:
-        epsilon: size of the step, in units of a pixel's value.
+        epsilon: size of the largest change, in units of a pixel's value.
+        steps: number of gradients.
 
     Raises:
-        ValueError: a negative epsilon.
+        ValueError: a negative epsilon, or no step.
 
-    Reference: Goodfellow, Shlens & Szegedy 2015, "Explaining and Harnessing Adversarial Examples"
-    (arXiv 1412.6572), section 4.
+    References: Goodfellow, Shlens & Szegedy 2015, "Explaining and Harnessing Adversarial Examples"
+    (arXiv 1412.6572), section 4; Kurakin, Goodfellow & Bengio 2017, "Adversarial Examples in the
+    Physical World" (arXiv 1607.02533), section 2.2.
     """
     check_at_least(0, epsilon=epsilon)
-    moved = []
+    check_at_least(1, steps=steps)
+    stride = min(epsilon, 2 * epsilon / steps)
+    least, most = model.pixel_range
+    attacked = []
     with in_eval_mode(model):
         batches = zip(*(x.split(batch_size) for x in (split.images, split.labels)), strict=True)
         for images, labels in batches:
-            pixels = images.clone().requires_grad_()
-            loss = F.cross_entropy(model.scores(pixels), labels, reduction="sum")
-            (slope,) = torch.autograd.grad(loss, pixels)
-            moved.append((images + epsilon * slope.sign()).clamp(*model.pixel_range))
-    return replace(split, images=torch.cat(moved))
+            low, high = (images - epsilon).clamp(min=least), (images + epsilon).clamp(max=most)
+            moved = images
+            for _ in range(steps):
+                pixels = moved.clone().requires_grad_()
+                loss = F.cross_entropy(model.scores(pixels), labels, reduction="sum")
+                (slope,) = torch.autograd.grad(loss, pixels)
+                moved = torch.clamp(moved + stride * slope.sign(), low, high)
+            attacked.append(moved)
+    return replace(split, images=torch.cat(attacked))

@@ -12,7 +12,7 @@ from capsule_zoo.experiments import (
     matrix_capsules_viewpoints,
 )
 from capsule_zoo.experiments.matrix_capsules_pose import ink_center, nudged
-from capsule_zoo.experiments.matrix_capsules_viewpoints import Point, matched, novel_values
+from capsule_zoo.experiments.matrix_capsules_viewpoints import matched, novel_values
 from capsule_zoo.registry import create
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
@@ -33,7 +33,15 @@ SETTINGS = {
     "routing": dict(iterations=2, reference=2, network=NETWORK),
     "iterations": dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=NETWORK),
     "viewpoints": dict(
-        seeds=2, size=17, checks=2, views=6, attacked=4, epsilons=(0.0, 0.1), capsules=NETWORK
+        seeds=1,
+        size=17,
+        checks=2,
+        views=6,
+        attacked=4,
+        epsilons=(0.0, 0.1),
+        iterated=(0.1,),
+        attack_steps=2,
+        capsules=NETWORK,
     ),
 }
 
@@ -82,7 +90,11 @@ PROMISED = {
             for kind in ("", "familiar_")
             for network in ("capsules", "cnn")
         }
-        | {f"fgsm_{size}_error_{network}" for size in (0, 100) for network in ("capsules", "cnn")},
+        | {
+            f"{attack}_error_{network}"
+            for attack in ("fgsm_0", "fgsm_100", "iterated_100")
+            for network in ("capsules", "cnn")
+        },
         {"", "attack"},
     ),
 }
@@ -113,12 +125,25 @@ def test_dynamic_routing_takes_no_power():
         create("matrix-capsules", routing="dynamic", power=0.5)
 
 
+def points(*errors):
+    return [{"familiar": familiar, "novel": novel} for familiar, novel in errors]
+
+
 def test_networks_are_matched_where_the_worse_one_is_best():
     paths = {
-        "capsules": [Point(0.5, 0.6), Point(0.2, 0.3), Point(0.05, 0.2)],
-        "cnn": [Point(0.4, 0.7), Point(0.18, 0.5), Point(0.3, 0.4)],
+        "capsules": points((0.5, 0.6), (0.2, 0.3), (0.05, 0.2)),
+        "cnn": points((0.4, 0.7), (0.18, 0.5), (0.3, 0.4)),
     }
-    assert matched(paths) == {"capsules": Point(0.2, 0.3), "cnn": Point(0.18, 0.5)}
+    found = matched(paths)
+    assert found["cnn"] == {"familiar": 0.18, "novel": 0.5}
+    share = (0.2 - 0.18) / (0.2 - 0.05)
+    assert found["capsules"]["familiar"] == pytest.approx(0.18)
+    assert found["capsules"]["novel"] == pytest.approx(0.3 + share * (0.2 - 0.3))
+
+
+def test_a_training_that_begins_below_the_common_error_is_judged_at_its_start():
+    paths = {"capsules": points((0.5, 0.6)), "cnn": points((0.1, 0.7), (0.05, 0.5))}
+    assert matched(paths)["cnn"] == {"familiar": 0.1, "novel": 0.7}
 
 
 def test_novel_views_are_those_that_are_not_familiar():

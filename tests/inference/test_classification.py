@@ -48,6 +48,29 @@ def test_the_attack_moves_every_pixel_against_its_weight(split):
         fgsm(model, split, -0.1)
 
 
+class Bent(Classifier):
+    """A classifier whose second score first falls and then rises with its only pixel."""
+
+    def __init__(self):
+        super().__init__((1, 1, 1), 2)
+
+    def scores(self, images):
+        rise = (images.flatten(1) - 0.45).square()
+        return torch.cat([torch.zeros_like(rise), rise], 1)
+
+
+def test_several_steps_follow_the_gradient_where_they_are():
+    """One long step overshoots the lowest score of the label, several short ones stop near it."""
+    model, split = Bent(), Split(torch.full((1, 1, 1, 1), 0.6), torch.tensor([1]))
+    assert fgsm(model, split, 0.4).images.item() == pytest.approx(0.2)
+    near = fgsm(model, split, 0.4, steps=40).images.item()
+    assert near == pytest.approx(0.45, abs=0.02)
+    far = fgsm(model, split, 0.1, steps=40).images.item()  # no further than epsilon
+    assert far == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        fgsm(model, split, 0.1, steps=0)
+
+
 def test_both_look_at_the_model_as_it_is_used_and_leave_it_as_it_was():
     """In training mode the convolutional network drops half of its units."""
     model = ConvolutionalClassifier((1, 8, 8), 3)
