@@ -137,7 +137,7 @@ class Entry:
     @property
     def fitters(self) -> dict[str, Fitter]:
         """The general guides that serve this entry's model, which are fitted to given images."""
-        found = general_guides(self.model)
+        found = general_guides(self.model, self.guide)
         return {name: fitter for name, fitter in found.items() if name not in self.guides}
 
     def fit_guide(self, name: str, images: Tensor, *, steps: int = 100, seed: int = 0) -> nn.Module:

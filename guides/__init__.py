@@ -11,6 +11,7 @@ from capsule_zoo.guides.constellations import (
     RansacMatching,
     SinkhornMatching,
 )
+from capsule_zoo.guides.corrected import Corrected
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.free_form import FreeForm
 from capsule_zoo.guides.known_latents import KnownLatents
@@ -41,6 +42,7 @@ __all__ = [
     "ClassPose",
     "ConditionalEncoder",
     "ConvolutionalEncoder",
+    "Corrected",
     "DynamicRouting",
     "EMConstellations",
     "EMObjects",

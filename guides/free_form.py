@@ -30,10 +30,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.per_image import PerImageGuide
 from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, family_of
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.modes import in_eval_mode
@@ -46,7 +46,7 @@ _INITIAL_FACTOR = 0.3  # of the low-rank deviation, in units of the other; at 0 
 _Families = Mapping[str, ByLogits | Continuous]
 
 
-class FreeForm(Guide[Model]):
+class FreeForm(PerImageGuide):
     """The guide with per-image variational parameters for all latent sites of a model.
 
     Args:
@@ -68,8 +68,6 @@ class FreeForm(Guide[Model]):
         ValueError: unknown `law`, a rank below 1, or a guide to start from that lacks a site.
     """
 
-    per_image = True  # its parameters belong to these images, in this order
-
     def __init__(
         self,
         model: Model,
@@ -78,24 +76,20 @@ class FreeForm(Guide[Model]):
         law: str = "delta",
         rank: int = 10,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, len(images))
         check_one_of("law", law, LAWS)
         check_at_least(1, rank=rank)
         self.continuous_law = law
-        self.num_images = len(images)
         self.families = families_of(model)
         discrete = model.discretized()
         self.discrete_families = self.families if discrete is model else families_of(discrete)
+        self.differentiable = _differentiable(self.families)
         with torch.no_grad(), poutine.block():
             if init is None:
                 start = poutine.trace(model).get_trace(batch_size=len(images)).nodes
             else:
                 with in_eval_mode(init):
                     start = poutine.trace(init).get_trace(images).nodes
-        self.logits = PyroModule[nn.ParameterDict]()
-        self.locs = PyroModule[nn.ParameterDict]()
-        self.log_scales = PyroModule[nn.ParameterDict]()
-        self.factors = PyroModule[nn.ParameterDict]()
         for name, family in self.families.items():
             if name not in start:
                 raise ValueError(
@@ -119,36 +113,17 @@ class FreeForm(Guide[Model]):
                 rows = torch.randn(*scale.shape, rank).to(scale.detach())
                 self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
-    @property
-    def differentiable(self) -> bool:
-        """True if gradients pass through the draws of all sites; they do unless one is discrete."""
-        families = self.families.values()
-        return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
-
-    def select(self, index: Tensor) -> FreeForm:
-        """Return the guide to `images[index]`, with copies of the parameters of these images."""
-        chosen = self.sharing_parameters(num_images=len(index))
-        chosen._modules = dict(self._modules)
-        for kind in ("logits", "locs", "log_scales", "factors"):
-            tensors = getattr(self, kind).items()
-            chosen._modules[kind] = PyroModule[nn.ParameterDict](
-                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
-            )
-        chosen._rename()
-        return chosen
-
     def discretized(self) -> FreeForm:
         """Return the guide with the same parameters for the model's `discretized()`."""
         model = self.model.discretized()
         if model is self.model:
             return self
-        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
+        families = self.discrete_families
+        laws = dict(families=families, differentiable=_differentiable(families))
+        return self.sharing_parameters(_model=(model,), **laws)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
-        """Draw every site and return the values by name.
-
-        `images` may be the guide's own images several times over, as evaluation passes them.
-        """
+        """Draw every site and return the values by name."""
         repeats = self._repeats(images)
         plates: dict[str, pyro.plate] = {}
         laws = self._draw_together(repeats, plates) if self.factors else {}
@@ -210,19 +185,10 @@ class FreeForm(Guide[Model]):
         scale = tiled(self.log_scales[site.name].exp(), repeats)
         return family.normal(loc, scale, site.event_dim)
 
-    def _repeats(self, images: Tensor) -> int:
-        """Return how many times over `images` are the images that the parameters belong to.
 
-        Raises:
-            ValueError: they are not a multiple of the guide's own images.
-        """
-        repeats, rest = divmod(len(images), self.num_images)
-        if rest or not repeats:
-            raise ValueError(
-                f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
-                f"{type(self).__name__} for other images"
-            )
-        return repeats
+def _differentiable(families: _Families) -> bool:
+    """Return True if gradients pass through the draws of all sites."""
+    return all(f.family.has_rsample for f in families.values() if isinstance(f, ByLogits))
 
 
 def draw_sites(

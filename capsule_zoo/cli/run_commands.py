@@ -271,7 +271,7 @@ def compare(
     """Compare guides to one trained model on the same held-out images.
 
     The guides are those of the entry, and the general ones that serve its model: free_form,
-    low_rank, semi_amortized and auto_normal, which are fitted to the images.
+    corrected, low_rank, semi_amortized and auto_normal, which are fitted to the images.
 
     The run's own guide is used unchanged; other guides are tuned with the model frozen. A guide of
     points is shown with its MAP objective, which is not a bound, and again widened into a bound.

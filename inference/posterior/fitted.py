@@ -2,14 +2,16 @@
 
     free_form        parameters of their own for every image, optimized from another guide's answer;
                      for a model of bits alone this is mean field
-    low_rank         the same, with one normal law of low rank for all continuous sites of an image
+    corrected        the other guide's own laws, with corrections for every image; sites that it
+                     draws given others, as along the strokes of a drawing, remain so
+    low_rank         as free_form, with one normal law of low rank for all continuous sites
     semi_amortized   a few such steps from another guide's answer, whenever the guide is called
     auto_normal      Pyro's AutoNormal; for models whose latents are all continuous
 
 Each serves every directed model with a density whose sites it can draw, and none is trained before:
-`general_guides(model)` returns those that serve a model.
+`general_guides(model, start)` returns those that serve a model.
 
->>> guide = general_guides(model)["free_form"](model, encoder, images, steps=100, seed=0)
+>>> guide = general_guides(model, encoder)["free_form"](model, encoder, images, steps=100, seed=0)
 >>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
 """
 
@@ -17,17 +19,20 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import pyro
+import torch
 from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_value
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
-from capsule_zoo.guides import FreeForm, Guide
+from capsule_zoo.guides import Corrected, FreeForm, Guide
 from capsule_zoo.guides.free_form import families_of
+from capsule_zoo.guides.per_image import PerImageGuide
 from capsule_zoo.guides.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.blocks.modes import seeded
+from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 
@@ -48,14 +53,23 @@ class Fitter(Protocol):
         """
 
 
-def free_form(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> FreeForm:
+def free_form(
+    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
+) -> PerImageGuide:
     """Return a `FreeForm` guide with normal laws, refined from another guide's answer."""
     return refine(model, start, images, steps=steps, law="normal", seed=seed).guide
 
 
-def low_rank(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> FreeForm:
+def low_rank(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> PerImageGuide:
     """Return a `FreeForm` guide with a law of rank 10, refined from another guide's answer."""
     return refine(model, start, images, steps=steps, law="low_rank", seed=seed).guide
+
+
+def corrected(
+    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
+) -> PerImageGuide:
+    """Return a `Corrected` guide, refined from no corrections."""
+    return refine(model, start, images, steps=steps, law="corrected", seed=seed).guide
 
 
 def semi_amortized(
@@ -107,8 +121,12 @@ def fit_to_images(
     fit(model, guide, images, steps=steps, lr=0.02, schedule="linear", **whole, **settings)
 
 
-def general_guides(model: Model) -> dict[str, Fitter]:
-    """Return the general guides that serve a model, by name; none where it has no density."""
+def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
+    """Return the general guides that serve a model, by name; none where it has no density.
+
+    Args:
+        start: the guide whose answers they begin at; `corrected` depends on its laws.
+    """
     if model.supervised or not model.normalized:
         return {}
     try:
@@ -117,11 +135,24 @@ def general_guides(model: Model) -> dict[str, Fitter]:
     except UnservedSite:
         return {}
     found: dict[str, Fitter] = {"free_form": free_form, "semi_amortized": semi_amortized}
+    if _corrects(start):
+        found["corrected"] = corrected
     if any(isinstance(family, Continuous) for family in families.values()):
         found["low_rank"] = low_rank
     if not _discrete_sites(model.discretized()):
         found["auto_normal"] = auto_normal
     return found
+
+
+def _corrects(guide: Guide) -> bool:
+    """Return True if the laws of a guide can be corrected, for an image that the model draws."""
+    with torch.no_grad(), pyro.validation_enabled(False), seeded(0), in_eval_mode(guide.model):
+        image = guide.model(batch_size=1)
+        try:
+            Corrected(guide, image)
+        except UnservedSite:
+            return False
+    return True
 
 
 def _discrete_sites(model: Model) -> list[str]:

@@ -1,15 +1,16 @@
 """Test-time inference that improves a guide's answer for each image, with the model frozen.
 
 >>> better = refine(model, guide, images, steps=100)      # -> Refinement
->>> evaluate(model, better.guide, images)                 # a FreeForm guide to these images
+>>> evaluate(model, better.guide, images)                 # a guide to these images
 >>> better.path                                           # mean objective at each step, nats
 
-It serves every model with a density; `FreeForm` reads the sites that the model declares. The paper
-optimizes for hundreds to thousands of steps and calls that a defect. Two changes remove most of
-that cost. (1) All images are optimized in one batch. (2) Adam uses betas of 0.8, a five-step
-warm-up and a linear decay to zero, and a three times larger rate for presences (in general: for all
-logits) than for poses. Every step draws new noise for the presences. Under fixed noise the
-presences would fit that noise and seem to gain dozens of nats, which fresh draws do not confirm.
+It serves every model with a density; the guide that it returns reads the sites that the model
+declares. The paper optimizes for hundreds to thousands of steps and calls that a defect. Two
+changes remove most of that cost. (1) All images are optimized in one batch. (2) Adam uses betas of
+0.8, a five-step warm-up and a linear decay to zero, and a three times larger rate for presences (in
+general: for all logits) than for poses. Every step draws new noise for the presences. Under fixed
+noise the presences would fit that noise and seem to gain dozens of nats, which fresh draws do not
+confirm.
 
 Draws of a discrete site have no gradient. Where there is such a site, every step draws each image
 eight times and adds the score-function estimate
@@ -29,14 +30,17 @@ from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from capsule_zoo.data import transforms
-from capsule_zoo.guides import FreeForm, Guide
+from capsule_zoo.guides import Corrected, FreeForm, Guide
+from capsule_zoo.guides.per_image import PerImageGuide
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.models.blocks.modes import frozen, in_eval_mode, seeded
@@ -45,9 +49,11 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 from capsule_zoo.models.part_whole import PartWholeCapsules
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
-_LOGITS = 3  # the rate of logits, in units of the rate of poses and other continuous values
+_LOGITS = 3.0  # the rate of logits, in units of the rate of poses and other continuous values
+_NOISY_LOGITS = 0.3  # the same for corrections, where draws of a discrete site have no gradient
 _MISSING = -1e6  # replaces NaN where images are compared
 _JUDGED, _DRAWS = 2, 4  # how often an image is judged in a run, and over how many draws
+_DRAWS_CORRECTED = 16  # the same for corrections: a guide to correct is often good by luck in four
 _SCORED = 8  # draws of each image in a step, where draws of a discrete site have no gradient
 
 
@@ -56,14 +62,14 @@ class Refinement:
     """The result of `refine`.
 
     Attributes:
-        guide: the FreeForm guide that holds the best answer seen for each image.
+        guide: the guide that holds the best answer seen for each image.
         path: mean over images of the objective before each step and after the last, each under
             noise of its own, (steps + 1,), in nats per image.
         start, end: each image's objective before and after, (B,), under the same noise, to which
             nothing was fitted. `end >= start`, because `end` is the best value of all candidates.
     """
 
-    guide: FreeForm
+    guide: PerImageGuide
     path: Tensor
     start: Tensor
     end: Tensor
@@ -100,12 +106,14 @@ def refine(
         starts: number of rotations of the image, spread over the circle, on which the guide is
             tried first; each image continues from its best rotation. More than 1 is for part-whole
             capsules alone, whose poses can be rotated back.
-        law: the law of continuous sites, "delta", "normal" or "low_rank"; see `FreeForm`.
+        law: the law of continuous sites, "delta", "normal" or "low_rank" (see `FreeForm`), or
+            "corrected" for the laws of `guide` itself with corrections (see `Corrected`).
         seed: seed of the noise.
 
     Raises:
         ValueError: an unknown method, a number out of range, images the model does not take, a
-            site that no free-form law fits, or several starts for another model.
+            site that no free-form law fits, several starts for another model, or corrections of no
+            guide.
     """
     model.space.check(images)
     return _refine(model, guide, images, steps, method, lr, starts, law, seed)
@@ -131,11 +139,17 @@ def _refine(
             f"starts must be 1 for {type(model).__name__}, not {starts}: other starts rotate the "
             "image and turn the poses of part-whole capsules back"
         )
+    if law == "corrected" and (guide is None or starts > 1):
+        raise ValueError(
+            "law 'corrected' corrects the laws of one guide at one start; give a guide, and leave "
+            "starts at 1"
+        )
     scheduled = method == "scheduled"
     rate = _default_rate(model, scheduled) if lr is None else lr
     check_positive(lr=rate)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
-        judge = _Judge(model, images)
+        draws = _DRAWS_CORRECTED if law == "corrected" else _DRAWS
+        judge = _Judge(model, images, draws)
         free = _best_start(judge, guide, starts, law)
         best = _Best(free, judge(free))
         optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
@@ -160,35 +174,56 @@ def _default_rate(model: Model, scheduled: bool) -> float:
     return rate if isinstance(model, PartWholeCapsules) else 3 * rate
 
 
-def _objective(model: Model, free: FreeForm, images: Tensor) -> tuple[Tensor, Tensor]:
+def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return each image's objective, (B,), and a function of the parameters to differentiate.
 
-    The two are equal if gradients pass through all draws.
+    The two are equal if gradients pass through all draws. For a corrected guide, which begins near
+    an optimum, the gradient leaves out that of log q at given draws: it is zero on average, and
+    most of the noise.
     """
+    draws = 1 if free.differentiable else _SCORED
+    log_weight, _, drawn = log_weights(model, free, tiled(images, draws))
+    surrogate = log_weight
+    if isinstance(free, Corrected):
+        log_q = _log_q_at(drawn, free, tiled(images, draws))
+        surrogate = log_weight + log_q - log_q.detach()
     if free.differentiable:
-        log_weight = log_weights(model, free, images)[0]
-        return log_weight, log_weight
-    log_weight, _, drawn = log_weights(model, free, tiled(images, _SCORED))
+        return log_weight, surrogate
     score = sum(
         site["fn"].log_prob(site["value"]).reshape(len(log_weight), -1).sum(1)
         for site in drawn.nodes.values()
         if site["type"] == "sample" and not site["fn"].has_rsample
     )
-    log_weight = log_weight.view(_SCORED, -1)
-    others = (log_weight.sum(0) - log_weight) / (_SCORED - 1)
-    surrogate = log_weight + (log_weight - others).detach() * score.view(_SCORED, -1)
-    return log_weight.mean(0), surrogate.mean(0)
+    log_weight = log_weight.view(draws, -1)
+    others = (log_weight.sum(0) - log_weight) / (draws - 1)
+    surrogate = surrogate + ((log_weight - others).detach() * score.view(draws, -1)).flatten()
+    return log_weight.mean(0), surrogate.view(draws, -1).mean(0)
 
 
-def _optimizer(free: FreeForm, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:
+def _log_q_at(drawn: Trace, guide: Guide, images: Tensor) -> Tensor:
+    """Return the guide's log density of given draws, (B,), through which no gradient passes.
+
+    Its gradient is the score, which Roeder, Wu & Duvenaud 2017 (arXiv 1703.09194) leave out.
+    """
+    fixed = drawn.copy()
+    for site in fixed.nodes.values():
+        if site["type"] == "sample":
+            site["value"] = site["value"].detach()
+    again = poutine.trace(poutine.replay(guide, trace=fixed)).get_trace(images)
+    return log_density(prune_subsample_sites(again), images)
+
+
+def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Adam, LambdaLR]:
     """Return Adam at a constant rate or, given `steps`, with a short memory and a schedule."""
     if steps is None:
         optimizer = Adam(free.parameters(), rate)
         return optimizer, LambdaLR(optimizer, lambda step: 1.0)
     continuous = free.locs, free.log_scales, free.factors
+    noisy = isinstance(free, Corrected) and not free.differentiable
+    share = _NOISY_LOGITS if noisy else _LOGITS
     groups: list[dict[str, Any]] = [
         {"params": [p for kind in continuous for p in kind.parameters()]},
-        {"params": list(free.logits.parameters()), "lr": _LOGITS * rate},
+        {"params": list(free.logits.parameters()), "lr": share * rate},
     ]
     optimizer = Adam(groups, rate, _BETAS)
     shares = [min(1, (step + 1) / _WARMUP) * (1 - step / steps) for step in range(steps)]
@@ -214,7 +249,7 @@ class SemiAmortized(Guide):
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
         self.options = {"steps": steps, **options}
         self.discrete = False
-        self._last: list[tuple[Tensor, list[int], FreeForm]] = []  # a list: twins share it
+        self._last: list[tuple[Tensor, list[int], PerImageGuide]] = []  # a list: twins share it
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -240,7 +275,7 @@ class SemiAmortized(Guide):
         free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
         return (free.discretized() if self.discrete else free)(images)
 
-    def _refined(self, images: Tensor) -> FreeForm:
+    def _refined(self, images: Tensor) -> PerImageGuide:
         start = self._start[0]
         # torch counts the writes to a tensor: an answer is stale once anything was trained
         writes = [t._version for m in (self.model, start) for t in m.state_dict().values()]
@@ -261,13 +296,13 @@ def _comparable(images: Tensor) -> Tensor:
 class _Judge:
     """The objective log p(image, z) - log q(z) of each image, always under the same few draws."""
 
-    def __init__(self, model: Model, images: Tensor) -> None:
+    def __init__(self, model: Model, images: Tensor, draws: int) -> None:
         self.model = model
         self.images = images
-        self.seeds = torch.randint(2**31, (_DRAWS,)).tolist()
+        self.seeds = torch.randint(2**31, (draws,)).tolist()
 
     @torch.no_grad()
-    def __call__(self, free: FreeForm) -> Tensor:
+    def __call__(self, free: PerImageGuide) -> Tensor:
         """Compute the objective of every image, (B,), in nats."""
         total = self.images.new_zeros(len(self.images))
         for seed in self.seeds:
@@ -279,7 +314,7 @@ class _Judge:
 class _Best:
     """The best parameters found so far for each image."""
 
-    def __init__(self, free: FreeForm, start: Tensor) -> None:
+    def __init__(self, free: PerImageGuide, start: Tensor) -> None:
         self.free = free
         self.start = start
         self.values = start
@@ -299,9 +334,11 @@ class _Best:
             now.copy_(kept)
 
 
-def _best_start(judge: _Judge, guide: Guide | None, starts: int, law: str) -> FreeForm:
+def _best_start(judge: _Judge, guide: Guide | None, starts: int, law: str) -> PerImageGuide:
     """Return a free-form guide that starts at the best of several rotated parses of each image."""
     images = judge.images
+    if guide is not None and law == "corrected":
+        return Corrected(guide, images)
     free = FreeForm(judge.model, images, guide, law)
     if guide is None or starts == 1:
         return free

@@ -35,7 +35,7 @@ def small(monkeypatch):
 def test_guides_of_a_model_are_compared(small, tmp_path):
     settings = dict(images=4, particles=3, fitting=1, training=2)
     found, figures = names_in_record("vae/guides", OPTIONS, tmp_path, **settings)
-    rows = ("convolutional", "free_form", "low_rank", "semi_amortized", "auto_normal")
+    rows = ("convolutional", "free_form", "corrected", "low_rank", "semi_amortized", "auto_normal")
     columns = ("elbo", "iwae_3", "ess", "seconds_per_image", "fit_seconds")
     assert {f"{column}_{row}" for column in columns for row in rows} <= found
     assert {f"elbo_difference_{row}" for row in rows[1:]} <= found and figures == {""}

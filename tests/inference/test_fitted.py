@@ -2,23 +2,25 @@
 
 import pytest
 import torch
-from toys import BernoulliMixture, Conjugate, Correlated, conjugate_images, pair
+from toys import BernoulliMixture, Correlated, conjugate_images, pair
 
-from capsule_zoo.guides import RecognitionMachine
+from capsule_zoo.guides import FreeForm, RecognitionMachine
 from capsule_zoo.guides.site_laws import UnservedSite
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.posterior.fitted import auto_normal, general_guides
 from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
+from capsule_zoo.models import CapsuleHelmholtzMachine
 from capsule_zoo.registry import create, small_sizes
 
 
-@pytest.mark.parametrize("name", ["free_form", "low_rank", "semi_amortized", "auto_normal"])
+@pytest.mark.parametrize(
+    "name", ["free_form", "corrected", "low_rank", "semi_amortized", "auto_normal"]
+)
 def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     """The posterior is normal, so the ELBO of the best guide is the evidence itself."""
     model, start = pair()
     images = conjugate_images(6)
-    guide = general_guides(model)[name](model, start, images, steps=50, seed=0)
+    guide = general_guides(model, start)[name](model, start, images, steps=50, seed=0)
     before, after = (
         summarize(evaluate(model, each, images, num_particles=40))["elbo"]
         for each in (start, guide)
@@ -57,7 +59,7 @@ def test_the_model_and_the_start_are_left_as_they_were():
     images = conjugate_images(3)
     kept = [p.detach().clone() for p in (*model.parameters(), *start.parameters())]
     state = torch.get_rng_state()
-    for fitter in general_guides(model).values():
+    for fitter in general_guides(model, start).values():
         check_pair(model, fitter(model, start, images, steps=2, seed=0), images)
     now = [*model.parameters(), *start.parameters()]
     assert all(torch.equal(a, b) and b.requires_grad for a, b in zip(kept, now, strict=True))
@@ -65,18 +67,17 @@ def test_the_model_and_the_start_are_left_as_they_were():
 
 
 def test_a_guide_is_offered_where_its_laws_fit():
-    assert set(general_guides(Conjugate())) == {
+    offered = {"free_form", "corrected", "low_rank", "semi_amortized", "auto_normal"}
+    assert set(general_guides(*pair())) == offered
+    bits = BernoulliMixture(False)
+    assert set(general_guides(bits, FreeForm(bits, torch.rand(1, 1, 2, 2)))) == {
         "free_form",
-        "low_rank",
+        "corrected",
         "semi_amortized",
-        "auto_normal",
     }
-    assert set(general_guides(BernoulliMixture(False))) == {"free_form", "semi_amortized"}
-    assert general_guides(CapsuleRBM((1, 2, 2), 2, 2)) == {}
-    assert general_guides(create("cnn", **small_sizes("cnn")).model) == {}
-    assert "auto_normal" not in general_guides(
-        create("part-whole", **small_sizes("part-whole")).model
-    )
+    for name in ("capsule-rbm", "cnn"):
+        assert create(name, **small_sizes(name)).fitters == {}
+    assert "auto_normal" not in create("part-whole", **small_sizes("part-whole")).fitters
 
 
 def test_what_a_guide_cannot_draw_is_named():
@@ -90,6 +91,7 @@ def test_an_entry_offers_general_guides_by_name():
     assert list(entry.fitters) == [
         "free_form",
         "semi_amortized",
+        "corrected",
         "low_rank",
         "auto_normal",
     ]

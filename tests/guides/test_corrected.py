@@ -1,0 +1,176 @@
+"""Corrected guides: they begin as the other guide, keep its order, and reach the exact posterior."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from capsule_zoo.guides import AmortizedPartWhole, Corrected, Guide
+from capsule_zoo.guides.site_laws import UnservedSite
+from capsule_zoo.inference import check_pair, evaluate, summarize
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.registry import create, small_sizes
+
+STEP, NOISE = 0.1, 0.5  # deviations of the second site and of the pixels
+
+
+class Walk(Model):
+    """first ~ Normal(0, 1), second ~ Normal(first, STEP), four pixels ~ Normal(second, NOISE)."""
+
+    sites = (Site("first", ("images",)), Site("second", ("images",)))
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        zero = torch.zeros((), dtype=torch.double)
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            first = pyro.sample("first", dist.Normal(zero, 1.0))
+            second = pyro.sample("second", dist.Normal(first, STEP))
+            mean = second[:, None, None, None].expand(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, NOISE).to_event(3), obs=images)
+
+    def log_evidence(self, images):
+        covariance = NOISE**2 * torch.eye(4).double() + (1 + STEP**2)
+        law = dist.MultivariateNormal(torch.zeros(4).double(), covariance)
+        return law.log_prob(images.flatten(1))
+
+
+class Walker(Guide[Walk]):
+    """The second site follows the first as in the posterior; means and deviations are wrong."""
+
+    def forward(self, images, labels=None):
+        precision = 1 / STEP**2 + 4 / NOISE**2
+        with pyro.plate("images", len(images), dim=-1):
+            total = images.sum((1, 2, 3))
+            first = pyro.sample("first", dist.Normal(0.1 * total, 0.8))
+            mean = (first / STEP**2 + total / NOISE**2) / precision
+            pyro.sample("second", dist.Normal(mean + 0.2, 0.2))
+
+
+class Bits(Model):
+    """Two bits, the second like the first in 9 of 10 draws, and pixels about their sum."""
+
+    sites = (Site("low", ("images",), discrete=True), Site("high", ("images",), discrete=True))
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        half = torch.tensor(0.5).double()
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            low = pyro.sample("low", dist.Bernoulli(half))
+            high = pyro.sample("high", dist.Bernoulli(0.1 + 0.8 * low))
+            mean = (low + high)[:, None, None, None].expand(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, 3.0).to_event(3), obs=images)
+
+    def log_joint(self, images):
+        """Return log p(image, low, high) for both bits, (B, 2, 2)."""
+        bits = torch.tensor([0.0, 1.0]).double()
+        alike = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).double()
+        mean = (bits[:, None] + bits)[..., None]
+        pixels = dist.Normal(mean, 3.0).log_prob(images.flatten(1)[:, None, None, :]).sum(-1)
+        return pixels + (0.5 * alike).log()
+
+
+class Reader(Guide[Bits]):
+    """A guide whose second bit knows the first, though by half as much as it should."""
+
+    def forward(self, images, labels=None):
+        zero = images.new_zeros(len(images))
+        with pyro.plate("images", len(images), dim=-1):
+            low = pyro.sample("low", dist.Bernoulli(logits=zero))
+            pyro.sample("high", dist.Bernoulli(logits=2.2 * (2 * low - 1)))
+
+
+def elbo(model, guide, images, particles=400):
+    return summarize(evaluate(model, guide, images, num_particles=particles))["elbo"]
+
+
+def test_what_free_form_loses_by_independence_a_corrected_guide_keeps():
+    """Independent normal laws lose -log(1 - correlation^2) / 2 = .96 nats of this posterior."""
+    torch.manual_seed(0)
+    model = Walk()
+    guide, images = Walker(model), model(batch_size=20)
+    evidence = model.log_evidence(images).mean().item()
+    lost = {
+        law: evidence - elbo(model, refine(model, guide, images, steps=600, law=law).guide, images)
+        for law in ("corrected", "normal")
+    }
+    assert evidence - elbo(model, guide, images) > 1
+    assert lost["corrected"] < 0.05 and lost["normal"] > 0.9
+
+
+def test_bits_keep_their_order_too():
+    """All but the strength of the link can be corrected; independent bits lose far more."""
+    torch.manual_seed(0)
+    model = Bits()
+    guide, images = Reader(model), model(batch_size=30)
+    evidence = model.log_joint(images).logsumexp((1, 2)).mean().item()
+    corrected = refine(model, guide, images, steps=300, law="corrected", lr=0.1).guide
+    free = refine(model, guide, images, steps=300, law="normal", lr=0.03).guide
+    start, after = (elbo(model, each, images, 2000) for each in (guide, corrected))
+    assert start < after < evidence + 0.02
+    assert after > elbo(model, free, images, 2000) + 0.1
+
+
+SERVED = (
+    *("capsule-helmholtz", "conditional-autoencoder", "draw", "generative-capsnet"),
+    *("generative-capsnet-continuous", "part-whole", "recurrent-capsules", "shape-codes", "vae"),
+)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_it_begins_as_the_guide_that_it_corrects(name):
+    torch.manual_seed(0)
+    entry = create(name, **small_sizes(name))
+    entry.guide.eval()
+    images = torch.rand(3, *entry.model.image_shape)
+    corrected = Corrected(entry.guide, images)
+    assert "corrected" in entry.fitters
+    check_pair(entry.model, corrected, images)
+    found = []
+    for guide in (entry.guide, corrected):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            found.append(log_weights(entry.model, guide, images.repeat(2, 1, 1, 1))[0])
+    torch.testing.assert_close(*found)
+    two = corrected.select(torch.tensor([2, 0]))
+    assert two.num_images == 2 and two.covers == entry.guide.covers
+
+
+def test_each_correction_moves_its_own_image():
+    model = Walk()
+    images = torch.zeros(2, 1, 2, 2).double()
+    corrected = Corrected(Walker(model), images)
+    with torch.no_grad():
+        corrected.locs["first"][1] = 10.0
+        corrected.log_scales["first"][1] = math.log(1e-6)
+    drawn = poutine.trace(corrected).get_trace(images.repeat(2, 1, 1, 1)).nodes["first"]["value"]
+    assert drawn[1].item() == pytest.approx(8.0, abs=1e-4)  # ten deviations of .8
+    assert drawn[3].item() == pytest.approx(8.0, abs=1e-4) and drawn[::2].abs().max() < 8
+
+
+def test_the_guide_that_is_corrected_is_left_as_it_was():
+    entry = create("vae", **small_sizes("vae"))
+    images = torch.rand(3, *entry.model.image_shape)
+    kept = [p.detach().clone() for p in entry.guide.parameters()]
+    refined = refine(entry.model, entry.guide, images, steps=3, law="corrected").guide
+    own = {id(p) for p in entry.guide.parameters()}
+    assert not own & {id(p) for p in refined.parameters()}
+    for before, now in zip(kept, entry.guide.parameters(), strict=True):
+        assert torch.equal(before, now) and now.requires_grad and now.grad is None
+
+
+def test_what_cannot_be_corrected_is_named():
+    entry = create("stacked-capsule-autoencoder", **small_sizes("stacked-capsule-autoencoder"))
+    images = torch.rand(2, *entry.model.image_shape)
+    with pytest.raises(UnservedSite, match=r"draws 'object_presence': its law NoisyLogit .*FreeF"):
+        Corrected(entry.guide, images)
+    assert "corrected" not in entry.fitters
+    part_whole = create("part-whole", **small_sizes("part-whole"))
+    assert isinstance(part_whole.guide, AmortizedPartWhole)
+    with pytest.raises(ValueError, match="law 'corrected' corrects the laws of one guide"):
+        refine(part_whole.model, None, images, law="corrected")
