@@ -1,4 +1,4 @@
-"""Corrected guides: they begin as the other guide, keep its order, and reach the exact posterior."""
+"""Corrected guides begin as the other guide, keep its order, and reach the exact posterior."""
 
 import math
 
