@@ -7,6 +7,13 @@
 b are the generative biases. In the true posterior the units of a capsule that is off follow their
 base law, because they affect nothing. They do so here too.
 
+The posterior of Gaussian units becomes narrower as the pixels become more precise. So the precision
+of a unit of a capsule that is on is e^r times the precision p of its base law. The number r is
+learned, and tanh keeps e^r between 1/1000 and 1000:
+
+    z_1k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj; e^r_kj p_kj) - B(b_kj; p_kj)])
+    h_1kj ~ Normal((b_kj + m_kj) / (e^r_kj p_kj), variance 1 / (e^r_kj p_kj))    # if z_1k = 1
+
 References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN).
 """
@@ -21,7 +28,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.exponential_family import Units
+from capsule_zoo.models.blocks.exponential_family import GaussianUnits, Units
 from capsule_zoo.models.blocks.switched_units import (
     CapsuleLaw,
     CapsuleState,
@@ -31,21 +38,34 @@ from capsule_zoo.models.blocks.switched_units import (
 )
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling
 
+NARROWEST = math.log(1000)  # largest |r|
+
 
 class RecognitionLayer(PyroModule):
-    """A layer of the mirror image: the coupling to the layer below, and the biases e and c."""
+    """A layer of the mirror image: the coupling to the layer below, and the biases e and c.
 
-    def __init__(self, inputs: int, gates: int, capsules: int, units: int) -> None:
+    Args:
+        inputs, gates: arguments of `Coupling`.
+        units: the units of the generative layer, (K, J). Gaussian ones get a precision, r.
+    """
+
+    def __init__(self, inputs: int, gates: int, units: Units) -> None:
         super().__init__()
-        self.coupling = Coupling(inputs, gates, capsules, units)
-        self.hidden_bias = nn.Parameter(torch.zeros(capsules, units))  # e
+        capsules, size = units.bias.shape
+        self.coupling = Coupling(inputs, gates, capsules, size)
+        self.hidden_bias = nn.Parameter(torch.zeros(capsules, size))  # e
         self.switch_bias = nn.Parameter(torch.zeros(capsules))  # c
+        gaussian = isinstance(units, GaussianUnits)
+        self.narrowing = nn.Parameter(torch.zeros(capsules, size)) if gaussian else None
 
     def forward(self, inputs: Tensor, gates: Tensor, units: Units) -> CapsuleLaw:
         """Return q(z, h | layer below); `units` are the units of the generative layer."""
         fields = self.coupling(inputs, gates)
         fields = Fields(fields.hidden + self.hidden_bias, fields.switch)
-        return capsule_law(units, self.switch_bias, fields)
+        if self.narrowing is None:
+            return capsule_law(units, self.switch_bias, fields)
+        narrowing = NARROWEST * (self.narrowing / NARROWEST).tanh()
+        return capsule_law(units, self.switch_bias, fields, narrowing)
 
 
 class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
@@ -60,9 +80,8 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
         inputs = gates = math.prod(model.image_shape)
         layers = []
         for layer in reversed(model.layers):
-            capsules, units = layer.hidden.bias.shape
-            layers.append(RecognitionLayer(inputs, gates, capsules, units))
-            inputs, gates = capsules * units, capsules
+            layers.append(RecognitionLayer(inputs, gates, layer.hidden))
+            inputs, gates = layer.hidden.bias.numel(), len(layer.hidden.bias)
         self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:

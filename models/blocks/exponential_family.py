@@ -137,7 +137,11 @@ class BernoulliUnits(Units):
 
 
 class GaussianUnits(Units):
-    """Real units, each with a learned precision."""
+    """Real units, each with a learned precision.
+
+    A neighbor may act on both natural parameters. The `narrowing` of a method, zero if it is not
+    given, is added to the logarithm of the precision and broadcasts as the field does.
+    """
 
     discrete = False
     value_range = (-math.inf, math.inf)
@@ -150,15 +154,22 @@ class GaussianUnits(Units):
     def precision(self) -> Tensor:
         return self.log_precision.exp()
 
-    def law(self, field: Tensor | float = 0.0) -> dist.TorchDistribution:
-        return dist.Normal(self.mean(field), (-0.5 * self.log_precision).exp())
+    def law(
+        self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0
+    ) -> dist.TorchDistribution:
+        deviation = (-0.5 * (self.log_precision + narrowing)).exp()
+        return dist.Normal(self.mean(field, narrowing), deviation)
 
-    def log_partition(self, field: Tensor | float = 0.0) -> Tensor:
-        normalizer = 0.5 * (math.log(2 * math.pi) - self.log_precision)
-        return (self.bias + field).square() / (2 * self.precision) + normalizer
+    def sample(self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0) -> Tensor:
+        return self.law(field, narrowing).sample()
 
-    def mean(self, field: Tensor | float = 0.0) -> Tensor:
-        return (self.bias + field) / self.precision
+    def log_partition(self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0) -> Tensor:
+        log_precision = self.log_precision + narrowing
+        normalizer = 0.5 * (math.log(2 * math.pi) - log_precision)
+        return 0.5 * (self.bias + field).square() * (-log_precision).exp() + normalizer
+
+    def mean(self, field: Tensor | float = 0.0, narrowing: Tensor | float = 0.0) -> Tensor:
+        return (self.bias + field) * (-self.log_precision - narrowing).exp()
 
     def link(self, mean: Tensor) -> Tensor:
         return mean * self.precision

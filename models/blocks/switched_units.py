@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pyro
 import torch
+from pyro.distributions import TorchDistribution
 from pyro.nn import pyro_method
 from torch import Tensor
 
@@ -75,17 +76,20 @@ class CapsuleLaw(NamedTuple):
         field: m, added to the hidden units of capsules that are on, (B, K, J).
         gain: sum_j B(b + m) - B(b), the log-odds that hidden units add to a switch, (B, K).
         switch_logits: logits of the switches; None where they are always on.
+        narrowing: added to the log precision of Gaussian units of capsules that are on, (K, J);
+            None for units of other families, or of their own precision.
     """
 
     units: Units
     field: Tensor
     gain: Tensor
     switch_logits: Tensor | None
+    narrowing: Tensor | None = None
 
     def rows(self, rows: slice) -> CapsuleLaw:
         """Return the laws of some rows of the batch."""
         logits = None if self.switch_logits is None else self.switch_logits[rows]
-        return CapsuleLaw(self.units, self.field[rows], self.gain[rows], logits)
+        return self._replace(field=self.field[rows], gain=self.gain[rows], switch_logits=logits)
 
     @property
     def switch_probability(self) -> Tensor:
@@ -103,22 +107,38 @@ class CapsuleLaw(NamedTuple):
     def mean(self) -> CapsuleState:
         """Compute E[z] and E[z h]."""
         switch = self.switch_probability
-        return CapsuleState(switch, switch[..., None] * self.units.mean(self.field))
+        return CapsuleState(switch, switch[..., None] * self.units.mean(*self._terms()))
 
     def sample(self) -> CapsuleState:
         """Draw exactly; the units of capsules that are off affect nothing."""
-        hidden = self.units.sample(self.field)
+        hidden = self.units.sample(*self._terms())
         if self.switch_logits is None:
             return CapsuleState(torch.ones_like(self.gain), hidden)
         switch = draw_bernoulli(self.switch_probability)
         return CapsuleState(switch, switch[..., None] * hidden)
 
+    def hidden(self, switch: Tensor) -> TorchDistribution:
+        """Return the law of the units given the switches (B, K)."""
+        return self.units.law(*(switch[..., None] * term for term in self._terms()))
 
-def capsule_law(units: Units, switch_bias: Tensor | None, fields: Fields) -> CapsuleLaw:
-    """Return the law at the top of this file; `switch_bias` is c (K,), None for always on."""
-    gain = units.log_partition(fields.hidden).sum(-1) - units.log_partition().sum(-1)
+    def _terms(self) -> tuple[Tensor, ...]:
+        """Return what is added to the units' parameters in capsules that are on."""
+        return (self.field,) if self.narrowing is None else (self.field, self.narrowing)
+
+
+def capsule_law(
+    units: Units, switch_bias: Tensor | None, fields: Fields, narrowing: Tensor | None = None
+) -> CapsuleLaw:
+    """Return the law at the top of this file.
+
+    Args:
+        switch_bias: c (K,), None for always on.
+        narrowing: see `CapsuleLaw`.
+    """
+    terms = (fields.hidden,) if narrowing is None else (fields.hidden, narrowing)
+    gain = units.log_partition(*terms).sum(-1) - units.log_partition().sum(-1)
     logits = None if switch_bias is None else switch_bias + fields.switch + gain
-    return CapsuleLaw(units, fields.hidden, gain, logits)
+    return CapsuleLaw(units, fields.hidden, gain, logits, narrowing)
 
 
 def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
@@ -133,8 +153,7 @@ def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
         switch = torch.ones_like(law.gain)
         if law.switch_logits is not None:
             switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
-        units = law.units.law(switch[..., None] * law.field).to_event(1)
-        hidden = pyro.sample(f"{name}_hidden", units)
+        hidden = pyro.sample(f"{name}_hidden", law.hidden(switch).to_event(1))
     refuse_enumeration(f"{name}_switch", switch)
     refuse_enumeration(f"{name}_hidden", hidden[..., 0])
     return CapsuleState(switch, switch[..., None] * hidden)
