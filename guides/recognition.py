@@ -1,11 +1,13 @@
 """The recognition half of the capsule Helmholtz machine: its mirror image, from the image upward.
 
-    m_k = W_k x + e_k,  d = Omega x                                 # layer 1; above, x is u_{l-1}
+    m_k = W_k (x - x_0) + e_k,  d = Omega (x - x_0)    # layer 1; above, u_{l-1} and z_{l-1}
     z_1k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj) - B(b_kj)])
-    h_1k ~ family(b_k + z_1k m_k)                                   # and so on to the top
+    h_1k ~ family(b_k + z_1k m_k)                      # and so on to the top
 
-b are the generative biases. In the true posterior the units of a capsule that is off follow their
-base law, because they affect nothing. They do so here too.
+b are the generative biases, and x_0 is the mean image when all capsules are off (0 unless
+`centered`). The posterior of Gaussian capsules with Gaussian pixels depends on this difference, and
+with other families learning is faster from it than from the image. In the true posterior the units
+of a capsule that is off follow their base law, because they affect nothing. They do so here too.
 
 The posterior of Gaussian units becomes narrower as the pixels become more precise. So the precision
 of a unit of a capsule that is on is e^r times the precision p of its base law. The number r is
@@ -36,7 +38,11 @@ from capsule_zoo.models.blocks.switched_units import (
     capsule_law,
     draw_capsules,
 )
-from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling
+from capsule_zoo.models.capsule_helmholtz import (
+    CapsuleHelmholtzMachine,
+    Coupling,
+    GenerativeLayer,
+)
 
 NARROWEST = math.log(1000)  # largest |r|
 
@@ -46,16 +52,16 @@ class RecognitionLayer(PyroModule):
 
     Args:
         inputs, gates: arguments of `Coupling`.
-        units: the units of the generative layer, (K, J). Gaussian ones get a precision, r.
+        layer: the generative layer, (K, J). Its Gaussian units get a precision, r.
     """
 
-    def __init__(self, inputs: int, gates: int, units: Units) -> None:
+    def __init__(self, inputs: int, gates: int, layer: GenerativeLayer) -> None:
         super().__init__()
-        capsules, size = units.bias.shape
+        capsules, size = layer.hidden.bias.shape
         self.coupling = Coupling(inputs, gates, capsules, size)
         self.hidden_bias = nn.Parameter(torch.zeros(capsules, size))  # e
-        self.switch_bias = nn.Parameter(torch.zeros(capsules))  # c
-        gaussian = isinstance(units, GaussianUnits)
+        self.switch_bias = nn.Parameter(layer.switch_bias.detach().clone())  # c
+        gaussian = isinstance(layer.hidden, GaussianUnits)
         self.narrowing = nn.Parameter(torch.zeros(capsules, size)) if gaussian else None
 
     def forward(self, inputs: Tensor, gates: Tensor, units: Units) -> CapsuleLaw:
@@ -71,21 +77,28 @@ class RecognitionLayer(PyroModule):
 class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
     """The recognition guide of a `CapsuleHelmholtzMachine`, described at the top of this file.
 
+    The switches' biases start at the model's.
+
+    Args:
+        model: a capsule Helmholtz machine.
+        centered: whether x_0 is subtracted from the image.
+
     Raises:
         ValueError: `model` is not a capsule Helmholtz machine.
     """
 
-    def __init__(self, model: CapsuleHelmholtzMachine) -> None:
+    def __init__(self, model: CapsuleHelmholtzMachine, centered: bool = True) -> None:
         super().__init__(model)
+        self.centered = centered
         inputs = gates = math.prod(model.image_shape)
         layers = []
         for layer in reversed(model.layers):
-            layers.append(RecognitionLayer(inputs, gates, layer.hidden))
+            layers.append(RecognitionLayer(inputs, gates, layer))
             inputs, gates = layer.hidden.bias.numel(), len(layer.hidden.bias)
         self.layers = PyroModule[nn.ModuleList](layers)  # from the image upward
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        inputs = gates = images.flatten(1)
+        inputs = gates = self._pixels(images)
         names, generative = self.model.layer_names, self.model.layers
         with pyro.plate("images", len(images), dim=-2):
             for i, layer in enumerate(self.layers, start=1):
@@ -95,12 +108,31 @@ class RecognitionMachine(Guide[CapsuleHelmholtzMachine]):
 
     def posterior(self, images: Tensor) -> CapsuleLaw:
         """Return q(z_1, h_1 | x) of the lowest layer."""
-        pixels = images.flatten(1)
+        pixels = self._pixels(images)
         return self.layers[0](pixels, pixels, self.model.layers[-1].hidden)
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        """Return x - x_0, or x, (B, pixels)."""
+        return (images - self.model.visible.mean() if self.centered else images).flatten(1)
 
     def expectations(self, images: Tensor) -> CapsuleState:
         """Compute E_q[z_1 | x] and E_q[z_1 h_1 | x] of the lowest layer for images (B, C, H, W)."""
         return self.posterior(images).mean()
+
+    @torch.no_grad()
+    def reconstruct(self, images: Tensor) -> Tensor:
+        """Return the mean images (B, C, H, W) that the top layer's means give.
+
+        The means of each layer are computed from the means of the layer before it: up to the top,
+        and down again.
+        """
+        inputs = gates = self._pixels(images)
+        for layer, own in zip(self.layers, reversed(self.model.layers), strict=True):
+            state = layer(inputs, gates, own.hidden).mean()
+            gates, inputs = state.switch, state.activity.flatten(-2)
+        for own in self.model.layers[1:]:
+            state = own(state, len(images)).mean()
+        return self.model.mean_image(state)
 
     @torch.no_grad()
     def gibbs(self, images: Tensor, steps: int = 1) -> Tensor:

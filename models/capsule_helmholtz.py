@@ -74,12 +74,15 @@ class GenerativeLayer(PyroModule):
         family: of the hidden units.
         capsules, units: K and J.
         above: capsules of the layer above, 0 at the top.
+        switch_start: start of the switches' biases, in nats.
     """
 
-    def __init__(self, family: str, capsules: int, units: int, above: int = 0) -> None:
+    def __init__(
+        self, family: str, capsules: int, units: int, above: int = 0, switch_start: float = 0.0
+    ) -> None:
         super().__init__()
         self.hidden = make_units("hidden_family", family, capsules, units)
-        self.switch_bias = nn.Parameter(torch.zeros(capsules))
+        self.switch_bias = nn.Parameter(torch.full((capsules,), float(switch_start)))
         self.coupling = Coupling(above * units, above, capsules, units) if above else None
 
     def forward(self, above: CapsuleState | None, batch: int) -> CapsuleLaw:
@@ -100,9 +103,11 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
         units: hidden units of a capsule, J.
         visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
             be gray.
+        switch_start: start of the switches' biases, in nats, 0 or more. At 0 many capsules fall
+            silent before they have learned anything; at 3 all of them start on, and few do.
 
     Raises:
-        ValueError: no layer, a size below 1, an unknown family.
+        ValueError: no layer, a size below 1, a negative start, an unknown family.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     Without images the result is an ancestral draw. Layer l, counted from the image, has the sites
@@ -117,14 +122,16 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
         *,
         visible_family: str = "bernoulli",
         hidden_family: str = "bernoulli",
+        switch_start: float = 3.0,
     ) -> None:
         super().__init__(visible, visible_family)
         capsules = tuple(capsules)
         if not capsules:
             raise ValueError("capsules must give the size of one layer or more, from the top down")
         check_at_least(1, capsules=capsules, units=units)
+        check_at_least(0, switch_start=switch_start)
         self.layers = PyroModule[nn.ModuleList](
-            GenerativeLayer(hidden_family, size, units, above)
+            GenerativeLayer(hidden_family, size, units, above, switch_start)
             for above, size in zip((0, *capsules), capsules, strict=False)
         )
         pixels, lowest = math.prod(self.image_shape), capsules[-1]

@@ -20,6 +20,7 @@ def capsule_helmholtz(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     num_particles: int = 5,
     sleep: float = 0.5,
+    centered: bool = True,
     **sizes,
 ) -> Entry:
     """Layers of capsules, each drawn given the one above; see `models.capsule_helmholtz`.
@@ -27,12 +28,13 @@ def capsule_helmholtz(
     Args:
         image_shape: (channels, height, width).
         num_particles, sleep: arguments of `ReweightedWakeSleep`.
+        centered: argument of `RecognitionMachine`.
         sizes: arguments of `CapsuleHelmholtzMachine`.
     """
     model = CapsuleHelmholtzMachine(image_shape, **sizes)
     return Entry(
         model=model,
-        guides={"recognition": lambda entry: RecognitionMachine(entry.model)},
+        guides={"recognition": lambda entry: RecognitionMachine(entry.model, centered)},
         objective=ReweightedWakeSleep(num_particles, sleep),
         training=dict(lr=5e-3, schedule="linear", batch_size=100),
         figures={

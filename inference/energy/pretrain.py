@@ -59,7 +59,7 @@ def pretrain(
         rbm = _rbm_like(machine, generative, below, images)
         own = copy.deepcopy(objective)  # chains of its own
         runs.append(fit(rbm, ExactSwitches(rbm), images, objective=own, **{**defaults, **settings}))
-        _take_over(machine, generative, recognition, below, rbm)
+        _take_over(guide, generative, recognition, below, rbm)
         with torch.no_grad():
             chunks = images.split(1000)
             images = torch.cat([rbm.posterior(x).sample().activity[:, None] for x in chunks])
@@ -87,13 +87,14 @@ def _rbm_like(
 
 @torch.no_grad()
 def _take_over(
-    machine: CapsuleHelmholtzMachine,
+    guide: RecognitionMachine,
     layer: GenerativeLayer,
     recognition: RecognitionLayer,
     below: GenerativeLayer | None,
     rbm: CapsuleRBM,
 ) -> None:
     """Copy an RBM's parameters into both halves."""
+    machine = guide.model
     layer.hidden.load_state_dict(rbm.hidden.state_dict())
     layer.switch_bias.copy_(rbm.switch_bias)
     recognition.coupling.weight.copy_(rbm.weight)
@@ -104,5 +105,9 @@ def _take_over(
         machine.switch_weight.copy_(rbm.switch_weight)
         machine.visible.load_state_dict(rbm.visible.state_dict())
         recognition.coupling.switch_weight.copy_(rbm.switch_weight)
+        if guide.centered:  # what the subtracted mean takes away from the fields of an image
+            origin = machine.visible.mean().flatten()
+            recognition.hidden_bias.copy_(torch.einsum("m,mkj->kj", origin, rbm.weight))
+            recognition.switch_bias.add_(origin @ rbm.switch_weight)
     elif below.coupling is not None:
         below.coupling.weight.copy_(rbm.weight.flatten(1).T.view_as(below.coupling.weight))

@@ -38,7 +38,7 @@ def test_recognition_is_an_exponential_family_in_both_natural_parameters():
     _, guide = randomized(4, (2,), 2, **GAUSSIAN)
     layer, units = guide.layers[0], guide.model.layers[0].hidden
     image = torch.randn(1, 1, 2, 2).double()
-    pixels = image.flatten(1)
+    pixels = (image - guide.model.visible.mean()).flatten(1)
     field = (pixels @ layer.coupling.weight.flatten(1)).view(2, 2) + layer.hidden_bias
     switch = (layer.switch_bias + pixels @ layer.coupling.switch_weight).flatten()
     own = units.log_precision.exp()
@@ -65,23 +65,25 @@ def test_recognition_is_an_exponential_family_in_both_natural_parameters():
         assert log_q(guide, values, image).item() == pytest.approx(expected, abs=1e-8)
 
 
-def disjoint():
+def disjoint(centered):
     """Return a machine of two Gaussian capsules that paint different pixels, and its posterior."""
     model, guide = randomized((1, 2, 4), (2,), 1, **GAUSSIAN)
+    guide.centered = centered
     top, layer = model.layers[0], guide.layers[0]
     with torch.no_grad():
         shares = torch.arange(8)[:, None] // 4 == torch.arange(2)  # pixels by capsule
         model.weight.mul_(4 * shares[..., None])
         model.switch_weight.mul_(shares)
         variance = (-model.visible.log_precision).exp().flatten()  # of a pixel
-        dark, paint = model.visible.bias.flatten()[:, None], model.switch_weight
+        paint = model.switch_weight
+        raised = 0 if centered else model.visible.bias.flatten()[:, None]  # not subtracted
         weight = model.weight[..., 0]
         ratio = 1 + (weight.square() * variance[:, None]).sum(0) / top.hidden.precision.flatten()
         layer.narrowing.copy_((LIMIT * (ratio.log() / LIMIT).atanh())[:, None])
         layer.coupling.weight.copy_(model.weight)
         layer.coupling.switch_weight.copy_(paint)
-        layer.hidden_bias.copy_(-(weight * (dark + paint) * variance[:, None]).sum(0)[:, None])
-        added = ((dark + paint).square() - dark.square()) * variance[:, None] / 2
+        layer.hidden_bias.copy_(-(weight * (paint + raised) * variance[:, None]).sum(0)[:, None])
+        added = (paint.square() + 2 * paint * raised) * variance[:, None] / 2
         layer.switch_bias.copy_(top.switch_bias - added.sum(0))
     return model, guide
 
@@ -102,9 +104,10 @@ def log_mixture(model, images):
     return torch.stack(masses).logsumexp(0)
 
 
-def test_recognition_can_be_the_posterior_of_gaussian_capsules():
+@pytest.mark.parametrize("centered", [True, False])
+def test_recognition_can_be_the_posterior_of_gaussian_capsules(centered):
     """Of capsules that paint different pixels, so that every draw has the weight log p(x)."""
-    model, guide = disjoint()
+    model, guide = disjoint(centered)
     images = 2 * torch.randn(50, 1, 2, 4).double()
     exact = log_mixture(model, images)
     for seed in range(3):
@@ -139,3 +142,30 @@ def test_units_of_other_families_have_no_such_parameter():
     for family in ("bernoulli", "poisson"):
         _, guide = randomized(4, (2, 2), 2, hidden_family=family)
         assert not any("narrowing" in name for name, _ in guide.named_parameters())
+
+
+def test_capsules_start_on_in_both_halves():
+    model = CapsuleHelmholtzMachine(4, (2, 3), 2, switch_start=1.5)
+    guide = RecognitionMachine(model)
+    for layer in (*model.layers, *guide.layers):
+        assert (layer.switch_bias == 1.5).all()
+
+
+def test_reconstruction_goes_through_all_layers():
+    """With one layer it is the usual one; with capsules always on, Gaussian means are exact."""
+    model, guide = randomized(4, (2,), 2, **GAUSSIAN)
+    images = torch.randn(3, 1, 2, 2).double()
+    torch.testing.assert_close(
+        guide.reconstruct(images), model.mean_image(guide.expectations(images)).detach()
+    )
+    model, guide = randomized(4, (2, 3), 2, **GAUSSIAN)
+    with torch.no_grad():
+        for layer in (*model.layers, *guide.layers):
+            layer.switch_bias.fill_(1e4)
+    few = images[:1].expand(40_000, -1, -1, -1)
+    nodes = poutine.trace(guide).get_trace(few).nodes
+    top = {name: nodes[name]["value"] for name in model.top_sites}
+    drawn = poutine.trace(poutine.condition(model, data=top)).get_trace(batch_size=len(few))
+    means = drawn.nodes["image"]["fn"].mean.squeeze(1).detach()
+    error = 5.5 * means.std(0) / 200
+    assert ((means.mean(0) - guide.reconstruct(images[:1])[0]).abs() < error).all()

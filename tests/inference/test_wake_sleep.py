@@ -231,6 +231,19 @@ def test_pretraining_puts_each_rbm_into_both_halves():
     assert (rebuilt - images).abs().mean() < 0.2
 
 
+def test_pretraining_gives_centered_recognition_the_same_law():
+    images, laws = binary_images(6).float(), []
+    for centered in (True, False):
+        torch.manual_seed(0)
+        model = CapsuleHelmholtzMachine(4, (2, 3), 2)
+        guide = RecognitionMachine(model, centered)
+        torch.manual_seed(1)
+        pretrain(model, guide, images, steps=20, lr=0.5, progress=False)
+        laws.append(guide.posterior(images))
+    torch.testing.assert_close(laws[0].switch_logits, laws[1].switch_logits)
+    torch.testing.assert_close(laws[0].field, laws[1].field)
+
+
 def test_draws_are_constants_even_where_they_could_be_reparametrized():
     model, guide, images, count = *pair(), conjugate_images(6), 4
     objective = ReweightedWakeSleep(count, sleep=0)
