@@ -11,22 +11,35 @@ from capsule_zoo.experiments.energy import (
     DRAWN,
     binary_mnist,
     measured,
+    pixel_error,
     reconstruction_error,
+    spectra,
     standard_fashion,
+    use_of_switches,
 )
 from capsule_zoo.experiments.findings import bounds_of_rows, held_out_bounds, pictures
 from capsule_zoo.experiments.study import divide
 from capsule_zoo.experiments.training import train
+from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import ReweightedWakeSleep, ScoreFunctionELBO, WakeSleep, compare
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 
 def bounds(
-    entry: Entry, data: Dataset, options: Options, *, images: int, particles: int
+    entry: Entry,
+    data: Dataset,
+    options: Options,
+    *,
+    images: int,
+    particles: int,
+    scale: float = 1.0,
 ) -> Numbers:
-    """Return ELBO and IWAE of the first test images."""
-    return held_out_bounds(entry, data.test[:images], particles, options.seed)
+    """Return the error through all layers, and ELBO and IWAE of the first test images."""
+    return {
+        "reconstruction_error_top": pixel_error(entry.guide.reconstruct, data.test.images, scale),
+        **held_out_bounds(entry, data.test[:images], particles, options.seed),
+    }
 
 
 @experiment("capsule-helmholtz/mnist", minutes=90, lead="sums")
@@ -86,8 +99,14 @@ def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Re
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
     train(entry, data, options, options.budget, name="trained", lr=1e-3)
+    how: dict[str, Any] = dict(images=images, particles=particles, scale=standard.scale)
     metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
-        **bounds(entry, data, options, images=images, particles=particles),
+        **bounds(entry, data, options, **how),
     }
-    return Result(metrics, pictures(entry, data.test.images[:DRAWN]), None, entry)
+    found, labels = spectra(entry, data.test.images), data.test.labels.numpy()
+    figures = {
+        "spectra": energy_figures.spectra(found, labels),
+        **pictures(entry, data.test.images[:DRAWN]),
+    }
+    return Result({**metrics, "switches": use_of_switches(found)}, figures, None, entry)

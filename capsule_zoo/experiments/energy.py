@@ -7,7 +7,7 @@ binarization. (The paper trains on gray pixels and gives no likelihood.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +28,12 @@ from capsule_zoo.inference.evaluation.probe import (
     probe_scores,
 )
 from capsule_zoo.inference.evaluation.summary import standard_error
-from capsule_zoo.records import Metrics, Number, Numbers
+from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
 
 PROBED = 10_000  # images that a probe is fitted on
 DRAWN = 100  # images that pictures are made of
+SILENT = 0.01  # a switch that is on in a smaller share of the images is silent
 
 
 def binary_mnist(options: Options) -> Dataset:
@@ -62,7 +63,7 @@ def measured(
         "reconstruction_error": reconstruction_error(entry, data.test.images),
         **numbers(entry, data, options),
         "probe_switches": probe(entry, data)[0],
-        **{f"{site}_on": (float(s.mean()), None, len(s)) for site, s in found.items()},
+        "switches": use_of_switches(found),
     }
     labels = data.test.labels.numpy()
     drawn = pictures(entry, data.test.images[:DRAWN])
@@ -72,11 +73,19 @@ def measured(
 
 @torch.no_grad()
 def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Number:
+    """Return the mean absolute error of a pixel times a scale, with its error over images.
+
+    Images are reconstructed from the means of the capsules nearest to them.
+    """
+    model, guide = entry.model, entry.guide
+    return pixel_error(lambda x: model.mean_image(guide.expectations(x)), images, scale)
+
+
+def pixel_error(
+    reconstruct: Callable[[Tensor], Tensor], images: Tensor, scale: float = 1.0
+) -> Number:
     """Return the mean absolute error of a pixel times a scale, with its error over images."""
-    errors = [
-        (entry.model.mean_image(entry.guide.expectations(x)) - x).abs().flatten(1).mean(1)
-        for x in images.split(500)
-    ]
+    errors = [(reconstruct(x) - x).abs().flatten(1).mean(1) for x in images.split(500)]
     return mean_and_error(scale * torch.cat(errors))
 
 
@@ -109,6 +118,20 @@ def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray
     names = [site.name for site in entry.model.latent_sites]
     names = [name for name in names if name.endswith("_switch")] or names
     return {name: latents(entry.guide, images, [name], seed=seed) for name in names}
+
+
+def use_of_switches(found: Mapping[str, np.ndarray]) -> Table:
+    """Return how often the switches of each layer are on, and how many of them are silent.
+
+    Args:
+        found: what is inferred at every switch, (N, K) by site. A switch is silent if it is on in
+            less than a hundredth of the images.
+    """
+    on = {site: (float(s.mean()), None, len(s)) for site, s in found.items()}
+    silent = {
+        site: (float((s.mean(0) < SILENT).sum()), None, s.shape[1]) for site, s in found.items()
+    }
+    return Table({"on": on, "silent": silent}, names="{variant}_{quantity}")
 
 
 def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:

@@ -11,6 +11,8 @@ from capsule_zoo.inference import log_partition
 from capsule_zoo.registry import create, save, small_sizes
 
 QUICK = Options(minutes=0.005, progress=False)
+RECONSTRUCTIONS = ("reconstruction_error", "reconstruction_error_top")
+SWITCHES = [f"capsule{i}_switch_{use}" for i in (1, 2) for use in ("on", "silent")]
 LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
 
 
@@ -35,7 +37,8 @@ SETTINGS = {
 }
 PROMISED = {
     "capsule-rbm/mnist": (
-        {"reconstruction_error", *LIKELIHOODS, "probe_switches", "capsule_switch_on"},
+        {"reconstruction_error", *LIKELIHOODS, "probe_switches"}
+        | {"capsule_switch_on", "capsule_switch_silent"},
         {"samples", "reconstructions", "sums", "fields", "spectra"},
     ),
     "capsule-rbm/learning-curve": (
@@ -73,8 +76,7 @@ PROMISED = {
         | {"rbm_samples", "rbm_reconstructions"},
     ),
     "capsule-helmholtz/mnist": (
-        {"reconstruction_error", "elbo", "iwae_4", "probe_switches"}
-        | {"capsule1_switch_on", "capsule2_switch_on"},
+        {*RECONSTRUCTIONS, "elbo", "iwae_4", "probe_switches", *SWITCHES},
         {"samples", "reconstructions", "sums", "gibbs", "spectra"},
     ),
     "capsule-helmholtz/objectives": (
@@ -87,8 +89,8 @@ PROMISED = {
         {""},
     ),
     "capsule-helmholtz/fashion": (
-        {"reconstruction_error", "elbo", "iwae_4"},
-        {"samples", "reconstructions", "sums", "gibbs"},
+        {*RECONSTRUCTIONS, "elbo", "iwae_4", *SWITCHES},
+        {"samples", "reconstructions", "sums", "gibbs", "spectra"},
     ),
 }
 
@@ -116,6 +118,17 @@ def test_experiment_gives_what_it_promises(name, tmp_path):
     assert found == PROMISED[name]
     data = "fashion-mnist" if name.endswith("fashion") else "mnist"
     assert experiments.find_experiment(name).data == data
+
+
+def test_a_switch_is_silent_if_it_is_on_in_less_than_a_hundredth_of_the_images():
+    switches = np.zeros((1000, 4))
+    switches[:, 0] = 1
+    for capsule, images in ((1, 9), (2, 10)):
+        switches[:images, capsule] = 1
+    table = energy.use_of_switches({"capsule1_switch": switches})
+    numbers = {table.name(q, v): number for q, v, number in table}
+    assert numbers["capsule1_switch_silent"] == (2, None, 4)
+    assert numbers["capsule1_switch_on"] == (pytest.approx(1.019 / 4), None, 1000)
 
 
 def test_every_energy_experiment_is_tried():
