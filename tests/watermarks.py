@@ -23,11 +23,12 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.energy import reconstruction_error
 from capsule_zoo.experiments.findings import squared_error
-from capsule_zoo.inference import compare, evaluate, fit
+from capsule_zoo.inference import compare, evaluate, fit, pretrain
 from capsule_zoo.inference.evaluation.classification import error_rate, predictions
 
 MARKS = {"train": (1.0, 0.0), "validation": (0.0, 1.0), "test": (1.0, 1.0)}
 SHOWS_BOTH = "capsule_zoo.experiments.capsule_rbm"  # learning curves of training and test errors
+BY_LAYERS = "capsule_zoo.inference.energy.pretrain"  # fits the upper layers to what is no image
 SPLITS = {mark: split for split, mark in MARKS.items()}
 MEASURES: dict[Callable, str] = {  # and the argument that holds the images
     evaluate: "images",
@@ -74,7 +75,8 @@ def watch(patch: pytest.MonkeyPatch) -> None:
     """Let `fit` and everything in `MEASURES` raise `Leak` for images of a wrong split."""
     _replace_everywhere(patch, fit, _watched_fit)
     for measure, argument in MEASURES.items():
-        _replace_everywhere(patch, measure, _watched(measure, argument))
+        _replace_everywhere(patch, measure, _watched(measure, argument, "validation", "test"))
+    _replace_everywhere(patch, pretrain, _watched(pretrain, "images", "train"))
 
 
 @wraps(fit)
@@ -89,14 +91,14 @@ def _watched_fit(model: Any, guide: Any, data: Any, **settings: Any) -> Any:
     return fit(model, guide, data, **settings)
 
 
-def _watched(measure: Callable, argument: str) -> Callable:
-    signature = inspect.signature(measure)
+def _watched(function: Callable, argument: str, *allowed: str) -> Callable:
+    signature = inspect.signature(function)
 
-    @wraps(measure)
+    @wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
         images = signature.bind(*args, **kwargs).arguments[argument]
-        _allow(measure.__name__, splits_of(images), {"validation", "test"})
-        return measure(*args, **kwargs)
+        _allow(function.__name__, splits_of(images), set(allowed))
+        return function(*args, **kwargs)
 
     return watched
 
@@ -108,8 +110,9 @@ def _allow(reader: str, read: Iterable[str], allowed: set[str]) -> None:
 
 def _replace_everywhere(patch: pytest.MonkeyPatch, old: Callable, new: Callable) -> None:
     """Replace a function under its names in the package, except where it is defined."""
+    unwatched = (old.__module__, SHOWS_BOTH, BY_LAYERS)
     for name, module in list(sys.modules.items()):
-        if not name.startswith("capsule_zoo") or name in (old.__module__, SHOWS_BOTH):
+        if not name.startswith("capsule_zoo") or name in unwatched:
             continue
         for attribute, value in list(vars(module).items()):
             if value is old:

@@ -53,10 +53,16 @@ def measured(
     name: str,
     options: Options,
     numbers: Callable[[Entry, Dataset, Options], Numbers],
+    **settings: Any,
 ) -> Result:
-    """Train an entry on MNIST, or load the run that the options name; measure and draw it."""
+    """Train an entry on MNIST, or load the run that the options name; measure and draw it.
+
+    Args:
+        numbers: what is measured for this entry alone.
+        settings: arguments of `train` that replace the entry's.
+    """
     data = binary_mnist(options)
-    entry = trained(name, data, options, transform=Binarize())
+    entry = trained(name, data, options, transform=Binarize(), **settings)
     options.say("Measuring")
     found = spectra(entry, data.test.images)
     metrics: Metrics = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
@@ -22,9 +23,10 @@ def train(
     name: str,
     after: str | None = None,
     guide: nn.Module | None = None,
+    start: Callable[[Entry, Tensor], object] | None = None,
     **settings: Any,
 ) -> Run:
-    """Fit an entry and leave it on the CPU; energy models start at the data's mean.
+    """Fit an entry and leave it on the CPU.
 
     The run is saved in `options.runs` at every check and when it ends. If it was interrupted, it
     goes on from there; if it had ended, the entry gets the saved weights, and torch's generator
@@ -35,15 +37,18 @@ def train(
         name: name of the run, of which an experiment has one.
         after: name of a run that this one continues, with a later limit.
         guide: the guide to train; the entry's own by default.
+        start: a function of the entry and the training images that sets parameters to a start,
+            unless the run goes on from a saved one; by default energy models start at the data's
+            mean.
         settings: arguments of `fit` that replace the entry's.
 
     Raises:
         KeyboardInterrupt: the user interrupted the run, which is saved.
     """
     guide = entry.guide if guide is None else guide
-    if hasattr(entry.model, "set_base_rates"):
-        images = data.train.images if isinstance(data, Dataset) else data.images
-        entry.model.set_base_rates(images)
+    places = checkpoints(options, name, after)
+    if "resume" not in places:
+        (start or start_at_mean)(entry, (data.train if isinstance(data, Dataset) else data).images)
     chosen: dict[str, Any] = {
         "objective": entry.objective,
         "minutes": minutes,
@@ -52,7 +57,7 @@ def train(
         "device": options.device,
         **entry.training,
         **settings,
-        **checkpoints(options, name, after),
+        **places,
     }
     run = fit(entry.model, guide, data, **chosen)
     entry.model.cpu()
@@ -60,6 +65,12 @@ def train(
     if run.stopped == "interrupted":
         raise KeyboardInterrupt
     return run
+
+
+def start_at_mean(entry: Entry, images: Tensor) -> None:
+    """Start an energy model at the mean of the images (N, C, H, W), and no other model."""
+    if hasattr(entry.model, "set_base_rates"):
+        entry.model.set_base_rates(images)
 
 
 def train_stages(
@@ -104,10 +115,12 @@ def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entr
     """Load `options.run` if given; otherwise create entry `name` and train it, in its stages.
 
     Args:
-        settings: arguments of `fit` that replace the entry's; the limit is the options' budget.
+        settings: arguments of `train` that replace the entry's; by default the limit is the
+            options' budget.
     """
     if options.run:
         return load(options.run)
     entry = create(name, image_shape=data.image_shape)
-    train_stages(entry, data, options, name="trained", minutes=options.budget, **settings)
+    chosen = {"minutes": options.budget, **settings}
+    train_stages(entry, data, options, name="trained", **chosen)
     return entry

@@ -217,6 +217,26 @@ def climbs(paths: dict[str, Tensor]) -> Figure:
     return figure
 
 
+def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """Draw the held-out losses of training runs over their minutes, both on log scales.
+
+    Args:
+        curves: minutes and losses, in nats per image, by name.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 3.5))
+    for name, (minutes, losses) in curves.items():
+        axis.plot(minutes, losses, ".-", label=name.replace("_", " "))
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("minutes")
+    axis.set_ylabel("held-out loss (nats per image)")
+    axis.legend(fontsize=8)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
 def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple]) -> Figure:
     """Draw the columns of a table over its index, the updates.
 

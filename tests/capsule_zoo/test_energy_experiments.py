@@ -1,12 +1,21 @@
 """The energy models' experiments run from end to end in miniature and name what they promise."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo import experiments
-from capsule_zoo.experiments import Options, capsule_rbm, energy, reproduce
+from capsule_zoo.experiments import (
+    Options,
+    capsule_helmholtz,
+    capsule_rbm,
+    energy,
+    reproduce,
+)
+from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition
 from capsule_zoo.registry import create, save, small_sizes
 
@@ -33,6 +42,7 @@ SETTINGS = {
     "capsule-rbm/learning-curve": dict(updates=(2, 3)),
     "capsule-helmholtz/mnist": dict(particles=4),
     "capsule-helmholtz/fashion": dict(particles=4),
+    "capsule-helmholtz/pretraining": dict(particles=3, images=20),
     "capsule-helmholtz/objectives": dict(particles=3, images=20),
 }
 PROMISED = {
@@ -88,6 +98,14 @@ PROMISED = {
         | {f"elbo_difference_{name}" for name in ("reweighted", "elbo")},
         {""},
     ),
+    "capsule-helmholtz/pretraining": (
+        {
+            f"{quantity}_{name}"
+            for quantity in ("elbo", "iwae_3", "capsule1_switch_silent", "capsule2_switch_silent")
+            for name in ("random_start", "pretrained")
+        },
+        {""},
+    ),
     "capsule-helmholtz/fashion": (
         {*RECONSTRUCTIONS, "elbo", "iwae_4", *SWITCHES},
         {"samples", "reconstructions", "sums", "gibbs", "spectra"},
@@ -129,6 +147,33 @@ def test_a_switch_is_silent_if_it_is_on_in_less_than_a_hundredth_of_the_images()
     numbers = {table.name(q, v): number for q, v, number in table}
     assert numbers["capsule1_switch_silent"] == (2, None, 4)
     assert numbers["capsule1_switch_on"] == (pytest.approx(1.019 / 4), None, 1000)
+
+
+def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, monkeypatch):
+    given = {}
+
+    def noted(model, guide, images, **settings):
+        given.update(settings, images=images, weight=model.weight)
+        with torch.no_grad():
+            model.visible.bias.fill_(-7)  # not replaced by the mean of the data
+
+    monkeypatch.setattr(capsule_helmholtz, "pretrain", noted)
+    how = capsule_helmholtz.after_pretraining(QUICK, 10.0, 0.2)
+    assert how["minutes"] == 8.0
+    entry = create("capsule-helmholtz", image_shape=miniature.image_shape)
+    train(entry, miniature, QUICK, name="run", start=how["start"], steps=1, lr=1e-9)
+    assert given["minutes"] == 1.0 and given["weight"] is entry.model.weight
+    assert torch.equal(given["images"], miniature.train.images)
+    assert (entry.model.visible.bias + 7).abs().max() < 1e-6
+
+
+def test_a_run_that_goes_on_is_not_started_again(miniature, tmp_path):
+    options, started = replace(QUICK, runs=tmp_path), []
+    for _ in range(2):
+        entry = create("capsule-helmholtz", image_shape=miniature.image_shape)
+        start = lambda entry, images: started.append(entry)  # noqa: E731
+        train(entry, miniature, options, name="run", start=start, steps=1)
+    assert len(started) == 1
 
 
 def test_every_energy_experiment_is_tried():

@@ -21,7 +21,7 @@ from capsule_zoo.inference import Comparison
 
 OWN_RUNS = [
     *(f"capsule-rbm/{name}" for name in ("learning-curve", "mean-field", "spectra", "fashion")),
-    *(f"capsule-helmholtz/{name}" for name in ("objectives", "fashion")),
+    *(f"capsule-helmholtz/{name}" for name in ("objectives", "pretraining", "fashion")),
     *(
         f"part-whole/{name}"
         for name in ("digits", "augment", "likelihoods", "colours", "sensitivity")
