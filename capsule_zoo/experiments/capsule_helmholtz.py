@@ -160,9 +160,8 @@ def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Re
     """Train two layers of 20 capsules with Gaussian pixels and units (3 minutes).
 
     Pixels are standardized. The error is on the scale of the pixels, and nats are on the scale of
-    the scores. The training is short because a longer one diverges: recognized units have the
-    precision of their base law, and cannot follow a posterior that narrows as the precision of the
-    pixels grows.
+    the scores. The training is short because the gap between ELBO and IWAE grows with the precision
+    of the pixels.
 
     Args:
         images: number of test images of the bounds.
