@@ -11,7 +11,10 @@ published ones where there are any; other models are trained first.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +23,8 @@ from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import by_quantity, snake_case
 from capsule_zoo.experiments.part_whole import measures
+from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.runs.annealing import anneal_run
 from capsule_zoo.runs.folder import open_run
@@ -153,27 +156,35 @@ def gaps(
         particles: number of draws of the guide's own IWAE bound.
         training: updates of an entry without published weights.
     """
-    rows: dict[str, Numbers] = {}
-    for name in entries[:1] if options.run else entries:
-        entry, data = opened(name, options, options.shortened(training))
-        options.say(f"Annealing from the guide of {name}")
-        found = anneal_run(
-            entry,
-            data,
-            images=images,
-            particles=particles,
-            seed=options.seed,
-            simulated=simulated,
-            chains=chains,
-            temperatures=temperatures,
-            leapfrogs=leapfrogs,
-        )
-        rows[snake_case(entry.name)] = {
-            quantity: _number(found, quantity, images, simulated)
-            for quantity in QUANTITIES
-            if np.isfinite(found.get(quantity, np.nan))  # pareto_k is infinite without a tail
-        }
+    names = entries[:1] if options.run else entries
+    settings = dict(
+        images=images,
+        particles=particles,
+        simulated=simulated,
+        chains=chains,
+        temperatures=temperatures,
+        leapfrogs=leapfrogs,
+    )
+    task = partial(annealed_entry, steps=options.shortened(training), settings=settings)
+    options.say(f"Annealing from the guides of {', '.join(names)}")
+    outcomes = Study({name: name for name in names}).run(task, replace(options, minutes=None))
+    rows = {
+        snake_case(outcome["entry"]): {name: tuple(n) for name, n in outcome["numbers"].items()}
+        for outcome in outcomes.values()
+    }
     return Result(by_quantity(rows))
+
+
+def annealed_entry(job: Job[str], *, steps: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the name of a trained entry, and what annealing from its guide says, by quantity."""
+    entry, data = opened(job.variant, job.options, steps)
+    found = anneal_run(entry, data, seed=job.options.seed, **settings)
+    numbers = {
+        quantity: _number(found, quantity, settings["images"], settings["simulated"])
+        for quantity in QUANTITIES
+        if np.isfinite(found.get(quantity, np.nan))  # pareto_k is infinite without a tail
+    }
+    return {"entry": entry.name, "numbers": numbers}
 
 
 def _number(found: dict, name: str, images: int, simulated: int) -> tuple[float, float | None, int]:
