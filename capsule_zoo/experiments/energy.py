@@ -140,11 +140,21 @@ def use_of_switches(found: Mapping[str, np.ndarray]) -> Table:
     return Table({"on": on, "silent": silent}, names="{variant}_{quantity}")
 
 
-def probe(entry: Entry, data: Dataset) -> tuple[Accuracy, Information]:
-    """Fit a linear probe that reads the class from the spectra nearest to the image.
+def nearest_spectra(entry: Entry, images: Tensor) -> np.ndarray:
+    """Return the spectra nearest to the image, (N, K)."""
+    return list(spectra(entry, images).values())[-1]
 
-    It is fitted on the spectra of training images, binarized once.
+
+def probe(
+    entry: Entry, data: Dataset, read: Callable[[Entry, Tensor], np.ndarray] = nearest_spectra
+) -> tuple[Accuracy, Information]:
+    """Fit a linear probe that reads the class from what is inferred of training images.
+
+    These images are binarized once.
+
+    Args:
+        read: a function of entry and images that returns the features of each image, (N, K).
     """
     known = data.train[:PROBED].binarized()
-    features = [list(spectra(entry, x).values())[-1] for x in (known.images, data.test.images)]
-    return probe_scores(features[0], known.labels, features[1], data.test.labels)
+    train, test = (read(entry, x) for x in (known.images, data.test.images))
+    return probe_scores(train, known.labels, test, data.test.labels)

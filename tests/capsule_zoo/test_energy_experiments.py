@@ -15,11 +15,15 @@ from capsule_zoo.experiments import (
     energy,
     reproduce,
 )
+from capsule_zoo.experiments import capsule_rbm_beside_rbm as beside
+from capsule_zoo.experiments.study import Job
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition
+from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save, small_sizes
 
-QUICK = Options(minutes=0.005, progress=False)
+TIME_UPDATES = beside.time_updates
+QUICK = Options(minutes=0.005, progress=False, processes=1)
 RECONSTRUCTIONS = ("reconstruction_error", "reconstruction_error_top")
 SWITCHES = [f"capsule{i}_switch_{use}" for i in (1, 2) for use in ("on", "silent")]
 LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
@@ -27,10 +31,12 @@ LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
 
 @pytest.fixture(autouse=True)
 def miniature(monkeypatch, unpainted):
-    """Use few digits for every data set, little annealing and short curves."""
+    """Use few digits for every data set, little annealing and short curves; RBMs are faster."""
     few = few_digits(120, 30, size=12)
     for module in (energy, capsule_rbm):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
+    clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
+    monkeypatch.setattr(beside, "time_updates", lambda job: clock)
     return few
 
 
@@ -40,6 +46,7 @@ SETTINGS = {
     "capsule-rbm/mean-field": ANNEALING,
     "capsule-rbm/fashion": ANNEALING,
     "capsule-rbm/learning-curve": dict(updates=(2, 3)),
+    "capsule-rbm/beside-rbm": dict(**ANNEALING, updates=20_000, seeds=2),
     "capsule-helmholtz/mnist": dict(particles=4),
     "capsule-helmholtz/fashion": dict(particles=4),
     "capsule-helmholtz/pretraining": dict(particles=3, images=20),
@@ -66,6 +73,15 @@ PROMISED = {
             for metric in (*LIKELIHOODS, "mean_field_gap")
             for name in ("exact", "mean_field")
         },
+        set(),
+    ),
+    "capsule-rbm/beside-rbm": (
+        {
+            f"{metric}_{name}"
+            for metric in (*LIKELIHOODS, "probe", "updates", "core_minutes")
+            for name in ("capsules", "rbm", "rbm_longer")
+        }
+        | {"probe_switches_capsules", "seconds_per_update_capsules", "seconds_per_update_rbm"},
         set(),
     ),
     "capsule-rbm/spectra": (
@@ -205,3 +221,51 @@ def test_log_likelihoods_are_about_the_exact_value(miniature):
     for value, error, count in found.values():
         assert abs(value - exact) < 0.3 and count == 30
         assert error >= 0.99 * np.std(free_energy, ddof=1) / 30**0.5
+
+
+def test_the_faster_machine_goes_on_until_the_slower_ends(tmp_path, monkeypatch):
+    """The RBM takes two thirds of the time, so it makes half as many updates again."""
+    made = []
+    train = beside.train
+
+    def noted(entry, *args, **kwargs):
+        made.append((entry.name, kwargs["steps"]))
+        return train(entry, *args, **kwargs)
+
+    monkeypatch.setattr(beside, "train", noted)
+    settings = dict(**ANNEALING, updates=4)
+    options = Options(progress=False, processes=1)
+    reproduce("capsule-rbm/beside-rbm", options, folder=tmp_path, **settings)
+    assert made == [("capsule-rbm", 4), ("rbm", 4), ("rbm", 6)]
+    found = read_record("capsule-rbm/beside-rbm", tmp_path)["metrics"]
+    minutes = [found[f"core_minutes_{name}"]["value"] for name in ("capsules", "rbm", "rbm_longer")]
+    assert minutes == pytest.approx([4 * 0.03 / 60, 4 * 0.02 / 60, 4 * 0.03 / 60])
+    assert found["log_likelihood_ais_rbm"]["n"] == 30  # one seed, so that errors are over images
+    assert beside.longer({"a": 1.0, "b": 2.0}, 10) == {"a_longer": ("a", 20)}
+
+
+def test_units_are_read_as_they_act(miniature):
+    """A hidden unit's mean is zero where its switch is off, and the RBM's is a plain sigmoid."""
+    images = miniature.test.images
+    machine = create("rbm", image_shape=miniature.image_shape, hidden=5)
+    pixels = machine.model.weight.flatten(1)
+    field = images.flatten(1) @ pixels + machine.model.hidden.bias.flatten()
+    found = beside.hidden_means(machine, images)
+    np.testing.assert_allclose(found, field.sigmoid().detach(), atol=1e-6)
+    capsules = create("capsule-rbm", image_shape=miniature.image_shape, capsules=3, units=2)
+    with torch.no_grad():
+        capsules.model.switch_bias.copy_(torch.tensor([0.0, -200.0, 0.0]))
+    found = beside.hidden_means(capsules, images)
+    assert found.shape == (30, 6) and (found[:, 2:4] == 0).all() and (found[:, 4:] > 0).all()
+
+
+def test_updates_are_timed_in_turn(monkeypatch):
+    """Every machine is timed once in every round; the mocked clock gives two units per update."""
+    ticks = iter(range(0, 10_000, 2 * beside.TIMED))
+    monkeypatch.setattr(beside.time, "process_time", lambda: next(ticks))
+    order = []
+    monkeypatch.setattr(beside, "train", lambda entry, *args, **how: order.append(entry.name))
+    job = Job("clock", ("capsules", "rbm"), QUICK)
+    rounds = TIME_UPDATES(job)
+    assert rounds == {name: [2.0] * beside.ROUNDS for name in ("capsules", "rbm")}
+    assert order == ["capsule-rbm", "rbm"] * beside.ROUNDS

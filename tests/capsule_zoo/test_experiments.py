@@ -21,6 +21,7 @@ from capsule_zoo.inference import Comparison
 
 OWN_RUNS = [
     *(f"capsule-rbm/{name}" for name in ("learning-curve", "mean-field", "spectra", "fashion")),
+    "capsule-rbm/beside-rbm",
     *(f"capsule-helmholtz/{name}" for name in ("objectives", "pretraining", "fashion")),
     *(
         f"part-whole/{name}"
