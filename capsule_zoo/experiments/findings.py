@@ -25,6 +25,13 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
     return values.mean().item(), error, count
 
 
+def ratio(part: Tensor, whole: Tensor) -> Number:
+    """Return the ratio of two means over the same images, with a first-order standard error."""
+    share = part.mean() / whole.mean()
+    _, error, count = mean_and_error((part - share * whole) / whole.mean())
+    return share.item(), error, count
+
+
 def median_and_error(values: Tensor, seed: int) -> Number:
     """Return the median over images (N,), its standard error by the bootstrap, and their number."""
     numbers, random = values.double().cpu().numpy(), np.random.default_rng(seed)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import by_quantity, held_out_bounds, mean_and_error
+from capsule_zoo.experiments.findings import by_quantity, held_out_bounds, mean_and_error, ratio
 from capsule_zoo.experiments.part_whole import WITH_POSES, tighten
 from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.figures.grids import image_rows
@@ -162,13 +162,6 @@ def predicted(entry: Entry, images: Tensor, seed: int, redraws: int) -> Numbers:
         found[f"log_likelihood_redrawn{name}"] = mean_and_error(redrawn)
         found[f"share_lost{name}"] = ratio(inferred - redrawn, inferred - background)
     return found
-
-
-def ratio(part: Tensor, whole: Tensor) -> Number:
-    """Return the ratio of two means over the same images, with a first-order standard error."""
-    share = part.mean() / whole.mean()
-    _, error, count = mean_and_error((part - share * whole) / whole.mean())
-    return share.item(), error, count
 
 
 @torch.no_grad()

@@ -23,8 +23,8 @@ from capsule_zoo.entries.shape_codes import (
     start_objects,
 )
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import by_quantity, mean_and_error, pictures
-from capsule_zoo.experiments.part_whole_prior import looks, ratio
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, pictures, ratio
+from capsule_zoo.experiments.part_whole_prior import looks
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.shape_codes import ShapeCodesGuide

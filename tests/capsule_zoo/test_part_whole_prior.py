@@ -5,6 +5,7 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, part_whole_prior, reproduce
+from capsule_zoo.experiments.findings import ratio
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.blocks import poses
 from capsule_zoo.records import read_record
@@ -63,7 +64,7 @@ def test_ratio_of_means_has_the_spread_of_repeated_samples():
     torch.manual_seed(0)
     whole = 5 + torch.randn(500, 400)
     part = 0.3 * whole + torch.randn(500, 400)
-    found = [part_whole_prior.ratio(*pair) for pair in zip(part, whole, strict=True)]
+    found = [ratio(*pair) for pair in zip(part, whole, strict=True)]
     shares, errors, _ = (torch.tensor(column) for column in zip(*found, strict=True))
     assert shares.mean().item() == pytest.approx(0.3, abs=0.003)
     assert errors.mean().item() == pytest.approx(shares.std().item(), rel=0.2)  # known to 3 %
