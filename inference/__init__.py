@@ -51,6 +51,7 @@ from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeigh
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
+from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.posterior.intervene import Counterfactual, intervene
@@ -94,6 +95,7 @@ __all__ = [
     "SleepPhase",
     "StackedCapsuleObjective",
     "TermHistory",
+    "ThermodynamicObjective",
     "TopPrior",
     "Transformations",
     "VoteHistory",

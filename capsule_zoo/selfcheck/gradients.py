@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from capsule_zoo.inference import (
     ImportanceWeightedELBO,
     ReweightedWakeSleep,
     ScoreFunctionELBO,
+    ThermodynamicObjective,
     WakeSleep,
     loss_per_image,
 )
@@ -149,6 +151,27 @@ def importance_weighted(number: int) -> Outcome:
     exact = -torch.einsum("sb,tb,stb->b", chance, chance, bound).mean()
     found = estimates(ImportanceWeightedELBO(2), model, guide, images)
     return slopes_agree(found, exact, (model, guide), number)
+
+
+@check("gradient_thermodynamic", of=[ThermodynamicObjective])
+def thermodynamic(number: int) -> Outcome:
+    """Check the thermodynamic objective with two particles, over all pairs of states.
+
+    Of a pair, the share of a state is the logistic function of a difference of logits.
+    """
+    model, guide, every = helmholtz()
+    images = every[1:4]
+    _, log_p, log_q = listed(model, guide, images)
+    chance, log_weight = log_q.exp().detach(), log_p - log_q
+    objective = ThermodynamicObjective(2, intervals=3, first=0.2)
+    bound = torch.zeros(()).double()
+    for begin, end in pairwise(objective.points):
+        logits = begin * log_p + (1 - begin) * log_q - log_q.detach()  # (states, B)
+        share = (logits[:, None] - logits).sigmoid()  # (states, states, B)
+        mean = share * log_weight[:, None] + (1 - share) * log_weight
+        bound = bound + (end - begin) * torch.einsum("sb,tb,stb->b", chance, chance, mean).mean()
+    found = estimates(objective, model, guide, images)
+    return slopes_agree(found, -bound, (model, guide), number)
 
 
 def _asleep(
