@@ -27,6 +27,7 @@ OWN_RUNS = [
         f"part-whole/{name}"
         for name in ("digits", "augment", "likelihoods", "colours", "sensitivity")
     ),
+    "part-whole/discrete-objectives",
     *(f"shape-codes/{name}" for name in ("digits", "digits-seeds", "time-to-quality")),
     *(f"matrix-capsules/{name}" for name in ("routing", "iterations")),
     *(f"matrix-capsules/{name}" for name in ("viewpoints", "viewpoints-smallnorb")),
