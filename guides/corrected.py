@@ -49,10 +49,13 @@ class Corrected(PerImageGuide):
 
     Raises:
         UnservedSite: a law of the guide cannot be corrected; the message names its site.
+        ValueError: `guide` is no guide of the zoo.
     """
 
     def __init__(self, guide: Guide, images: Tensor) -> None:
-        super().__init__(guide.model, len(images))
+        if not isinstance(guide, Guide):
+            raise ValueError(f"guide must be a Guide, not {type(guide).__name__}")
+        super().__init__(guide.model, images)
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
         self._families = families_of(guide.model)
         with torch.no_grad(), poutine.block(), in_eval_mode(guide):

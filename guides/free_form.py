@@ -76,7 +76,7 @@ class FreeForm(PerImageGuide):
         law: str = "delta",
         rank: int = 10,
     ) -> None:
-        super().__init__(model, len(images))
+        super().__init__(model, images)
         check_one_of("law", law, LAWS)
         check_at_least(1, rank=rank)
         self.continuous_law = law

@@ -20,7 +20,7 @@ class PerImageGuide(Guide[Model]):
 
     Args:
         model: the model.
-        num_images: number of the images, B.
+        images: (B, C, H, W).
 
     Attributes:
         logits, locs, log_scales, factors: parameters by site, (B, ...).
@@ -31,9 +31,9 @@ class PerImageGuide(Guide[Model]):
     per_image = True
     differentiable: bool
 
-    def __init__(self, model: Model, num_images: int) -> None:
+    def __init__(self, model: Model, images: Tensor) -> None:
         super().__init__(model)
-        self.num_images = num_images
+        self.num_images = len(images)
         self.logits = PyroModule[nn.ParameterDict]()
         self.locs = PyroModule[nn.ParameterDict]()
         self.log_scales = PyroModule[nn.ParameterDict]()

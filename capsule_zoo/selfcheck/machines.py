@@ -207,7 +207,7 @@ def chain_machine() -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
         e = L(1, 1) - L(1, 0) - b,    c = L(1, 0) - log[exp L(0, 0) + exp L(0, 1)] + B(b).
     """
     model = randomized(CapsuleHelmholtzMachine((1, 1, 3), (1, 1), 1), 1.2)
-    guide = RecognitionMachine(model).double()
+    guide = RecognitionMachine(model, centered=False).double()
     top, lower = model.layers
     for layer, push in ((top, -1.0), (lower, -2.0)):
         layer.switch_bias.data.fill_(push)

@@ -170,6 +170,8 @@ def test_what_cannot_be_corrected_is_named():
     with pytest.raises(UnservedSite, match=r"draws 'object_presence': its law NoisyLogit .*FreeF"):
         Corrected(entry.guide, images)
     assert "corrected" not in entry.fitters
+    with pytest.raises(ValueError, match="guide must be a Guide, not Conv"):
+        Corrected(torch.nn.Conv2d(1, 1, 1), images)
     part_whole = create("part-whole", **small_sizes("part-whole"))
     assert isinstance(part_whole.guide, AmortizedPartWhole)
     with pytest.raises(ValueError, match="law 'corrected' corrects the laws of one guide"):
