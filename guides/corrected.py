@@ -27,8 +27,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.free_form import families_of
-from capsule_zoo.guides.per_image import PerImageGuide
+from capsule_zoo.guides.per_image import PerImageGuide, families_of
 from capsule_zoo.guides.site_laws import ByLogits, UnservedSite, family_of, innermost
 from capsule_zoo.models.blocks.modes import frozen, in_eval_mode
 from capsule_zoo.models.blocks.spaces import tiled
@@ -57,14 +56,13 @@ class Corrected(PerImageGuide):
             raise ValueError(f"guide must be a Guide, not {type(guide).__name__}")
         super().__init__(guide.model, images)
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
-        self._families = families_of(guide.model)
         with torch.no_grad(), poutine.block(), in_eval_mode(guide):
             nodes = poutine.trace(guide).get_trace(images).nodes
         for name in guide.covers:
             law, value = nodes[name]["fn"], nodes[name]["value"]
             inner = innermost(law)
             point = isinstance(inner, dist.Delta)
-            if point and (isinstance(self._families[name], ByLogits) or inner.log_density.any()):
+            if point and (isinstance(self.families[name], ByLogits) or inner.log_density.any()):
                 raise UnservedSite(
                     f"{type(guide).__name__} draws {name!r} as a point of a discrete or relaxed "
                     "site, or one with a density, and such a point cannot be moved; use FreeForm"
@@ -77,7 +75,6 @@ class Corrected(PerImageGuide):
             if not point:
                 self.log_scales[name] = nn.Parameter(torch.zeros_like(value))
             self._corrected(name, law, 1)
-        self.differentiable = all(nodes[name]["fn"].has_rsample for name in guide.covers)
 
     @property
     def covers(self) -> tuple[str, ...]:
@@ -97,7 +94,8 @@ class Corrected(PerImageGuide):
     def _to(self, start: Guide) -> Corrected:
         if start is self._start[0]:
             return self
-        return self.sharing_parameters(_model=(start.model,), _start=(start,))
+        families = families_of(start.model)
+        return self.sharing_parameters(_model=(start.model,), _start=(start,), families=families)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Any:
         """Draw every site, and return what the other guide returns."""
@@ -115,7 +113,7 @@ class Corrected(PerImageGuide):
             return family.law(logits, law.event_dim)
         shift = tiled(self.locs[name], repeats)
         if name not in self.log_scales:
-            transform = getattr(self._families[name], "transform", None)
+            transform = getattr(self.families[name], "transform", None)
             point = law.mean
             point = point + shift if transform is None else transform(transform.inv(point) + shift)
             return dist.Delta(point, event_dim=law.event_dim)

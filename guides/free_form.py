@@ -33,8 +33,8 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.per_image import PerImageGuide
-from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, family_of
+from capsule_zoo.guides.per_image import PerImageGuide, families_of
+from capsule_zoo.guides.site_laws import ByLogits, Continuous
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.blocks.spaces import tiled
@@ -43,7 +43,6 @@ from capsule_zoo.models.checks import check_at_least, check_one_of
 LAWS = ("delta", "normal", "low_rank")
 _INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the point
 _INITIAL_FACTOR = 0.3  # of the low-rank deviation, in units of the other; at 0 it has no gradient
-_Families = Mapping[str, ByLogits | Continuous]
 
 
 class FreeForm(PerImageGuide):
@@ -80,10 +79,8 @@ class FreeForm(PerImageGuide):
         check_one_of("law", law, LAWS)
         check_at_least(1, rank=rank)
         self.continuous_law = law
-        self.families = families_of(model)
         discrete = model.discretized()
         self.discrete_families = self.families if discrete is model else families_of(discrete)
-        self.differentiable = _differentiable(self.families)
         with torch.no_grad(), poutine.block():
             if init is None:
                 start = poutine.trace(model).get_trace(batch_size=len(images)).nodes
@@ -118,9 +115,7 @@ class FreeForm(PerImageGuide):
         model = self.model.discretized()
         if model is self.model:
             return self
-        families = self.discrete_families
-        laws = dict(families=families, differentiable=_differentiable(families))
-        return self.sharing_parameters(_model=(model,), **laws)
+        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Draw every site and return the values by name."""
@@ -186,11 +181,6 @@ class FreeForm(PerImageGuide):
         return family.normal(loc, scale, site.event_dim)
 
 
-def _differentiable(families: _Families) -> bool:
-    """Return True if gradients pass through the draws of all sites."""
-    return all(f.family.has_rsample for f in families.values() if isinstance(f, ByLogits))
-
-
 def draw_sites(
     model: Model,
     laws: Mapping[str, dist.TorchDistribution],
@@ -214,25 +204,3 @@ def draw_sites(
                 stack.enter_context(plates[plate])
             drawn[site.name] = pyro.sample(site.name, law)
     return drawn
-
-
-def families_of(model: Model) -> _Families:
-    """Return the family that serves each latent site, read from a draw of one image.
-
-    Raises:
-        UnservedSite: a site that no family serves, or that belongs to no image.
-    """
-    with torch.no_grad(), poutine.block(), torch.random.fork_rng(), in_eval_mode(model):
-        nodes = poutine.trace(model).get_trace(batch_size=1).nodes
-    found = {}
-    for site in model.latent_sites:
-        if "images" not in site.plates:
-            raise UnservedSite(
-                f"site {site.name!r} of {type(model).__name__} lies outside the plate 'images', so "
-                "it belongs to no image; draw it inside the plate, or make it a parameter"
-            )
-        try:
-            found[site.name] = family_of(site.name, nodes[site.name]["fn"])
-        except UnservedSite as error:
-            raise UnservedSite(f"{type(model).__name__}: {error}") from None
-    return found

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Self
 
+import torch
+from pyro import poutine
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.site_laws import ByLogits, Continuous, UnservedSite, family_of
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.blocks.modes import in_eval_mode
 
 _KINDS = ("logits", "locs", "log_scales", "factors")
 
@@ -24,20 +28,25 @@ class PerImageGuide(Guide[Model]):
 
     Attributes:
         logits, locs, log_scales, factors: parameters by site, (B, ...).
-        differentiable: True if gradients pass through the draws of all sites; they do unless one is
-            discrete.
+        families: the family that serves each latent site of the model, by name.
     """
 
     per_image = True
-    differentiable: bool
 
     def __init__(self, model: Model, images: Tensor) -> None:
         super().__init__(model)
         self.num_images = len(images)
+        self.families = families_of(model)
         self.logits = PyroModule[nn.ParameterDict]()
         self.locs = PyroModule[nn.ParameterDict]()
         self.log_scales = PyroModule[nn.ParameterDict]()
         self.factors = PyroModule[nn.ParameterDict]()
+
+    @property
+    def differentiable(self) -> bool:
+        """True if gradients pass through the draws of all sites; they do unless one is discrete."""
+        families = self.families.values()
+        return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
 
     def select(self, index: Tensor) -> Self:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
@@ -64,3 +73,25 @@ class PerImageGuide(Guide[Model]):
                 f"{type(self).__name__} for other images"
             )
         return repeats
+
+
+def families_of(model: Model) -> dict[str, ByLogits | Continuous]:
+    """Return the family that serves each latent site, read from a draw of one image.
+
+    Raises:
+        UnservedSite: a site that no family serves, or that belongs to no image.
+    """
+    with torch.no_grad(), poutine.block(), torch.random.fork_rng(), in_eval_mode(model):
+        nodes = poutine.trace(model).get_trace(batch_size=1).nodes
+    found: dict[str, ByLogits | Continuous] = {}
+    for site in model.latent_sites:
+        if "images" not in site.plates:
+            raise UnservedSite(
+                f"site {site.name!r} of {type(model).__name__} lies outside the plate 'images', so "
+                "it belongs to no image; draw it inside the plate, or make it a parameter"
+            )
+        try:
+            found[site.name] = family_of(site.name, nodes[site.name]["fn"])
+        except UnservedSite as error:
+            raise UnservedSite(f"{type(model).__name__}: {error}") from None
+    return found

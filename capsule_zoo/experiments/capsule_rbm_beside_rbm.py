@@ -14,10 +14,10 @@ from torch import Tensor
 from capsule_zoo.data import Binarize
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.energy import binary_mnist, log_likelihoods, probe
-from capsule_zoo.experiments.findings import by_quantity, mean_and_error
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, over_seeds
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.records import Number, Numbers
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 MACHINES = {"capsules": "capsule-rbm", "rbm": "rbm"}  # 40 capsules of 16 units, and 640 units
@@ -139,17 +139,3 @@ def hidden_means(entry: Entry, images: Tensor) -> np.ndarray:
     """Return the posterior means of switch times unit, (N, hidden units)."""
     found = [entry.guide.expectations(x).activity.flatten(1) for x in images.split(500)]
     return torch.cat(found).numpy()
-
-
-def over_seeds(outcomes: list[dict[str, list]]) -> Numbers:
-    """Return the mean numbers of several seeds, with errors over seeds; of one, as they are."""
-    first, *others = outcomes
-    if not others:
-        return {name: read_number(number) for name, number in first.items()}
-    return {name: mean_and_error([o[name][0] for o in outcomes]) for name in first}
-
-
-def read_number(number: list) -> Number:
-    """Return a number that was read from JSON as a tuple."""
-    value, error, count = number
-    return value, error, count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,13 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
     values, count = torch.as_tensor(values), len(values)
     error = (values.std() / count**0.5).item() if count > 1 else None
     return values.mean().item(), error, count
+
+
+def over_seeds(found: Sequence[Mapping[str, list]]) -> Numbers:
+    """Return the mean over seeds and its error; from one seed, its own error."""
+    if len(found) == 1:
+        return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}
+    return {name: mean_and_error([each[name][0] for each in found]) for name in found[0]}
 
 
 def ratio(part: Tensor, whole: Tensor) -> Number:

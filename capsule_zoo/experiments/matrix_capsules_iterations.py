@@ -17,12 +17,12 @@ import torch.nn.functional as F
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import mean_and_error
+from capsule_zoo.experiments.findings import mean_and_error, over_seeds
 from capsule_zoo.experiments.matrix_capsules import NETWORK, SHIFT
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.routing import by_iterations
-from capsule_zoo.inference.evaluation.classification import Share, error_rate
+from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
 
@@ -83,9 +83,7 @@ def iterations(options: Options, **settings: Any) -> Result:
     for name, task in tasks.items():
         own = [outcome for (task_name, _), outcome in outcomes.items() if task_name == name]
         row, column = str(task.iterations), name_of(task.power)
-        error = mean_and_error([outcome["error"][0] for outcome in own])
-        if chosen.seeds == 1:
-            error = Share(*own[0]["error"])
+        error = over_seeds([{"error": outcome["error"]} for outcome in own])["error"]
         slope = mean_and_error([outcome["slope"] / unit for outcome in own])
         found["error"].setdefault(column, {})[row] = error
         found["first_gradient"].setdefault(column, {})[row] = slope

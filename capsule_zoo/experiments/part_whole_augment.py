@@ -27,7 +27,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.entries.shape_codes import on_parts_of, part_sets, start_objects
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.findings import by_quantity, mean_and_error
+from capsule_zoo.experiments.findings import by_quantity, mean_and_error, over_seeds
 from capsule_zoo.experiments.part_whole import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.shape_codes import (
     ObjectSettings,
@@ -130,13 +130,6 @@ def augment(options: Options, **settings: Any) -> Result:
         "templates": learned_templates(widest.model),
     }
     return Result({**found}, shown, None, widest)
-
-
-def over_seeds(found: Sequence[Mapping[str, list]]) -> Numbers:
-    """Return the mean over seeds and its error; from one seed, its own error."""
-    if len(found) == 1:
-        return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}
-    return {name: mean_and_error([each[name][0] for each in found]) for name in found[0]}
 
 
 def learn(job: Job[Task]) -> dict[str, Number]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -204,17 +205,8 @@ def followed(found: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> Figure:
 
 def climbs(paths: dict[str, Tensor]) -> Figure:
     """Draw the mean objective of several refinements, step by step."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.5))
-    for name, path in paths.items():
-        axis.plot(range(1, len(path) + 1), path, label=name)
-    axis.set_xscale("log")
-    axis.set_xlabel("steps + 1")
-    axis.set_ylabel("objective (nats per image)")
-    axis.legend(fontsize=8)
-    figure.set_layout_engine("constrained")
-    return figure
+    curves = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
+    return _on_log_scale(curves, "steps + 1", "objective (nats per image)", marker="")
 
 
 def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
@@ -223,17 +215,9 @@ def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     Args:
         curves: minutes and losses, in nats per image, by name.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.5))
-    for name, (minutes, losses) in curves.items():
-        axis.plot(minutes, losses, ".-", label=name.replace("_", " "))
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("minutes")
-    axis.set_ylabel("held-out loss (nats per image)")
-    axis.legend(fontsize=8)
-    figure.set_layout_engine("constrained")
+    named = {name.replace("_", " "): curve for name, curve in curves.items()}
+    figure = _on_log_scale(named, "minutes", "held-out loss (nats per image)")
+    figure.axes[0].set_yscale("log")
     return figure
 
 
@@ -243,15 +227,27 @@ def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple
     Args:
         marks: published points (updates, values) to draw with the curves, by name.
     """
+    columns = {str(name): (curves.index, values) for name, values in curves.items()}
+    return _on_log_scale(columns, "updates", ylabel, marks)
+
+
+def _on_log_scale(
+    curves: Mapping[str, tuple],
+    xlabel: str,
+    ylabel: str,
+    marks: Mapping[str, tuple] = MappingProxyType({}),
+    marker: str = ".",
+) -> Figure:
+    """Draw curves (x, y) by name over a log scale, and points (x, y) as crosses."""
     from matplotlib import pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6, 3.5))
-    for name, values in curves.items():
-        axis.plot(curves.index, values, label=str(name), marker=".")
-    for name, (steps, values) in marks.items():
-        axis.plot(steps, values, "kx", label=name)
+    for name, (x, y) in curves.items():
+        axis.plot(x, y, marker=marker, label=name)
+    for name, (x, y) in marks.items():
+        axis.plot(x, y, "kx", label=name)
     axis.set_xscale("log")
-    axis.set_xlabel("updates")
+    axis.set_xlabel(xlabel)
     axis.set_ylabel(ylabel)
     axis.legend(fontsize=8)
     figure.set_layout_engine("constrained")

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import Corrected, FreeForm, Guide
-from capsule_zoo.guides.free_form import families_of
-from capsule_zoo.guides.per_image import PerImageGuide
+from capsule_zoo.guides.per_image import PerImageGuide, families_of
 from capsule_zoo.guides.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit

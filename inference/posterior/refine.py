@@ -86,6 +86,7 @@ def refine(
     starts: int = 1,
     law: str = "delta",
     seed: int = 0,
+    check: bool = True,
 ) -> Refinement:
     """Optimize free-form variational parameters of every image, all images at once.
 
@@ -109,28 +110,15 @@ def refine(
         law: the law of continuous sites, "delta", "normal" or "low_rank" (see `FreeForm`), or
             "corrected" for the laws of `guide` itself with corrections (see `Corrected`).
         seed: seed of the noise.
+        check: whether images outside of the pixels' range are refused. A model may draw such ones.
 
     Raises:
         ValueError: an unknown method, a number out of range, images the model does not take, a
             site that no free-form law fits, several starts for another model, or corrections of no
             guide.
     """
-    model.space.check(images)
-    return _refine(model, guide, images, steps, method, lr, starts, law, seed)
-
-
-def _refine(
-    model: Model,
-    guide: Guide | None,
-    images: Tensor,
-    steps: int = 100,
-    method: str = "scheduled",
-    lr: float | None = None,
-    starts: int = 1,
-    law: str = "delta",
-    seed: int = 0,
-) -> Refinement:
-    """Do as `refine` does, also for images that a model drew, outside of its pixels' range."""
+    if check:
+        model.space.check(images)
     check_one_of("method", method, ("scheduled", "adam"))
     check_at_least(0, steps=steps)
     check_at_least(1, starts=starts)
@@ -283,7 +271,7 @@ class SemiAmortized(Guide):
             if then == writes and torch.equal(_comparable(seen), _comparable(images)):
                 return free
         with poutine.block(), torch.enable_grad():
-            found = _refine(self.model, start, images, **self.options).guide
+            found = refine(self.model, start, images, check=False, **self.options).guide
         self._last[:] = [(images, writes, found)]
         return found
 

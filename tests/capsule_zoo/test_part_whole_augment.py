@@ -6,7 +6,8 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, part_whole_augment
-from capsule_zoo.experiments.part_whole_augment import over_seeds, parts_kept, rotated
+from capsule_zoo.experiments.findings import over_seeds
+from capsule_zoo.experiments.part_whole_augment import parts_kept, rotated
 from capsule_zoo.experiments.shape_codes import read_at_own_turns, read_kinds
 from capsule_zoo.inference.evaluation.template_copies import copies, likeness
 from capsule_zoo.models import Capsules
