@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments import stacked_capsule_autoencoder as experiments
+from capsule_zoo.experiments.study import Job
+from capsule_zoo.inference import loss_per_image
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.registry import create, small_sizes
@@ -40,24 +43,63 @@ def test_every_term_but_the_likelihoods_is_ablated_by_a_switch_of_the_objective(
         entry = create(NAME, **{**small_sizes(NAME), "loss": dict(loss)})
         off = {term for term in TERMS if not entry.objective.weights[term]}
         assert off == {key for key, value in loss.items() if key in TERMS and value == 0}, name
+        assert "image" not in off and ("parts" in off) == (name == "start_alone")
     switched = {key for loss in experiments.ABLATIONS.values() for key in loss}
-    assert switched == (set(TERMS) - {"image", "parts"}) | {
-        "noise",
-        "stop_inputs",
-        "stop_targets",
-        "normalized",
-    }
+    switches = {"noise", "stop_inputs", "stop_targets", "normalized"}
+    assert switched == (set(TERMS) - {"image"}) | switches
+
+
+def ablation(loss, clustered=True, steps=6):
+    """Return the measures of a variant after a short training."""
+    small = {key: value for key, value in small_sizes(NAME).items() if key != "loss"}
+    del small["image_shape"]
+    row = dict(steps=steps, probed=60, tested=30, sizes=small)
+    task = experiments.Ablation("digits", loss, clustered, **row)
+    found = experiments.ablate(Job("variant", task, Options(progress=False)))
+    assert {f"loss_{term}" for term in TERMS} <= set(found)
+    return found
+
+
+def test_objects_have_no_gradient_where_their_start_stands_alone():
+    loss = dict(experiments.ABLATIONS["start_alone"])
+    entry = create(NAME, **{**small_sizes(NAME), "loss": loss})
+    loss_per_image(entry.objective, entry.model, entry.guide, torch.rand(5, 1, 12, 12)).backward()
+    pairs = [*entry.model.named_parameters(), *entry.guide.named_parameters()]
+    moved = {name for name, p in pairs if p.grad is not None and p.grad.any()}
+    assert moved and not any("relation" in name or "infer_objects" in name for name in moved)
+
+
+def test_an_ablation_is_its_seed_and_its_start():
+    first, again = ablation({}), ablation({})
+    assert first == again
+    assert first["loss_parts"] != ablation({}, clustered=False)["loss_parts"]
 
 
 @pytest.mark.slow
 def test_ablations_record_every_variant():
     small = {key: value for key, value in small_sizes(NAME).items() if key != "loss"}
     del small["image_shape"]
-    settings = dict(data="digits", steps=2, batch_size=8, probed=60, tested=30, sizes=small)
+    settings = dict(data="digits", steps=6, probed=60, tested=30, sizes=small)
     options = Options(progress=False, processes=1)
     result = find_experiment(f"{NAME}/ablations")(options, **settings)
-    assert set(result.metrics["probe_presence"]) == set(experiments.ABLATIONS)
+    assert set(result.metrics["probe_presence"]) == {*experiments.ABLATIONS, "random_start"}
     assert {f"loss_{term}" for term in TERMS} <= set(result.metrics)
+
+
+def test_both_models_are_trained_for_equal_times_and_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
+    monkeypatch.setattr(experiments, "DEGREES", (0, 90))
+    options = Options(progress=False, processes=1, minutes=0.01)
+    sizes = {name: small_sizes(name) for name in experiments.ENTRIES}
+    for own in sizes.values():
+        own.pop("image_shape", None)
+    settings = dict(probed=40, tested=20, curved=10, sizes=sizes)
+    metrics, figures = names_in_record(f"{NAME}/mnist", options, tmp_path, **settings)
+    for name in ("stacked_capsule_autoencoder", "part_whole"):
+        for quantity in ("steps", "core_minutes", "probe_presence", "moved_presence_pose"):
+            assert f"{quantity}_{name}" in metrics
+        assert f"rotation_{name}_90" in metrics
+    assert {"rotations", "reconstructions"} <= figures
 
 
 def test_explained_shares_have_no_noise(entry):
