@@ -25,7 +25,7 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
     return values.mean().item(), error, count
 
 
-def over_seeds(found: Sequence[Mapping[str, list]]) -> Numbers:
+def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
     """Return the mean over seeds and its error; from one seed, its own error."""
     if len(found) == 1:
         return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}

@@ -7,8 +7,10 @@ they are seen (`energy.binary_mnist`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor
 
@@ -17,12 +19,14 @@ from capsule_zoo.experiments import Options, Result, experiment, training
 from capsule_zoo.experiments.energy import binary_mnist
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
+    by_quantity,
     held_out_bounds,
     mean_and_error,
+    over_seeds,
     pictures,
 )
 from capsule_zoo.experiments.part_whole_variants import photographs
-from capsule_zoo.experiments.study import choose, divide
+from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.figures.recurrent import drawings_of
@@ -30,7 +34,7 @@ from capsule_zoo.inference import Run, compare
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import Metrics, Number, Numbers, Table
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry, create, load, save
 
 ONE_STEP = 0.1  # the extra time of the model that draws in one step, as a share of the budget
 ABLATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -47,10 +51,10 @@ def knows_labels(entry: Entry) -> bool:
     return entry.model.capsules != "none" and entry.model.label_weight > 0
 
 
-def learn(entry: Entry, data: Dataset, options: Options, minutes: float, name: str) -> Run:
+def learn(entry: Entry, data: Dataset, options: Options, name: str, **limits: Any) -> Run:
     """Train on images that are binarized again at every visit, with labels if they matter."""
     how: dict[str, Any] = dict(name=name, transform=Binarize(), labels=knows_labels(entry))
-    return train(entry, data, options, minutes, **how)
+    return train(entry, data, options, **how, **limits)
 
 
 def trained(options: Options, data: Dataset) -> Entry:
@@ -107,7 +111,7 @@ def mnist(options: Options, *, images: int = 1000, particles: int = 100) -> Resu
     }
     options.say("Training one that draws in a single step")
     single = create(entry.name, **{**entry.sizes, "steps": 1})
-    learn(single, data, options, ONE_STEP * options.budget, "one-step")
+    learn(single, data, options, "one-step", minutes=ONE_STEP * options.budget)
     metrics["neg_elbo_one_step"] = held_out(single, data.test, 1, options)["neg_elbo"]
     kl = {str(t): mean_and_error(nats) for t, nats in enumerate(divergences, start=1)}
     metrics["step"] = Table({"kl": kl})
@@ -169,43 +173,113 @@ def nearest_to(images: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     return distance, torch.cat([f.indices for f in found])
 
 
-@experiment("recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison")
-def ablations(
-    options: Options,
-    *,
-    images: int = 1000,
-    particles: int = 100,
-    variants: tuple[str, ...] = tuple(ABLATIONS),
-    sizes: Mapping[str, Any] | None = None,
-) -> Result:
-    """Compare capsules with linear layers, no margin loss, no attention, and DRAW (5 x 30 minutes).
+@dataclass(frozen=True)
+class Comparing:
+    """The settings of both comparisons of variants.
 
     Args:
         images: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
         variants: names of the variants.
+        seeds: number of seeds of each variant.
         sizes: sizes of every entry that replace the variant's.
     """
+
+    images: int = 1000
+    particles: int = 100
+    variants: tuple[str, ...] = tuple(ABLATIONS)
+    seeds: int = 1
+    sizes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class EqualUpdates(Comparing):
+    """The settings of the comparison after equal updates: `Comparing`, and their number.
+
+    Args:
+        steps: updates of each variant; they shrink with minutes.
+        images: number of test images of the bounds.
+        particles: number of draws of the IWAE bound.
+        variants: names of the variants.
+        seeds: number of seeds of each variant.
+        sizes: sizes of every entry that replace the variant's.
+    """
+
+    steps: int = 1000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant to train: its entry, the entry's sizes, and its updates, None for the minutes."""
+
+    entry: str
+    sizes: Mapping[str, Any]
+    steps: int | None = None
+
+
+@experiment(
+    "recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison", takes=Comparing
+)
+def ablations(options: Options, **settings: Any) -> Result:
+    """Compare capsules with linear layers, no margin loss, no attention, and DRAW (5 x 30 minutes).
+
+    All variants get equal times, side by side where there are two cores.
+    """
+    return compared(replace(options, minutes=options.budget), Comparing(**settings))
+
+
+@experiment("recurrent-capsules/equal-updates", data="mnist", minutes=40, takes=EqualUpdates)
+def equal_updates(options: Options, **settings: Any) -> Result:
+    """Compare the variants of `ablations` after equal numbers of updates (40 core-minutes)."""
+    chosen = EqualUpdates(**settings)
+    steps = options.shortened(chosen.steps)
+    return compared(replace(options, minutes=None), chosen, steps)
+
+
+def compared(options: Options, chosen: Comparing, steps: int | None = None) -> Result:
+    """Train the variants from each seed, and return bounds, errors and updates; see `Comparing`."""
     options.refuse_run()
+    variants = {
+        name: Variant(entry, {**sizes, **(chosen.sizes or {})}, steps)
+        for name, (entry, sizes) in choose("variant", chosen.variants, ABLATIONS).items()
+    }
+    options.say(f"Training {', '.join(variants)}")
+    study = Study(variants, chosen.seeds)
+    outcomes = study.run(learn_variant, options)
     data = binary_mnist(options)
-    updates: Numbers = {}
-    errors: Numbers = {}
-    pairs: dict[str, tuple] = {}
-    chosen = choose("variant", variants, ABLATIONS)
-    for name, minutes in divide(options.budget, chosen).items():
-        kind, own = chosen[name]
-        shape = dict(image_shape=data.image_shape, classes=data.num_classes)
-        entry = create(kind, **{**shape, **own, **(sizes or {})})
-        options.say(f"Training {name}")
-        run = learn(entry, data, options, minutes, name)
-        updates[name] = (float(run.steps), None, 1)
-        if knows_labels(entry):
-            errors[name] = class_error(entry, data.test)
-        pairs[name] = entry.model, entry.guide
-    table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
-    bounds = {f"neg_{name}": negated(numbers) for name, numbers in bounds_of_rows(table).items()}
-    metrics: Metrics = {**bounds, "class_error": errors, "updates": updates}
-    return Result(metrics, {"": table.draw()}, table)
+    bounds, tables = [], []
+    for seed in range(options.seed, options.seed + chosen.seeds):
+        entries = {name: load(folder) for name, folder in study.folders(options, seed).items()}
+        pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
+        few = data.test[: chosen.images]
+        tables.append(compare(pairs, few, num_particles=chosen.particles, seed=seed))
+        bounds.append({f"neg_{n}": negated(b) for n, b in bounds_of_rows(tables[-1]).items()})
+    learned = {
+        name: over_seeds([found for (variant, _), found in outcomes.items() if variant == name])
+        for name in variants
+    }
+    metrics: Metrics = {
+        **{quantity: over_seeds([own[quantity] for own in bounds]) for quantity in bounds[0]},
+        **by_quantity(learned),
+    }
+    return Result(metrics, {"": tables[0].draw()}, tables[0])
+
+
+def learn_variant(job: Job[Variant]) -> dict[str, list]:
+    """Train one variant, save it in the job's folder, and return its updates and class error."""
+    variant, options = job.variant, job.options
+    pyro.set_rng_seed(options.seed)
+    data = binary_mnist(options)
+    shape = dict(image_shape=data.image_shape, classes=data.num_classes)
+    entry = create(variant.entry, **{**shape, **variant.sizes})
+    minutes = options.budget if variant.steps is None else None
+    run = learn(entry, data, options, "run", minutes=minutes, steps=variant.steps)
+    assert job.folder is not None
+    save(entry, job.folder, data="mnist", seed=options.seed)
+    found: Numbers = {"updates": (float(run.steps), None, 1)}
+    if knows_labels(entry):
+        found["class_error"] = class_error(entry, data.test)
+    return {quantity: list(number) for quantity, number in found.items()}
 
 
 @experiment("recurrent-capsules/cifar10", data="cifar10", minutes=60)

@@ -102,15 +102,19 @@ class Study(Generic[V]):
         found = {(j.name, j.options.seed): o for j, o in zip(jobs, outcomes, strict=True)}
         return {(name, seed): found[name, seed] for name, seed in self.runs(options)}
 
-    def folders(self, options: Options) -> dict[str, Path]:
-        """Return the folders of the runs from the first seed, by variant.
+    def folders(self, options: Options, seed: int | None = None) -> dict[str, Path]:
+        """Return the folders of the runs from a seed, by variant.
+
+        Args:
+            seed: the first seed by default.
 
         Raises:
             ValueError: nothing is saved, because `options.runs` is None.
         """
         if options.runs is None:
             raise ValueError("options.runs is needed, a folder in which runs are saved")
-        return {name: options.runs / f"{name}-{options.seed}" for name in self.variants}
+        seed = options.seed if seed is None else seed
+        return {name: options.runs / f"{name}-{seed}" for name in self.variants}
 
     def runs(self, options: Options) -> list[tuple[str, int]]:
         """Return the variant and the seed of every run, variant by variant."""

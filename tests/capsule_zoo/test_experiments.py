@@ -33,7 +33,8 @@ OWN_RUNS = [
     *(f"shape-codes/{name}" for name in ("digits", "digits-seeds", "time-to-quality")),
     *(f"matrix-capsules/{name}" for name in ("routing", "iterations")),
     *(f"matrix-capsules/{name}" for name in ("viewpoints", "viewpoints-smallnorb")),
-    *(f"recurrent-capsules/{name}" for name in ("ablations", "overlap", "cifar10")),
+    *(f"recurrent-capsules/{name}" for name in ("ablations", "equal-updates")),
+    *(f"recurrent-capsules/{name}" for name in ("overlap", "cifar10")),
     *(name for name in list_experiments("generative-capsnet/*") if not name.endswith("/guides")),
 ]
 

@@ -24,21 +24,28 @@ from capsule_zoo.figures import recurrent as recurrent_figures
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.blocks.overlays import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
-from capsule_zoo.records import flatten
+from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, save, small_sizes
 
-QUICK = Options(minutes=1e-4, progress=False)
+QUICK = Options(minutes=1e-4, progress=False, processes=1)
 TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
 BOUNDS = {"neg_elbo", "neg_iwae_5"}
 SETTINGS = {
     "mnist": dict(particles=5),
     "cifar10": dict(particles=5),
     "ablations": dict(particles=5, sizes=dict(steps=2, units=4)),
+    "equal-updates": dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3),
     "pose": dict(fitted=50, images=20, shifts=(1, 3)),
 }
 ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "draw")
 READERS = ("capsules", "draw", "untrained", "pixels")
 
+COMPARED = (
+    {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
+    | {f"neg_elbo_difference_{row}" for row in ROWS[1:]}
+    | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention")},
+    {""},
+)
 PROMISED = {
     "mnist": (
         {*BOUNDS, "reconstruction", "kl_1", "kl_2", "neg_elbo_one_step"}
@@ -48,12 +55,8 @@ PROMISED = {
     "steps": ({"reconstruction_0", "reconstruction_1", "reconstruction_2"}, {""}),
     "samples": ({"distance_draws", "distance_test"}, {""}),
     "overlap": ({"both_classes"} | {f"squared_error_{n}" for n in ("own", "other", "pair")}, {""}),
-    "ablations": (
-        {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
-        | {f"neg_elbo_difference_{row}" for row in ROWS[1:]}
-        | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention")},
-        {""},
-    ),
+    "ablations": COMPARED,
+    "equal-updates": COMPARED,
     "pose": (
         {
             f"{quantity}_{measure}_{reader}"
@@ -94,6 +97,17 @@ def test_experiment_gives_what_it_promises(name, tmp_path):
     settings = SETTINGS.get(name, {})
     found = names_in_record(f"recurrent-capsules/{name}", QUICK, tmp_path, **settings)
     assert found == PROMISED[name]
+
+
+def test_variants_are_compared_after_equal_updates_from_every_seed(tmp_path):
+    settings = dict(SETTINGS["equal-updates"], variants=("capsules", "draw"))
+    options = Options(progress=False, processes=1)
+    reproduce("recurrent-capsules/equal-updates", options, folder=tmp_path, **settings)
+    found = read_record("recurrent-capsules/equal-updates", tmp_path)["metrics"]
+    for name in settings["variants"]:
+        assert found[f"updates_{name}"]["value"] == 3
+        assert found[f"neg_elbo_{name}"]["n"] == 2  # seeds, not images
+        assert found[f"neg_elbo_{name}"]["se"] > 0
 
 
 def test_every_experiment_is_tried():
