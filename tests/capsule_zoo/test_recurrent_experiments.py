@@ -37,13 +37,13 @@ SETTINGS = {
     "equal-updates": dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3),
     "pose": dict(fitted=50, images=20, shifts=(1, 3)),
 }
-ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "draw")
+ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "every", "draw")
 READERS = ("capsules", "draw", "untrained", "pixels")
 
 COMPARED = (
     {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
     | {f"neg_elbo_difference_{row}" for row in ROWS[1:]}
-    | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention")},
+    | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention", "every")},
     {""},
 )
 PROMISED = {
