@@ -13,19 +13,16 @@ from typing import Any
 import pyro
 import torch
 import torch.nn.functional as F
-from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset, transforms
 from capsule_zoo.entries.capsule_network import TRAINING
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.overlaps import different_pairs, taken_out
+from capsule_zoo.experiments.overlaps import different_pairs, plain_network, taken_out
 from capsule_zoo.experiments.training import train
-from capsule_zoo.guides import ExactLabel
-from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.records import Metrics, Numbers
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import create
 
 BORDER = 4  # pixels around a digit, and how far it is shifted
 CNN: Mapping[str, Any] = dict(channels=(16, 32), hidden=58)  # as many parameters as the guide
@@ -34,16 +31,6 @@ CNN: Mapping[str, Any] = dict(channels=(16, 32), hidden=58)  # as many parameter
 def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
     """Return images shifted by up to 4 pixels along each axis."""
     return transforms.Shift(BORDER)(images, generator=generator)
-
-
-def plain_network(image_shape: tuple[int, int, int], sizes: Mapping[str, Any]) -> Entry:
-    """Return a convolutional network for overlays, trained as the capsule network is."""
-    return Entry(
-        model=OverlappingClassifier(image_shape, **sizes),
-        guides={"exact": lambda entry: ExactLabel(entry.model)},
-        objective=Trace_ELBO(),
-        training=TRAINING,
-    )
 
 
 @experiment("capsule-network/overlap", data="mnist", minutes=60)
@@ -65,7 +52,7 @@ def overlap(
     data = data.transformed(lambda digits: F.pad(digits, (BORDER,) * 4))
     pyro.set_rng_seed(options.seed)
     capsules = create("overlapping-capsule-network", image_shape=data.image_shape)
-    plain = plain_network(data.image_shape, cnn)
+    plain = plain_network(data.image_shape, cnn, TRAINING)
     pairs = different_pairs(data.test[:images], scattered, options.seed)
     missed = Numbers()
     for name, entry in {"capsules": capsules, "cnn": plain}.items():

@@ -1,17 +1,20 @@
-"""Pairs of overlapping test images of different classes, and how well models take them apart."""
+"""Pairs of overlapping test images of different classes, and networks that take them apart."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments.findings import mean_and_error, squared_error
 from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides import ExactLabel
+from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
@@ -77,3 +80,21 @@ def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
     }
     shown = {name: images[:12] for name, images in rows.items()}
     return errors, image_rows(shown, "Pairs of digits, and what single capsules draw of them")
+
+
+def plain_network(
+    image_shape: tuple[int, int, int], sizes: Mapping[str, Any], training: Mapping[str, Any]
+) -> Entry:
+    """Return a convolutional network for overlays of two images.
+
+    Args:
+        image_shape: (channels, height, width).
+        sizes: arguments of `OverlappingClassifier`.
+        training: arguments of `fit`.
+    """
+    return Entry(
+        model=OverlappingClassifier(image_shape, **sizes),
+        guides={"exact": lambda entry: ExactLabel(entry.model)},
+        objective=Trace_ELBO(),
+        training=dict(training),
+    )

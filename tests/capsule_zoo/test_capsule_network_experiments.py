@@ -7,6 +7,7 @@ from pyro import poutine
 
 from capsule_zoo.experiments import Options, capsule_network, capsule_network_overlap
 from capsule_zoo.experiments.capsule_network import Ablation
+from capsule_zoo.experiments.overlaps import plain_network
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
@@ -72,7 +73,7 @@ def test_overlap_compares_networks_of_one_size(tmp_path):
 def test_both_networks_for_pairs_have_as_many_parameters():
     shape = (1, 36, 36)
     capsules = create("overlapping-capsule-network", image_shape=shape)
-    plain = capsule_network_overlap.plain_network(shape, capsule_network_overlap.CNN)
+    plain = plain_network(shape, capsule_network_overlap.CNN, {})
     assert plain.model.num_parameters == pytest.approx(capsules.guide.num_parameters, rel=0.02)
 
 

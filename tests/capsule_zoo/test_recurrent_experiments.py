@@ -19,7 +19,7 @@ from capsule_zoo.experiments import (
     recurrent_pose,
     reproduce,
 )
-from capsule_zoo.experiments.overlaps import Pairs, different_pairs
+from capsule_zoo.experiments.overlaps import Pairs, different_pairs, plain_network
 from capsule_zoo.figures import recurrent as recurrent_figures
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.blocks.overlays import with_previous
@@ -54,7 +54,11 @@ PROMISED = {
     ),
     "steps": ({"reconstruction_0", "reconstruction_1", "reconstruction_2"}, {""}),
     "samples": ({"distance_draws", "distance_test"}, {""}),
-    "overlap": ({"both_classes"} | {f"squared_error_{n}" for n in ("own", "other", "pair")}, {""}),
+    "overlap": (
+        {f"squared_error_{n}" for n in ("own", "other", "pair")}
+        | {f"{q}_{row}" for q in ("error", "updates", "parameters") for row in ("capsules", "cnn")},
+        {""},
+    ),
     "ablations": COMPARED,
     "equal-updates": COMPARED,
     "pose": (
@@ -158,6 +162,15 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
     )  # one is half right
     scores = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1]])
     assert pairs.both_right(scores)[0] == pytest.approx(2 / 3)
+
+
+def test_both_readers_of_pairs_have_as_many_parameters(monkeypatch):
+    monkeypatch.setitem(PRESETS, "small", {})
+    shape = (1, 28, 28)
+    capsules = create("overlapping-capsules", image_shape=shape).model.eye
+    plain = plain_network(shape, recurrent_overlap.CNN, {}).model
+    numbers = [sum(p.numel() for p in module.parameters()) for module in (capsules, plain)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.01)
 
 
 def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):
