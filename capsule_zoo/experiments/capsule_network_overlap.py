@@ -8,6 +8,7 @@ new ones.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyro
@@ -15,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.data import load_dataset, transforms
+from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.entries.capsule_network import TRAINING
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.findings import by_quantity, over_seeds
 from capsule_zoo.experiments.overlaps import different_pairs, plain_network, taken_out
+from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.models.blocks.modes import in_eval_mode
-from capsule_zoo.records import Metrics, Numbers
-from capsule_zoo.registry import create
+from capsule_zoo.registry import create, load, save
 
 BORDER = 4  # pixels around a digit, and how far it is shifted
 CNN: Mapping[str, Any] = dict(channels=(16, 32), hidden=58)  # as many parameters as the guide
@@ -33,6 +35,29 @@ def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
     return transforms.Shift(BORDER)(images, generator=generator)
 
 
+@dataclass(frozen=True)
+class Task:
+    """One of the two networks, in training.
+
+    Attributes:
+        capsules: whether it is the capsule network.
+        epochs: passes over the training images.
+        images: number of test images, of which pairs are made.
+        cnn: sizes of the convolutional network.
+    """
+
+    capsules: bool
+    epochs: int
+    images: int
+    cnn: Mapping[str, Any]
+
+
+def padded(options: Options) -> Dataset:
+    """Return MNIST on 36x36 pixels."""
+    data = load_dataset("mnist", root=options.data_root)
+    return data.transformed(lambda digits: F.pad(digits, (BORDER,) * 4))
+
+
 @experiment("capsule-network/overlap", data="mnist", minutes=60)
 def overlap(
     options: Options, *, epochs: int = 10, images: int = 10_000, cnn: Mapping[str, Any] = CNN
@@ -40,7 +65,8 @@ def overlap(
     """Name and separate two overlapping digits, beside a convolutional network (an hour).
 
     Digits lie on 36x36 pixels, shifted by up to 4. `error` is the share of pairs of different
-    digits whose two classes are not both found.
+    digits whose two classes are not both found. The networks are trained side by side where there
+    are two cores.
 
     Args:
         epochs: passes over all of MNIST, of both networks, in a full run of an hour.
@@ -48,29 +74,39 @@ def overlap(
         cnn: sizes of the convolutional network.
     """
     options.refuse_run()
-    data = load_dataset("mnist", root=options.data_root)
-    data = data.transformed(lambda digits: F.pad(digits, (BORDER,) * 4))
-    pyro.set_rng_seed(options.seed)
-    capsules = create("overlapping-capsule-network", image_shape=data.image_shape)
-    plain = plain_network(data.image_shape, cnn, TRAINING)
-    pairs = different_pairs(data.test[:images], scattered, options.seed)
-    missed = Numbers()
-    for name, entry in {"capsules": capsules, "cnn": plain}.items():
-        options.say(f"Training: {name}")
-        length = options.shortened(epochs)
-        train(entry, data, options, name=name, epochs=length, transform=scattered)
-        reader: Any = entry.model if name == "cnn" else entry.guide
-        with torch.no_grad(), in_eval_mode(reader):
-            scores = torch.cat([reader.scores(part) for part in pairs.overlays.split(500)])
-        right, error, number = pairs.both_right(scores)
-        missed[name] = (1 - right, error, number)
+    length = options.shortened(epochs)
+    tasks = {name: Task(name == "capsules", length, images, cnn) for name in ("capsules", "cnn")}
+    options.say(f"Training {' and '.join(tasks)}, {length} epochs")
+    whole = replace(options, minutes=None)
+    study = Study(tasks)
+    outcomes = study.run(learn, whole)
+    capsules = load(study.folders(whole)["capsules"])
+    pairs = different_pairs(padded(options).test[:images], scattered, options.seed)
     errors, figure = taken_out(capsules, pairs)
-    metrics: Metrics = {
-        "error": missed,
-        "squared_error": errors,
-        "parameters": {
-            "capsules": (float(capsules.guide.num_parameters), None, 1),
-            "cnn": (float(plain.model.num_parameters), None, 1),
-        },
+    found = by_quantity({name: over_seeds([outcomes[name, options.seed]]) for name in tasks})
+    return Result({**found, "squared_error": errors}, {"": figure}, None, capsules)
+
+
+def learn(job: Job[Task]) -> dict[str, list]:
+    """Train one network, and return its error on pairs and its number of parameters."""
+    task, options = job.variant, job.options
+    data = padded(options)
+    pyro.set_rng_seed(options.seed)
+    reader: Any
+    if task.capsules:
+        entry = create("overlapping-capsule-network", image_shape=data.image_shape)
+        reader = entry.guide
+    else:
+        entry = plain_network(data.image_shape, task.cnn, TRAINING)
+        reader = entry.model
+    train(entry, data, options, name="run", epochs=task.epochs, transform=scattered)
+    if task.capsules and job.folder is not None:
+        save(entry, job.folder, data=data.name, seed=options.seed)
+    pairs = different_pairs(data.test[: task.images], scattered, options.seed)
+    with torch.no_grad(), in_eval_mode(reader):
+        scores = torch.cat([reader.scores(part) for part in pairs.overlays.split(500)])
+    right, error, number = pairs.both_right(scores)
+    return {
+        "error": [1 - right, error, number],
+        "parameters": [float(reader.num_parameters), None, 1],
     }
-    return Result(metrics, {"": figure}, None, capsules)
