@@ -10,7 +10,7 @@ published ones where there are any; other models are trained first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,6 +134,7 @@ def gaps(
         "capsule-helmholtz",
     ),
     images: int = 20,
+    images_of: Mapping[str, int] = {"part-whole": 100},  # read only
     simulated: int = 20,
     chains: int = 8,
     temperatures: int = 300,
@@ -149,6 +150,7 @@ def gaps(
     Args:
         entries: names of entries; the first stands for the run, if one is given.
         images: number of held-out images.
+        images_of: number of held-out images of single entries, in place of `images`.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
         temperatures: laws between the guide and the posterior.
@@ -158,7 +160,6 @@ def gaps(
     """
     names = entries[:1] if options.run else entries
     settings = dict(
-        images=images,
         particles=particles,
         simulated=simulated,
         chains=chains,
@@ -167,7 +168,8 @@ def gaps(
     )
     task = partial(annealed_entry, steps=options.shortened(training), settings=settings)
     options.say(f"Annealing from the guides of {', '.join(names)}")
-    outcomes = Study({name: name for name in names}).run(task, replace(options, minutes=None))
+    numbers = {name: (name, images_of.get(name, images)) for name in names}
+    outcomes = Study(numbers).run(task, replace(options, minutes=None))
     rows = {
         snake_case(outcome["entry"]): {name: tuple(n) for name, n in outcome["numbers"].items()}
         for outcome in outcomes.values()
@@ -175,12 +177,15 @@ def gaps(
     return Result(by_quantity(rows))
 
 
-def annealed_entry(job: Job[str], *, steps: int, settings: dict[str, Any]) -> dict[str, Any]:
+def annealed_entry(
+    job: Job[tuple[str, int]], *, steps: int, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Return the name of a trained entry, and what annealing from its guide says, by quantity."""
-    entry, data = opened(job.variant, job.options, steps)
-    found = anneal_run(entry, data, seed=job.options.seed, **settings)
+    name, images = job.variant
+    entry, data = opened(name, job.options, steps)
+    found = anneal_run(entry, data, images=images, seed=job.options.seed, **settings)
     numbers = {
-        quantity: _number(found, quantity, settings["images"], settings["simulated"])
+        quantity: _number(found, quantity, images, settings["simulated"])
         for quantity in QUANTITIES
         if np.isfinite(found.get(quantity, np.nan))  # pareto_k is infinite without a tail
     }

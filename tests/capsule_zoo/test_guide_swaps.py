@@ -50,14 +50,14 @@ def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root
 
 
 def test_gaps_are_measured_for_every_entry(small, tmp_path):
-    settings = dict(entries=("vae",), images=2, particles=2, training=2, **TINY)
+    settings = dict(entries=("vae",), images_of={"vae": 3}, particles=2, training=2, **TINY)
     promised = ("gap", "lower", "simulated_upper", "lost_elbo", "lost_iwae", "ess")
     found, _ = names_in_record("zoo/gaps", OPTIONS, tmp_path, **settings)
     assert {f"{quantity}_vae" for quantity in promised} <= found
     numbers = read_record("zoo/gaps", tmp_path)["metrics"]
     lost = numbers["lower_vae"]["value"] - numbers["elbo_vae"]["value"]
     assert numbers["lost_elbo_vae"]["value"] == pytest.approx(lost, abs=1e-3)
-    assert numbers["gap_vae"]["n"] == 2
+    assert numbers["gap_vae"]["n"] == 2 and numbers["lower_vae"]["n"] == 3
 
 
 def test_a_run_is_annealed_instead(small, tmp_path):
