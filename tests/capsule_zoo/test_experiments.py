@@ -28,7 +28,7 @@ OWN_RUNS = [
         for name in ("digits", "augment", "likelihoods", "colours", "sensitivity")
     ),
     "part-whole/discrete-objectives",
-    *(f"stacked-capsule-autoencoder/{name}" for name in ("mnist", "ablations")),
+    *(f"stacked-capsule-autoencoder/{name}" for name in ("mnist", "affnist", "ablations")),
     *(f"capsule-network/{name}" for name in ("ablation", "overlap")),
     *(f"shape-codes/{name}" for name in ("digits", "digits-seeds", "time-to-quality")),
     *(f"matrix-capsules/{name}" for name in ("routing", "iterations")),
