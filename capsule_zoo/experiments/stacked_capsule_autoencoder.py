@@ -48,9 +48,8 @@ SITES = {
     "part_presence_pose": ["part_presence", "part_pose"],
 }
 BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
-SIZES: Mapping[
-    tuple[str, str], Mapping[str, Any]
-] = {  # on 40x40 pixels digits are as large as on 28
+# By data set and entry; on 40x40 pixels digits are as large as on 28x28.
+SIZES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("affnist", ENTRIES[0]): {"reader": dict(max_scale=0.8 * 28 / 40, coordinates=True)},
     ("affnist", ENTRIES[1]): LARGE,
 }
