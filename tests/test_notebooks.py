@@ -25,3 +25,4 @@ def test_it_is_stored_with_outputs_and_without_errors(path):
     assert all(cell.execution_count for cell in cells)
     kinds = [output.output_type for cell in cells for output in cell.outputs]
     assert "error" not in kinds and "display_data" in kinds
+    assert "site-packages" not in path.read_text()  # a warning, with a folder of somebody's machine
