@@ -24,6 +24,7 @@ from capsule_zoo.experiments.overlaps import different_pairs, plain_network, tak
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.models.blocks.modes import in_eval_mode
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import create, load, save
 
 BORDER = 4  # pixels around a digit, and how far it is shifted
@@ -37,16 +38,14 @@ def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Task:
-    """One of the two networks, in training.
+    """The training and the test of one of the two networks.
 
     Attributes:
-        capsules: whether it is the capsule network.
         epochs: passes over the training images.
         images: number of test images, of which pairs are made.
         cnn: sizes of the convolutional network.
     """
 
-    capsules: bool
     epochs: int
     images: int
     cnn: Mapping[str, Any]
@@ -75,7 +74,7 @@ def overlap(
     """
     options.refuse_run()
     length = options.shortened(epochs)
-    tasks = {name: Task(name == "capsules", length, images, cnn) for name in ("capsules", "cnn")}
+    tasks = dict.fromkeys(("capsules", "cnn"), Task(length, images, cnn))
     options.say(f"Training {' and '.join(tasks)}, {length} epochs")
     whole = replace(options, minutes=None)
     study = Study(tasks)
@@ -87,26 +86,25 @@ def overlap(
     return Result({**found, "squared_error": errors}, {"": figure}, None, capsules)
 
 
-def learn(job: Job[Task]) -> dict[str, list]:
-    """Train one network, and return its error on pairs and its number of parameters."""
+def learn(job: Job[Task]) -> Numbers:
+    """Train the network of the job's name, and return its error on pairs and its parameters."""
     task, options = job.variant, job.options
     data = padded(options)
     pyro.set_rng_seed(options.seed)
     reader: Any
-    if task.capsules:
+    if job.name == "capsules":
         entry = create("overlapping-capsule-network", image_shape=data.image_shape)
         reader = entry.guide
     else:
         entry = plain_network(data.image_shape, task.cnn, TRAINING)
         reader = entry.model
     train(entry, data, options, name="run", epochs=task.epochs, transform=scattered)
-    if task.capsules and job.folder is not None:
+    if job.name == "capsules" and job.folder is not None:
         save(entry, job.folder, data=data.name, seed=options.seed)
     pairs = different_pairs(data.test[: task.images], scattered, options.seed)
     with torch.no_grad(), in_eval_mode(reader):
         scores = torch.cat([reader.scores(part) for part in pairs.overlays.split(500)])
-    right, error, number = pairs.both_right(scores)
     return {
-        "error": [1 - right, error, number],
-        "parameters": [float(reader.num_parameters), None, 1],
+        "error": pairs.missed(scores),
+        "parameters": (float(reader.num_parameters), None, 1),
     }

@@ -47,6 +47,11 @@ class Pairs:
         classes = torch.stack([self.labels, self.other_labels], 1).sort(1).values
         return mean_and_error((highest == classes).all(1).float())
 
+    def missed(self, scores: Tensor) -> Number:
+        """Return the share of pairs whose two classes are not both found; see `both_right`."""
+        right, error, count = self.both_right(scores)
+        return 1 - right, error, count
+
 
 def different_pairs(split: Split, scatter: Callable[..., Tensor], seed: int) -> Pairs:
     """Return each image over the one before it, without the pairs of one class.

@@ -269,7 +269,7 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
     return Result(metrics, {"": tables[0].draw()}, tables[0])
 
 
-def learn_variant(job: Job[Variant]) -> dict[str, list]:
+def learn_variant(job: Job[Variant]) -> Numbers:
     """Train one variant, save it in the job's folder, and return its updates and class error."""
     variant, options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
@@ -283,7 +283,7 @@ def learn_variant(job: Job[Variant]) -> dict[str, list]:
     found: Numbers = {"updates": (float(run.steps), None, 1)}
     if knows_labels(entry):
         found["class_error"] = class_error(entry, data.test)
-    return {quantity: list(number) for quantity, number in found.items()}
+    return found
 
 
 @experiment("recurrent-capsules/cifar10", data="cifar10", minutes=60)

@@ -63,9 +63,7 @@ def overlap(options: Options, *, images: int = 1000, cnn: Mapping[str, Any] = CN
         how: dict[str, Any] = dict(name=name, transform=scattered, labels=True)
         run = train(network, data, options, options.budget / 2, **how)
         with torch.no_grad(), in_eval_mode(network.model):
-            scores = readers[name](pairs.overlays)
-        right, error, count = pairs.both_right(scores)
-        missed[name] = 1 - right, error, count
+            missed[name] = pairs.missed(readers[name](pairs.overlays))
         updates[name] = float(run.steps), None, 1
     pyro.set_rng_seed(options.seed)
     errors, figure = taken_out(entry, pairs)

@@ -165,7 +165,7 @@ def mnist(options: Options, **settings: Any) -> Result:
     Probes are linear; clusters are found by k-means and named one to one. `moved_presence_pose`
     and the curve of rotations are of a probe on objects of upright training images, and test
     images that are turned, sheared, scaled and shifted a little, or turned alone. `core_minutes` is
-    the processor time of the training.
+    the processor time of the training, since its last start if it was interrupted.
     """
     found, curves, entry = trained_both("mnist", options, Settings(**settings))
     data = load_dataset("mnist", root=options.data_root)
@@ -223,7 +223,7 @@ def trained_both(
     return found, curves, load(study.folders(timed)[ENTRIES[0]])
 
 
-def learn(job: Job[Task]) -> tuple[dict[str, list], dict[str, list]]:
+def learn(job: Job[Task]) -> tuple[Numbers, dict[str, Accuracy]]:
     """Train one entry, save it in the job's folder, and measure it, also on turned digits."""
     (name, task), options = (job.name, job.variant), job.options
     chosen = task.settings
@@ -247,10 +247,7 @@ def learn(job: Job[Task]) -> tuple[dict[str, list], dict[str, list]]:
     if task.data == "mnist":
         moved, curve = generalization(entry, data, chosen.probed, chosen.curved)
         numbers |= moved
-    return (
-        {quantity: list(number) for quantity, number in numbers.items()},
-        {f"{angle:g}": list(value) for angle, value in curve.items()},
-    )
+    return numbers, {f"{angle:g}": value for angle, value in curve.items()}
 
 
 @dataclass(frozen=True)
@@ -315,7 +312,7 @@ def ablations(
     return Result(by_quantity(found))
 
 
-def ablate(job: Job[Ablation]) -> dict[str, list]:
+def ablate(job: Job[Ablation]) -> Numbers:
     """Train one variant, and return its measures and the terms of its loss."""
     variant, options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
@@ -324,9 +321,8 @@ def ablate(job: Job[Ablation]) -> dict[str, list]:
     entry = create(ENTRIES[0], **{**sizes, "loss": dict(variant.loss)})
     entry = replace(entry, stages=partial(stages, start=variant.clustered))
     train_stages(entry, data, options, name="run", steps=variant.steps)
-    found: dict[str, Any] = measure(entry, data, variant.probed, variant.tested)
+    found = measure(entry, data, variant.probed, variant.tested)
     with torch.no_grad(), seeded(0):
         few = data.test.images[: min(500, variant.tested)]
         terms = entry.objective.terms(entry.model, entry.guide, few)
-    found |= {f"loss_{name}": (term.item(), None, len(few)) for name, term in terms.items()}
-    return {name: list(number) for name, number in found.items()}
+    return found | {f"loss_{name}": (term.item(), None, len(few)) for name, term in terms.items()}

@@ -162,6 +162,7 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
     )  # one is half right
     scores = torch.tensor([[0.9, 0.8, 0.1], [0.9, 0.8, 0.1], [0.2, 0.9, 0.1]])
     assert pairs.both_right(scores)[0] == pytest.approx(2 / 3)
+    assert pairs.missed(scores)[0] == pytest.approx(1 / 3)
 
 
 def test_both_readers_of_pairs_have_as_many_parameters(monkeypatch):
