@@ -47,13 +47,8 @@ class Bounds(Trainings):
     Args:
         decoders: names of the decoders that are trained, a capsule network among them.
         seeds: number of seeds; only the first is measured.
-        steps: updates of every run, unless minutes are given; these are shared by all runs.
         images: number of test images of each of the classes 4 and 9, for the error at all angles.
         inferred: number of images whose angle is inferred.
-        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
-        capsules: sizes of the capsule networks that replace the entries' own.
-        plain: sizes of the other decoders that replace the entries' own.
-        fitting: arguments of `fit` that replace the entries' own.
         bounded: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
     """

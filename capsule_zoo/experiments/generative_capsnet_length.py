@@ -46,14 +46,7 @@ class Lengths(Trainings):
 
     Args:
         protocols: names of the experiments on requests.
-        decoders: names of the decoders that are trained.
-        seeds: number of seeds for each decoder.
-        steps: updates of every run, unless minutes are given; these are shared by all runs.
-        images: number of test images of each rare class.
         inferred: not used here.
-        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
-        capsules: sizes of the capsule networks that replace the entries' own.
-        plain: sizes of the other decoders that replace the entries' own.
         fitting: arguments of `fit` that replace batches of 32 and a rate of .003, with which errors
             fall fastest; the rate of continuous capsules is .001.
     """

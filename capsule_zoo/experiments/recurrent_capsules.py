@@ -200,11 +200,6 @@ class EqualUpdates(Comparing):
 
     Args:
         steps: updates of each variant; they shrink with minutes.
-        images: number of test images of the bounds.
-        particles: number of draws of the IWAE bound.
-        variants: names of the variants.
-        seeds: number of seeds of each variant.
-        sizes: sizes of every entry that replace the variant's.
     """
 
     steps: int = 1000
