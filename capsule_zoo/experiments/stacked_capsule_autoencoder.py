@@ -25,6 +25,7 @@ from capsule_zoo.experiments.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.part_whole_transformations import LARGE
+from capsule_zoo.experiments.part_whole_variants import photographs
 from capsule_zoo.experiments.shape_codes_affnist import in_the_middle
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train_stages
@@ -52,6 +53,7 @@ BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
 SIZES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("affnist", ENTRIES[0]): {"reader": dict(max_scale=0.8 * 28 / 40, coordinates=True)},
     ("affnist", ENTRIES[1]): LARGE,
+    ("cifar10", ENTRIES[1]): {"background": "learned"},
 }
 DEGREES = tuple(range(0, 181, 15))
 MOVED = transforms.Affine(degrees=20, shear=0.2, scale=(0.8, 1.2), shift=2)  # as in affNIST
@@ -127,7 +129,7 @@ def generalization(
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `mnist` and `affnist`.
+    """The settings of `mnist`, `affnist` and `cifar10`.
 
     Args:
         probed: number of training images that probes and clusters are fitted on.
@@ -195,8 +197,27 @@ def affnist(options: Options, **settings: Any) -> Result:
     return Result(by_quantity(found), drawn, None, entry)
 
 
+@experiment("stacked-capsule-autoencoder/cifar10", data="cifar10", minutes=60, takes=Settings)
+def cifar10(options: Options, **settings: Any) -> Result:
+    """Train both on photographs, where the paper's model is bad too, and read the class (an hour).
+
+    If the data root has a folder `cifar10` of images by class, which may be a subset, that folder
+    is used. The paper's pixels are filtered; these are colors. `training_images` is the number of
+    training images. See `mnist`.
+    """
+    found, _, entry = trained_both("cifar10", options, Settings(**settings))
+    data = read("cifar10", options)
+    metrics: Metrics = {
+        **by_quantity(found),
+        "training_images": (float(len(data.train)), None, 1),
+    }
+    return Result(metrics, pictures(entry, data.test.images[:12]), None, entry)
+
+
 def read(name: str, options: Options) -> Dataset:
     """Return a data set, the data set "affnist" with the ink of every image in the middle."""
+    if name == "cifar10":
+        return photographs(name, options)
     data = load_dataset(name, root=options.data_root)
     return data.transformed(in_the_middle) if name == "affnist" else data
 

@@ -13,6 +13,7 @@ from capsule_zoo.experiments import Options, part_whole_transformations, reprodu
 from capsule_zoo.experiments.part_whole_transformations import chosen_objects, held_best
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, small_sizes
+from capsule_zoo.runs import folder
 
 SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}
 
@@ -22,10 +23,11 @@ def small(monkeypatch, tmp_path):
     """Use few digits for every data set, small models, and one process for everything."""
     few = few_digits(60, 12)
 
-    def read(name, root=None):
+    def read(name, root=None, size=None):
         return few.transformed(lambda x: F.pad(x, (6,) * 4)) if name == "affnist" else few
 
     monkeypatch.setattr(part_whole_transformations, "load_dataset", read)
+    monkeypatch.setattr(folder, "load_dataset", read)  # the data of a card
     monkeypatch.setattr(registry, "WEIGHTS", tmp_path / "weights")
     monkeypatch.chdir(tmp_path)
 

@@ -86,9 +86,10 @@ def test_ablations_record_every_variant():
     assert {f"loss_{term}" for term in TERMS} <= set(result.metrics)
 
 
-@pytest.mark.parametrize("data", ["mnist", "affnist"])
+@pytest.mark.parametrize("data", ["mnist", "affnist", "cifar10"])
 def test_both_models_are_trained_for_equal_times_and_measured(data, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "load_dataset", lambda *a, **k: few_digits(60, 30, 12))
+    monkeypatch.setattr(experiments, "photographs", lambda *a: few_digits(50, 30, 12))
     monkeypatch.setattr(experiments, "DEGREES", (0, 90))
     options = Options(progress=False, processes=1, minutes=0.01)
     sizes = {name: small_sizes(name) for name in experiments.ENTRIES}
@@ -101,6 +102,7 @@ def test_both_models_are_trained_for_equal_times_and_measured(data, tmp_path, mo
             assert f"{quantity}_{name}" in metrics
         assert (f"moved_presence_pose_{name}" in metrics) == (data == "mnist")
         assert (f"rotation_{name}_90" in metrics) == (data == "mnist")
+    assert ("training_images" in metrics) == (data == "cifar10")
     assert "reconstructions" in figures and ("rotations" in figures) == (data == "mnist")
 
 
