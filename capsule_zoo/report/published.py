@@ -388,7 +388,7 @@ SHORT = "300,000 updates there; ours is the small preset on 28x28 pixels"
 
 _STACKED = {
     ("mnist", "MNIST", SHORT): ("0.987", "0.990"),
-    ("cifar10", "CIFAR-10", "all 50,000 images there; ours are a subset of 20,000"): ("0.250", "0.335"),
+    ("cifar10", "CIFAR-10", "50,000 images there; ours are 20,000 of them"): ("0.250", "0.335"),
 }
 STACKED = (
     *(
