@@ -215,7 +215,7 @@ def cifar10(options: Options, **settings: Any) -> Result:
 
 
 def read(name: str, options: Options) -> Dataset:
-    """Return a data set, the data set "affnist" with the ink of every image in the middle."""
+    """Return a data set: "affnist" with all ink in the middle, "cifar10" as `photographs` does."""
     if name == "cifar10":
         return photographs(name, options)
     data = load_dataset(name, root=options.data_root)
