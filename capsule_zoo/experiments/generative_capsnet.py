@@ -77,6 +77,11 @@ DECODERS = {
     "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
     "continuous_linear": Decoder("generative-capsnet-continuous", sizes=LINEAR),
 }
+VARIANTS = {
+    "autoencoder_long": Decoder("conditional-autoencoder", sizes={**CONVOLUTIONAL, "latent": 128}),
+    "digit_capsules_learned": Decoder("generative-capsnet", sizes={"address": "learned"}),
+}
+KNOWN = {**DECODERS, **VARIANTS}
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Trainings:
     fitting: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        choose("decoder", self.decoders, DECODERS)
+        choose("decoder", self.decoders, KNOWN)
 
     def sizes(self, decoder: Decoder) -> dict[str, Any]:
         """Return the sizes of a decoder."""
@@ -225,7 +230,7 @@ def study_of(protocol: Protocol, settings: Trainings, guide: str | None = None) 
 def learn(job: Job[Task]) -> dict[str, Any]:
     """Train one decoder and save it; return its steps, and its errors on the rare classes."""
     task, options = job.variant, job.options
-    decoder, protocol, settings = DECODERS[task.decoder], task.protocol, task.settings
+    decoder, protocol, settings = KNOWN[task.decoder], task.protocol, task.settings
     data = on_canvas(protocol, options)
     pyro.set_rng_seed(options.seed)
     entry = create(

@@ -16,6 +16,8 @@ from capsule_zoo.experiments import (
 )
 from capsule_zoo.experiments.generative_capsnet import (
     DECODERS,
+    KNOWN,
+    VARIANTS,
     Trainings,
     concepts,
     errors_of_rare,
@@ -164,6 +166,30 @@ def test_a_record_at_length_holds_every_decoder_of_every_protocol(small, tmp_pat
     assert result.table.shape == (2, 12)
     with pytest.raises(ValueError, match="unknown protocol 'rotat'; did you mean"):
         Lengths(protocols=("rotat",))
+
+
+@pytest.mark.parametrize("name, protocol", [("shift-at-length", "shift"), ("variants", "rotate")])
+def test_a_record_at_length_holds_its_own_experiment_and_decoders(small, tmp_path, name, protocol):
+    how = {**SMALL, "seeds": 1, "fitting": FAST, "capsules": {**CAPSULES, "channels": 2}}
+    _, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **how)
+    record = read_record(f"generative-capsnet/{name}", tmp_path)
+    assert record["settings"]["protocols"] == [protocol]
+    runs = record["tables"]["training"]["steps"]
+    trained = [run.removeprefix(f"{protocol}_") for run in runs]
+    assert trained == record["settings"]["decoders"]
+    assert (set(trained) == set(VARIANTS)) == (name == "variants")
+    for decoder in trained:
+        assert record["metrics"][f"{protocol}_{decoder}_digit4_outside"]["n"] == 1
+    pictures = {file.stem for file in path.parent.glob("*.png")}
+    assert pictures == {f"{name}_{kind}" for kind in (protocol, f"{protocol}_painted")}
+
+
+def test_the_variants_are_a_long_code_and_learned_addresses():
+    long, learned = (KNOWN[name] for name in ("autoencoder_long", "digit_capsules_learned"))
+    assert create(long.entry, **long.sizes).model.latent == 128
+    assert create(learned.entry, **learned.sizes).model.canvas.learned
+    plain = KNOWN["digit_capsules"]
+    assert not create(plain.entry, **plain.sizes).model.canvas.learned
 
 
 def test_inside_is_what_was_asked_for_in_training():
