@@ -16,6 +16,7 @@ from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
 BOOTSTRAPS = 2000  # resampled sets of images
+TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE bound may be
 
 
 def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
@@ -26,10 +27,14 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
 
 
 def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
-    """Return the mean over seeds and its error; from one seed, its own error."""
+    """Return the mean over seeds and its error; from one seed, its own error.
+
+    Numbers that one of the seeds lacks are left out.
+    """
     if len(found) == 1:
         return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}
-    return {name: mean_and_error([each[name][0] for each in found]) for name in found[0]}
+    shared = [name for name in found[0] if all(name in each for each in found)]
+    return {name: mean_and_error([each[name][0] for each in found]) for name in shared}
 
 
 def ratio(part: Tensor, whole: Tensor) -> Number:
@@ -52,19 +57,22 @@ def squared_error(painted: Tensor, images: Tensor) -> Number:
 
 
 def held_out_bounds(entry: Entry, images: Split, particles: int, seed: int) -> Numbers:
-    """Return `elbo` and `iwae_<particles>` of the discrete model, in nats per image."""
+    """Return `elbo` and `iwae_<particles>` of the discrete model, in nats, and `TIGHTNESS`."""
     idata = evaluate(entry.model, entry.guide, images, num_particles=particles, seed=seed, draws=0)
-    found = summarize(idata)
+    found, count = summarize(idata), len(images)
+    tightness = {name: (found[name], None, count) for name in TIGHTNESS}
     return {
-        "elbo": (found["elbo"], found["elbo_se"], len(images)),
-        f"iwae_{particles}": (found["iwae"], found["iwae_se"], len(images)),
+        "elbo": (found["elbo"], found["elbo_se"], count),
+        f"iwae_{particles}": (found["iwae"], found["iwae_se"], count),
+        **{name: number for name, number in tightness.items() if np.isfinite(number[0])},
     }
 
 
 def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
-    """Return `elbo`, `iwae_<particles>` and `elbo_difference` of every row that is a bound.
+    """Return the bounds of every row that is one, by quantity, then by row.
 
-    The difference is paired, over the same images: to the first bound, which itself has none.
+    The quantities are `elbo`, `iwae_<particles>`, `elbo_difference` and `TIGHTNESS`. The difference
+    is paired, over the same images: to the first bound, which itself has none.
     """
     particles, images = table.attrs["num_particles"], table.attrs["num_images"]
     columns = {"elbo": "elbo", f"iwae_{particles}": "iwae", "elbo_difference": "elbo_difference"}
@@ -75,6 +83,21 @@ def bounds_of_rows(table: Comparison) -> dict[str, Numbers]:
         for name, row in rows.iterrows():
             number = float(row[column]), float(row[f"{column}_se"]), images
             found.setdefault(quantity, {})[snake_case(name)] = number
+    return found | numbers_of_columns(bounds, {name: name for name in TIGHTNESS})
+
+
+def numbers_of_columns(table: Comparison, columns: Mapping[str, str]) -> dict[str, Numbers]:
+    """Return the finite numbers of columns, by quantity, then by row, without errors.
+
+    Args:
+        columns: the column of each quantity.
+    """
+    found: dict[str, Numbers] = {}
+    for quantity, column in columns.items():
+        for name, value in table[column].items():
+            if np.isfinite(value):
+                number = float(value), None, table.attrs["num_images"]
+                found.setdefault(quantity, {})[snake_case(name)] = number
     return found
 
 

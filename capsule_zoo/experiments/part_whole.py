@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
-from torch import nn
+from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import (
     bounds_of_rows,
     held_out_bounds,
+    numbers_of_columns,
     pictures,
-    snake_case,
     squared_error,
 )
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.figures.part_whole import parses
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import Comparison, compare, reconstruct, widen
+from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.inference.posterior.refine import SemiAmortized
@@ -31,21 +34,41 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 PRESENCES, WITH_POSES = ["object_presence"], ["object_presence", "object_pose"]
+PARTS = ["part_presence", "part_pose"]
 PROBED = 10_000  # training images that a probe is fitted on
+Reader = Callable[[nn.Module, Tensor], np.ndarray]  # features of images, read by a guide
 
 
-def probes(entry: Entry, data: Dataset, probed: int = PROBED) -> dict[str, Accuracy]:
-    """Fit linear probes on the objects' presences, alone and with poses.
+def drawn_presences(guide: nn.Module, images: Tensor, seed: int = 0) -> np.ndarray:
+    """Return one draw of the binary presences of the objects, (N, objects)."""
+    return infer(guide, images, PRESENCES, seed)[PRESENCES[0]].cpu().numpy()
 
-    They are fitted on the latents of `probed` training images and, if there are more, also on the
-    latents of all training images (`..._all`).
+
+OBJECTS: Mapping[str, Reader] = {
+    "probe_presence": partial(latents, sites=PRESENCES),
+    "probe_presence_pose": partial(latents, sites=WITH_POSES),
+}
+CONTROLS: Mapping[str, Reader] = {
+    "probe_drawn": drawn_presences,
+    "probe_parts": partial(latents, sites=PARTS),
+}
+
+
+def probes(
+    entry: Entry, data: Dataset, probed: int = PROBED, readers: Mapping[str, Reader] = OBJECTS
+) -> dict[str, Accuracy]:
+    """Fit linear probes on what is read off the images, by default on the objects' presences.
+
+    They are fitted on the features of `probed` training images and, if there are more, also on the
+    features of all training images (`..._all`).
+
+    Args:
+        readers: features by the name of the probe.
     """
     found, labels = {}, data.train.labels
     sizes = {"": probed, "_all": len(labels)} if len(labels) > probed else {"": len(labels)}
-    for name, sites in (("probe_presence", PRESENCES), ("probe_presence_pose", WITH_POSES)):
-        features, tested = (
-            latents(entry.guide, split.images, sites) for split in (data.train, data.test)
-        )
+    for name, read in readers.items():
+        features, tested = (read(entry.guide, split.images) for split in (data.train, data.test))
         for ending, n in sizes.items():
             found[name + ending] = linear_probe(features[:n], labels[:n], tested, data.test.labels)
     return found
@@ -132,12 +155,17 @@ def digits(
 def classify(options: Options, *, probed: int = PROBED) -> Result:
     """Learn MNIST without labels and read the class off the objects (30 minutes).
 
+    The probes read probabilities of presences, alone and with poses. `probe_drawn` reads one draw
+    of the binary presences, and `probe_parts` the parts without any object: their presences and
+    poses.
+
     Args:
         probed: number of training images that a linear probe is fitted on.
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options)
-    return Result(probes(entry, data, probed), pictures(entry, data.test.images), None, entry)
+    found = probes(entry, data, probed, {**OBJECTS, **CONTROLS})
+    return Result(found, pictures(entry, data.test.images), None, entry)
 
 
 @experiment("part-whole/parts", data="mnist", minutes=30)
@@ -227,15 +255,9 @@ def guides(
 
 
 def measures(table: Comparison) -> dict[str, Numbers]:
-    """Return bounds and MAP objectives of a comparison, with effective draws and times."""
-    found = bounds_of_rows(table)
-    columns = {"map": "map_objective", **{c: c for c in ("ess", "pareto_k", "seconds_per_image")}}
-    for quantity, column in columns.items():
-        for name, value in table[column].items():
-            if np.isfinite(value):
-                number = float(value), None, table.attrs["num_images"]
-                found.setdefault(quantity, {})[snake_case(name)] = number
-    return found
+    """Return the bounds of a comparison, MAP objectives of the other rows, and times of all."""
+    columns = {"map": "map_objective", "seconds_per_image": "seconds_per_image"}
+    return bounds_of_rows(table) | numbers_of_columns(table, columns)
 
 
 def automatic(

@@ -18,6 +18,7 @@ from capsule_zoo.data import Binarize, Dataset, Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment, training
 from capsule_zoo.experiments.energy import binary_mnist
 from capsule_zoo.experiments.findings import (
+    TIGHTNESS,
     bounds_of_rows,
     by_quantity,
     held_out_bounds,
@@ -72,19 +73,21 @@ def class_error(entry: Entry, split: Split) -> Number:
     return Share.of(found != split.labels)
 
 
-def negative(bounds: Numbers) -> Numbers:
-    """Return bounds with their signs turned: `neg_elbo` for `elbo`; smaller is better."""
-    return {f"neg_{name}": number for name, number in negated(bounds).items()}
-
-
-def negated(numbers: Numbers) -> Numbers:
-    """Return numbers with their signs turned."""
-    return {name: (-value, error, n) for name, (value, error, n) in numbers.items()}
+def negative(found: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    """Return numbers by quantity, with the signs of bounds turned: `neg_elbo` for `elbo`."""
+    tightness = {quantity: rows for quantity, rows in found.items() if quantity in TIGHTNESS}
+    bounds = {
+        f"neg_{quantity}": {name: (-value, error, n) for name, (value, error, n) in rows.items()}
+        for quantity, rows in found.items()
+        if quantity not in TIGHTNESS
+    }
+    return bounds | tightness
 
 
 def held_out(entry: Entry, images: Split, particles: int, options: Options) -> Numbers:
-    """Return the negative ELBO and IWAE, in nats per image."""
-    return negative(held_out_bounds(entry, images, particles, options.seed))
+    """Return the negative ELBO and IWAE, in nats per image, and how tight they are."""
+    bounds = held_out_bounds(entry, images, particles, options.seed)
+    return {name: rows["own"] for name, rows in negative(by_quantity({"own": bounds})).items()}
 
 
 @experiment("recurrent-capsules/mnist", minutes=90)
@@ -252,13 +255,13 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
         pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
         few = data.test[: chosen.images]
         tables.append(compare(pairs, few, num_particles=chosen.particles, seed=seed))
-        bounds.append({f"neg_{n}": negated(b) for n, b in bounds_of_rows(tables[-1]).items()})
+        bounds.append(negative(bounds_of_rows(tables[-1])))
     learned = {
         name: over_seeds([found for (variant, _), found in outcomes.items() if variant == name])
         for name in variants
     }
     metrics: Metrics = {
-        **{quantity: over_seeds([own[quantity] for own in bounds]) for quantity in bounds[0]},
+        **{q: over_seeds([own.get(q, {}) for own in bounds]) for q in bounds[0]},
         **by_quantity(learned),
     }
     return Result(metrics, {"": tables[0].draw()}, tables[0])

@@ -25,6 +25,7 @@ from capsule_zoo.registry import create, save, small_sizes
 TIME_UPDATES = beside.time_updates
 QUICK = Options(minutes=0.005, progress=False, processes=1)
 RECONSTRUCTIONS = ("reconstruction_error", "reconstruction_error_top")
+BOUNDS = {"elbo", "iwae_4", "ess"}
 SWITCHES = [f"capsule{i}_switch_{use}" for i in (1, 2) for use in ("on", "silent")]
 LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
 
@@ -102,13 +103,13 @@ PROMISED = {
         | {"rbm_samples", "rbm_reconstructions"},
     ),
     "capsule-helmholtz/mnist": (
-        {*RECONSTRUCTIONS, "elbo", "iwae_4", "probe_switches", *SWITCHES},
+        {*RECONSTRUCTIONS, *BOUNDS, "probe_switches", *SWITCHES},
         {"samples", "reconstructions", "sums", "gibbs", "spectra"},
     ),
     "capsule-helmholtz/objectives": (
         {
             f"{bound}_{name}"
-            for bound in ("elbo", "iwae_3")
+            for bound in ("elbo", "iwae_3", "ess")
             for name in ("wake_sleep", "reweighted", "elbo")
         }
         | {f"elbo_difference_{name}" for name in ("reweighted", "elbo")},
@@ -117,13 +118,19 @@ PROMISED = {
     "capsule-helmholtz/pretraining": (
         {
             f"{quantity}_{name}"
-            for quantity in ("elbo", "iwae_3", "capsule1_switch_silent", "capsule2_switch_silent")
+            for quantity in (
+                "elbo",
+                "iwae_3",
+                "ess",
+                "capsule1_switch_silent",
+                "capsule2_switch_silent",
+            )
             for name in ("random_start", "pretrained")
         },
         {""},
     ),
     "capsule-helmholtz/fashion": (
-        {*RECONSTRUCTIONS, "elbo", "iwae_4", *SWITCHES},
+        {*RECONSTRUCTIONS, *BOUNDS, *SWITCHES},
         {"samples", "reconstructions", "sums", "gibbs", "spectra"},
     ),
 }

@@ -16,6 +16,7 @@ from capsule_zoo.experiments.findings import (
     by_quantity,
     mean_and_error,
     median_and_error,
+    over_seeds,
 )
 from capsule_zoo.inference import Comparison
 
@@ -96,14 +97,28 @@ def test_rows_that_are_no_bound_give_no_metric():
         "last": dict(elbo=-4.0, elbo_se=0.3, iwae=-3.0, iwae_se=0.2, is_bound=True),
     }
     rows["last"] |= dict(elbo_difference=-1.0, elbo_difference_se=0.05)
+    for name, (ess, pareto_k) in {
+        "free-form, Normal": (2.5, 0.8),
+        "last": (7.0, torch.inf),
+    }.items():
+        rows[name] |= dict(ess=ess, pareto_k=pareto_k)
+    rows["points"]["ess"] = 1.5
     table = Comparison.from_dict(rows, orient="index")
     table.attrs = {"num_particles": 7, "num_images": 5}
     expected = {
         "elbo": {"free_form_normal": (-3, 0.2, 5), "last": (-4, 0.3, 5)},
         "iwae_7": {"free_form_normal": (-2, 0.1, 5), "last": (-3, 0.2, 5)},
         "elbo_difference": {"last": (-1, 0.05, 5)},  # paired, to the first bound
+        "ess": {"free_form_normal": (2.5, None, 5), "last": (7.0, None, 5)},
+        "pareto_k": {"free_form_normal": (0.8, None, 5)},  # infinite without a tail of weights
     }
     assert bounds_of_rows(table.astype({"is_bound": bool})) == expected
+
+
+def test_means_over_seeds_are_of_what_all_seeds_have():
+    found = [{"elbo": (1.0, 0.1, 5), "pareto_k": (0.5, None, 5)}, {"elbo": (3.0, 0.1, 5)}]
+    assert over_seeds(found) == {"elbo": (2.0, 1.0, 2)}
+    assert over_seeds(found[:1]) == found[0]
 
 
 def test_the_error_of_a_median_is_that_of_normal_draws():

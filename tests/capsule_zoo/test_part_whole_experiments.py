@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -27,9 +28,10 @@ def test_digits_gives_bounds_probes_pictures_and_a_table(small_digits, tmp_path)
     result, path = reproduce("part-whole/digits", options, folder=tmp_path)
     record = read_record("part-whole/digits", tmp_path)
     wanted = {"elbo", "iwae_50", "probe_presence", "probe_presence_pose"}
-    assert set(record["metrics"]) == wanted
+    tightness = {"ess", "pareto_k"}
+    assert set(record["metrics"]) == wanted | tightness
     assert record["metrics"]["elbo"]["value"] < record["metrics"]["iwae_50"]["value"]
-    assert all(metric["se"] > 0 for metric in record["metrics"].values())
+    assert all(record["metrics"][name]["se"] > 0 for name in wanted)
     pictures = {file.stem for file in path.parent.glob("*.png")}
     assert pictures == {f"digits_{n}" for n in ("parses", "templates", "samples", "guides")}
     table = result.table
@@ -46,8 +48,9 @@ def test_classify_measures_a_given_run_without_training(small_digits, tmp_path):
     result, _ = reproduce("part-whole/classify", options, folder=tmp_path)
     state = load(run_folder).model.state_dict()
     assert all(torch.equal(v, state[k]) for k, v in result.entry.model.state_dict().items())
-    command = read_record("part-whole/classify", tmp_path)["command"]
-    assert command == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
+    record = read_record("part-whole/classify", tmp_path)
+    assert record["command"] == f"capsule-zoo reproduce part-whole/classify --run {run_folder}"
+    assert {"probe_presence", "probe_parts", "probe_drawn"} < set(record["metrics"])
 
 
 def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monkeypatch):
@@ -62,6 +65,21 @@ def test_probes_are_fitted_on_some_training_images_and_on_all(small_digits, monk
     for features, labels, _, test_labels in asked:
         assert torch.equal(labels, data.train.labels[: len(features)])
         assert torch.equal(test_labels, data.test.labels)
+
+
+def test_drawn_presences_are_binary_and_parts_need_no_object(small_digits):
+    pyro.set_rng_seed(0)
+    entry, data = create("part-whole", objects=3, parts=4), part_whole.load_dataset()
+    drawn, again, other = (
+        part_whole.CONTROLS["probe_drawn"](entry.guide, data.test.images, seed=seed)
+        for seed in (0, 0, 1)
+    )
+    assert set(np.unique(drawn)) == {0.0, 1.0} and drawn.shape == (len(data.test), 3)
+    assert (drawn == again).all() and (drawn != other).any()
+    shares = part_whole.OBJECTS["probe_presence"](entry.guide, data.test.images)
+    assert ((shares > 0) & (shares < 1)).all()
+    parts = part_whole.CONTROLS["probe_parts"](entry.guide, data.test.images)
+    assert parts.shape == (len(data.test), 4 * (1 + 6))
 
 
 def test_guides_compares_every_guide_and_keeps_relaxed_bounds_apart(small_digits, tmp_path):

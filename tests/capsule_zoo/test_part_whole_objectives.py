@@ -41,7 +41,7 @@ def test_all_start_at_one_pair_and_only_one_is_relaxed(trainings, tmp_path):
         assert sum(moved) > 0.8 * len(moved), kind
     found = read_record("part-whole/discrete-objectives", tmp_path)["metrics"]
     rows = ("start", *NAMES)
-    wanted = {f"{bound}_{name}" for bound in ("elbo", "iwae_3") for name in rows}
+    wanted = {f"{bound}_{name}" for bound in ("elbo", "iwae_3", "ess") for name in rows}
     wanted |= {f"elbo_difference_{name}" for name in NAMES} | {f"updates_{n}" for n in NAMES}
     assert set(found) == wanted
     values = {name: found[f"elbo_{name}"]["value"] for name in rows}

@@ -13,7 +13,15 @@ from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
-METRICS = {"probe_presence", "probe_presence_pose", "squared_error", "elbo", "iwae_50"}
+METRICS = {
+    "probe_presence",
+    "probe_presence_pose",
+    "squared_error",
+    "elbo",
+    "iwae_50",
+    "ess",
+    "pareto_k",
+}
 METRICS |= {"training_images"}
 OPTIONS = Options(minutes=0.01, progress=False)
 
@@ -96,7 +104,7 @@ def test_sensitivity_tries_variants_and_probes_them_as_they_learn(digits, tmp_pa
     steps = dict(steps=4, tightening=2)
     settings = dict(variants=chosen, points=2, probed=16, images=4, particles=3, **steps)
     metrics, figures = names_in_record("part-whole/sensitivity", options, tmp_path, **settings)
-    wanted = {"probe_presence", "probe_presence_pose", "elbo", "iwae_3"}
+    wanted = {"probe_presence", "probe_presence_pose", "elbo", "iwae_3", "ess"}
     assert metrics == {f"{metric}_{variant}" for metric in wanted for variant in chosen}
     assert figures == {""}
 
