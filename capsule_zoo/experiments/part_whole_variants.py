@@ -9,7 +9,6 @@ from typing import Any
 import pyro
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.data.sources import data_folder
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.findings import (
     by_quantity,
@@ -18,6 +17,7 @@ from capsule_zoo.experiments.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.part_whole import probes, tighten
+from capsule_zoo.experiments.photographs import photographs
 from capsule_zoo.experiments.study import divide
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
@@ -69,14 +69,6 @@ def colors(options: Options, *, images: int = 1000, particles: int = 50) -> Resu
         "cifar10": Variant(photographs("cifar10", options), {"background": "learned"}),
     }
     return train_and_measure(variants, options, images, particles)
-
-
-def photographs(name: str, options: Options) -> Dataset:
-    """Return the folder of images of that name under the data root, or else the named data set."""
-    root = data_folder(options.data_root)
-    if root and (root / name / "train").is_dir():
-        return load_dataset(f"folder:{root / name}")
-    return load_dataset(name, root=options.data_root)
 
 
 def train_and_measure(

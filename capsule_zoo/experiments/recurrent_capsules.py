@@ -26,7 +26,7 @@ from capsule_zoo.experiments.findings import (
     over_seeds,
     pictures,
 )
-from capsule_zoo.experiments.part_whole_variants import photographs
+from capsule_zoo.experiments.photographs import photographs
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows

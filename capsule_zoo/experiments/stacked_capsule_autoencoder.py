@@ -25,7 +25,7 @@ from capsule_zoo.experiments.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.part_whole_transformations import LARGE
-from capsule_zoo.experiments.part_whole_variants import photographs
+from capsule_zoo.experiments.photographs import photographs
 from capsule_zoo.experiments.shape_codes_affnist import in_the_middle
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train_stages

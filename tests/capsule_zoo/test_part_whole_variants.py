@@ -6,23 +6,21 @@ from miniature import few_digits, names_in_record
 from PIL import Image
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, part_whole_sensitivity, part_whole_variants, reproduce
+from capsule_zoo.experiments import (
+    Options,
+    part_whole_sensitivity,
+    part_whole_variants,
+    photographs,
+    reproduce,
+)
 from capsule_zoo.experiments.part_whole_sensitivity import ProbesInTraining
-from capsule_zoo.experiments.part_whole_variants import Variant, learn, photographs
+from capsule_zoo.experiments.part_whole_variants import Variant, learn
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
-METRICS = {
-    "probe_presence",
-    "probe_presence_pose",
-    "squared_error",
-    "elbo",
-    "iwae_50",
-    "ess",
-    "pareto_k",
-}
-METRICS |= {"training_images"}
+METRICS = {"probe_presence", "probe_presence_pose", "squared_error", "training_images"}
+METRICS |= {"elbo", "iwae_50", "ess", "pareto_k"}
 OPTIONS = Options(minutes=0.01, progress=False)
 
 
@@ -69,7 +67,7 @@ def test_colors_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monke
                 pixels = torch.randint(256, (12, 12, 3), generator=generator, dtype=torch.uint8)
                 Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
     options = Options(minutes=0.01, progress=False, data_root=tmp_path / "data")
-    found = photographs("cifar10", options)
+    found = photographs.photographs("cifar10", options)
     assert found.image_shape == (3, 12, 12) and len(found.train) == 54
     asked = []
 
@@ -77,7 +75,8 @@ def test_colors_trains_on_clothes_and_on_a_folder_of_photographs(tmp_path, monke
         asked.append(name)
         return load_dataset(name, root) if name.startswith("folder:") else digits
 
-    monkeypatch.setattr(part_whole_variants, "load_dataset", load)
+    for module in (part_whole_variants, photographs):
+        monkeypatch.setattr(module, "load_dataset", load)
     reproduce("part-whole/colours", options, folder=tmp_path)
     assert asked == ["fashion-mnist", f"folder:{tmp_path / 'data' / 'cifar10'}"]
     check_record("part-whole/colours", ("fashion_mnist", "cifar10"), tmp_path)
@@ -90,10 +89,10 @@ def test_without_a_folder_the_data_set_of_that_name_is_meant(tmp_path, monkeypat
         asked.append((name, root))
         return digits
 
-    monkeypatch.setattr(part_whole_variants, "load_dataset", load)
-    photographs("cifar10", Options(data_root=tmp_path))
+    monkeypatch.setattr(photographs, "load_dataset", load)
+    photographs.photographs("cifar10", Options(data_root=tmp_path))
     monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
-    photographs("cifar10", Options())
+    photographs.photographs("cifar10", Options())
     assert asked == [("cifar10", tmp_path), ("cifar10", None)]
 
 
