@@ -32,6 +32,7 @@ NETWORK = dict(features=4, capsules=(2, 2, 2))
 SETTINGS = {
     "routing": dict(iterations=2, reference=2, network=NETWORK),
     "iterations": dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=NETWORK),
+    "at-length": dict(network=NETWORK),
     "viewpoints": dict(
         seeds=1,
         size=17,
@@ -82,6 +83,14 @@ PROMISED = {
         },
         {""},
     ),
+    "at-length": (
+        {
+            f"{quantity}_{name}_iterations"
+            for quantity in ("validation_error", "test_error", "updates", "images_per_second")
+            for name in ("two", "three")
+        },
+        set(),
+    ),
     "pose": ({"squared_error", "ink_down", "ink_across"}, {""}),
     "viewpoints": (
         {
@@ -117,6 +126,15 @@ def test_gradients_grow_with_the_iterations_unless_the_power_is_small():
 
     assert slope(5, 1.0) > 100 * slope(2, 1.0)
     assert slope(5, 1 / 16) < slope(2, 1.0)
+
+
+def test_networks_at_length_differ_in_iterations_and_power():
+    made = {
+        name: create("matrix-capsules", **sizes).model.classes.routing
+        for name, sizes in matrix_capsules_iterations.AT_LENGTH.items()
+    }
+    found = {name: (routing.iterations, routing.power) for name, routing in made.items()}
+    assert found == {"two_iterations": (2, 1.0), "three_iterations": (3, 0.25)}
 
 
 def test_dynamic_routing_takes_no_power():
