@@ -21,6 +21,7 @@ from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import log_partition
+from capsule_zoo.inference.energy.enumeration import is_countable
 from capsule_zoo.inference.evaluation.probe import (
     Accuracy,
     Information,
@@ -99,7 +100,7 @@ def pixel_error(
 def log_likelihoods(
     entry: Entry, data: Dataset, options: Options, temperatures: int, chains: int
 ) -> Numbers:
-    """Return the mean log p(x) of the test images by AIS and by reverse AIS.
+    """Return the mean log p(x) of the test images by AIS and reverse AIS, and exactly if possible.
 
     AIS errs towards high likelihoods, and reverse AIS towards low ones. Standard errors combine the
     error of log Z with the error of the mean over images.
@@ -107,8 +108,14 @@ def log_likelihoods(
     model: Any = entry.model
     free_energy = torch.cat([model.free_energy(x) for x in data.test.images.split(500)]).numpy()
     shared: dict[str, Any] = dict(chains=chains, temperatures=temperatures, seed=options.seed)
+    starts: dict[str, Tensor | None] = {
+        "ais": data.train.images,
+        "raise": data.test.images[:chains],
+    }
+    if is_countable(model):
+        starts["exact"] = None
     found: Numbers = {}
-    for method, images in (("ais", data.train.images), ("raise", data.test.images[:chains])):
+    for method, images in starts.items():
         log_z = log_partition(model, method, images=images, **shared)
         error = float(np.hypot(standard_error(free_energy), log_z.standard_error))
         value = -float(free_energy.mean()) - log_z.value

@@ -38,6 +38,8 @@ def miniature(monkeypatch, unpainted):
         monkeypatch.setattr(module, "load_dataset", lambda *args, **kwargs: few)
     clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
     monkeypatch.setattr(beside, "time_updates", lambda job: clock)
+    fewer = {"capsules": dict(capsules=5, units=4), "rbm": dict(hidden=20)}
+    monkeypatch.setattr(capsule_rbm, "FASHION", fewer)
     return few
 
 
@@ -96,7 +98,7 @@ PROMISED = {
     "capsule-rbm/fashion": (
         {
             f"{metric}_{name}"
-            for metric in ("reconstruction_error", *LIKELIHOODS)
+            for metric in ("reconstruction_error", *LIKELIHOODS, "log_likelihood_exact")
             for name in ("capsules", "rbm")
         },
         {f"capsules_{name}" for name in ("samples", "reconstructions", "sums", "fields")}

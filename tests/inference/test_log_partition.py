@@ -7,7 +7,13 @@ import torch
 from small_rbms import PAIRS, log_masses, randomized, small
 
 from capsule_zoo.inference import log_partition
-from capsule_zoo.inference.energy.enumeration import _of_capsules, _of_images, exact_log_partition
+from capsule_zoo.inference.energy import enumeration
+from capsule_zoo.inference.energy.enumeration import (
+    _of_capsules,
+    _of_images,
+    exact_log_partition,
+    is_countable,
+)
 from capsule_zoo.inference.energy.log_partition import _anneal, annealing_schedule
 from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.models import RBM, CapsuleRBM
@@ -36,6 +42,59 @@ def test_summing_over_images_or_over_capsules_is_the_same(kind):
     by_capsules = _of_capsules(model, torch.arange(states)).logsumexp(0)
     torch.testing.assert_close(by_images, by_capsules, rtol=0, atol=1e-10)
     torch.testing.assert_close(exact_log_partition(model), by_images, rtol=0, atol=1e-10)
+
+
+def log_mass_of_switches(model, switch):
+    """Compute the log of the Gaussian integral over x and h, by one determinant."""
+    bias = torch.cat([model.visible.bias.flatten(), model.hidden.bias.flatten()])
+    scales = [model.visible.precision.flatten(), model.hidden.precision.flatten()]
+    precision, split = torch.diag(torch.cat(scales)), len(scales[0])
+    coupling = (model.weight * switch[:, None]).flatten(1)
+    precision[:split, split:], precision[split:, :split] = -coupling, -coupling.T
+    offset = 0.0
+    if model.switched:
+        bias[:split] += model.switch_weight @ switch
+        offset = model.switch_bias @ switch
+    square = bias @ torch.linalg.solve(precision, bias)
+    normal = len(bias) * math.log(2 * math.pi) - precision.logdet()
+    return 0.5 * (square + normal) + offset
+
+
+@KINDS
+@pytest.mark.parametrize("at_once", [2**17, 100])
+@torch.no_grad()
+def test_deciding_switches_one_by_one_is_the_sum_of_all_determinants(kind, at_once, monkeypatch):
+    """All forms together, and a few of them at a time."""
+    monkeypatch.setattr(enumeration, "NUMBERS_AT_ONCE", at_once)
+    options = dict(hidden=6) if kind is RBM else dict(capsules=6, units=3)
+    families = dict(visible_family="gaussian", hidden_family="gaussian")
+    model = randomized(kind(9, **families, **options)).double()
+    count = model.num_capsules
+    states = torch.arange(2**count)[:, None] // 2 ** torch.arange(count) % 2
+    states = states.double() if model.switched else torch.ones(1, count).double()
+    masses = torch.stack([log_mass_of_switches(model, switch) for switch in states])
+    assert not model.switched or masses.std() > 0.5  # not all alike
+    torch.testing.assert_close(exact_log_partition(model), masses.logsumexp(0), rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_sixteen_thousand_gaussians_take_a_second_and_little_memory():
+    """Without couplings log Z is that of independent units, whatever the number of states."""
+    families = dict(visible_family="gaussian", hidden_family="gaussian")
+    model = CapsuleRBM(784, 14, 16, **families).double()
+    model.weight.zero_()
+    model.switch_bias.normal_()
+    units = (784 + 14 * 16) / 2 * math.log(2 * math.pi)
+    switches = torch.nn.functional.softplus(model.switch_bias).sum().item()
+    assert log_partition(model).value == pytest.approx(units + switches, rel=1e-12)
+
+
+def test_machines_are_countable_where_one_side_has_few_states():
+    families = dict(visible_family="gaussian", hidden_family="gaussian")
+    assert is_countable(CapsuleRBM(784, 25, 16, **families))
+    assert not is_countable(CapsuleRBM(784, 26, 16, **families))
+    assert is_countable(RBM(784, 500, **families))
+    assert is_countable(RBM(25, 500)) and not is_countable(RBM(36, 500))
 
 
 def test_exact_probabilities_of_all_images_sum_to_one():
