@@ -195,9 +195,9 @@ def log_partition(
     """Estimate the log-likelihood of test images under an energy model, in nats per image.
 
     The estimate by annealed importance sampling (AIS) is too high in expectation, the estimate by
-    reverse annealing (RAISE) too low. For a model of binary
-    pixels the images are binarized once. The time grows with --chains and --temperatures: at 28x28
-    pixels the defaults take a few minutes. The result is added to the run's metrics.json.
+    reverse annealing (RAISE) too low. The exact value is added where it can be summed. For a model
+    of binary pixels the images are binarized once. The time grows with --chains and --temperatures:
+    at 28x28 pixels the defaults take a few minutes. The result is added to the run's metrics.json.
 
     \b
     Examples:

@@ -20,17 +20,15 @@ from capsule_zoo.experiments import Options, Result
 from capsule_zoo.experiments.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
-from capsule_zoo.inference import log_partition
-from capsule_zoo.inference.energy.enumeration import is_countable
 from capsule_zoo.inference.evaluation.probe import (
     Accuracy,
     Information,
     latents,
     probe_scores,
 )
-from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
+from capsule_zoo.runs import measurements
 
 PROBED = 10_000  # images that a probe is fitted on
 DRAWN = 100  # images that pictures are made of
@@ -96,31 +94,22 @@ def pixel_error(
     return mean_and_error(scale * torch.cat(errors))
 
 
-@torch.no_grad()
 def log_likelihoods(
     entry: Entry, data: Dataset, options: Options, temperatures: int, chains: int
 ) -> Numbers:
-    """Return the mean log p(x) of the test images by AIS and reverse AIS, and exactly if possible.
-
-    AIS errs towards high likelihoods, and reverse AIS towards low ones. Standard errors combine the
-    error of log Z with the error of the mean over images.
-    """
-    model: Any = entry.model
-    free_energy = torch.cat([model.free_energy(x) for x in data.test.images.split(500)]).numpy()
-    shared: dict[str, Any] = dict(chains=chains, temperatures=temperatures, seed=options.seed)
-    starts: dict[str, Tensor | None] = {
-        "ais": data.train.images,
-        "raise": data.test.images[:chains],
+    """Return the mean log p(x) of the test images, see `measurements.log_likelihoods`."""
+    found = measurements.log_likelihoods(
+        entry.model,
+        data.train.images,
+        data.test.images,
+        chains=chains,
+        temperatures=temperatures,
+        seed=options.seed,
+    )
+    return {
+        f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
+        for method, nats in found.items()
     }
-    if is_countable(model):
-        starts["exact"] = None
-    found: Numbers = {}
-    for method, images in starts.items():
-        log_z = log_partition(model, method, images=images, **shared)
-        error = float(np.hypot(standard_error(free_energy), log_z.standard_error))
-        value = -float(free_energy.mean()) - log_z.value
-        found[f"log_likelihood_{method}"] = (value, error, len(free_energy))
-    return found
 
 
 def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray]:

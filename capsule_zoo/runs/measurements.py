@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pyro import poutine
@@ -31,6 +31,8 @@ from capsule_zoo.inference import (
     summarize,
     widen,
 )
+from capsule_zoo.inference.energy.enumeration import is_countable
+from capsule_zoo.inference.energy.log_partition import LogPartition
 from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
 from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.base import Model
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 IMAGES = 1000  # in an evaluation, unless the user gives another number
 WIDEN_IMAGES = 2000
-SIDES = {"ais": "above", "raise": "below"}  # where each estimate of the log-likelihood lies
+SIDES = {"low": "above", "high": "below", "exact": "at"}  # where a log-likelihood lies, by log Z
 
 
 def evaluate_run(
@@ -91,7 +93,47 @@ def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) ->
     return {"data": data.test.name, **found, "num_images": rate.n}
 
 
+class LogLikelihood(NamedTuple):
+    """The mean log p(image) of images under an energy model, in nats per image.
+
+    Attributes:
+        value: the number or its estimate.
+        standard_error: of the mean over the images and of log Z together.
+        log_z: the log partition function that it was computed with.
+    """
+
+    value: float
+    standard_error: float
+    log_z: LogPartition
+
+
 @torch.no_grad()
+def log_likelihoods(
+    model: CapsuleRBM, train: Tensor, tested: Tensor, *, chains: int, **annealing: Any
+) -> dict[str, LogLikelihood]:
+    """Return the mean log p(image) of test images by "ais" and "raise", and "exact" if possible.
+
+    AIS underestimates log Z in expectation, so its log-likelihood is too high. The value of reverse
+    AIS (RAISE) is too low; see `inference.log_partition`.
+
+    Args:
+        train: training images, at whose mean forward chains start.
+        tested: test images, at the first of which reverse chains start.
+        chains: number of annealing chains.
+        annealing: `temperatures` and `seed` of `log_partition`.
+    """
+    free_energy = torch.cat([model.free_energy(part) for part in tested.split(500)]).double()
+    starts: dict[str, Tensor | None] = {"ais": train, "raise": tested[:chains]}
+    if is_countable(model):
+        starts["exact"] = None
+    found: dict[str, LogLikelihood] = {}
+    for method, images in starts.items():
+        log_z = log_partition(model, method, images=images, chains=chains, **annealing)
+        error = hypot(standard_error(free_energy.numpy()), log_z.standard_error)
+        found[method] = LogLikelihood(-free_energy.mean().item() - log_z.value, error, log_z)
+    return found
+
+
 def log_partition_run(
     entry: Entry,
     data: Dataset,
@@ -103,14 +145,11 @@ def log_partition_run(
 ) -> dict:
     """Estimate the mean log p(image) of test images under an energy model, in nats per image.
 
-    AIS underestimates log Z in expectation, so its log-likelihood is too high. The value of reverse
-    AIS (RAISE) is too low; see `inference.log_partition`. For a model of binary pixels the images
-    are binarized once, with seed 0.
+    For a model of binary pixels the images are binarized once, with seed 0.
 
     Returns:
-        By method ("ais", "raise"): log_likelihood_<method> with its standard error, and
-        log_z_<method> with its standard error. The error of the log-likelihood combines the error
-        of log Z and the error of the mean over images.
+        By method ("ais", "raise", and "exact" where log Z can be summed): log_likelihood_<method>
+        and log_z_<method> with their standard errors, see `log_likelihoods`.
 
     Raises:
         ValueError: the entry is not an RBM, or a number is below 1.
@@ -121,21 +160,15 @@ def log_partition_run(
             f"{entry.name} is not an energy model, so it has no log partition function to "
             f"estimate; see: capsule-zoo {measuring_command(entry)} RUN"
         )
-    shown = as_scored(entry, data)
-    test = _first(shown.test, images)
-    starts = {"ais": data.train.images, "raise": test.images[:chains]}
-    free_energy = torch.cat([model.free_energy(part) for part in test.images.split(500)]).double()
-    error = standard_error(free_energy.numpy())
+    test = _first(as_scored(entry, data).test, images)
+    annealing = dict(chains=chains, temperatures=temperatures, seed=seed)
     found: dict[str, Any] = {"data": test.name, "num_images": len(test)}
-    for method, images_at in starts.items():
-        log_z = log_partition(
-            model, method, images=images_at, chains=chains, temperatures=temperatures, seed=seed
-        )
-        found[f"log_likelihood_{method}"] = -free_energy.mean().item() - log_z.value
-        found[f"log_likelihood_{method}_se"] = hypot(error, log_z.standard_error)
-        found[f"log_likelihood_{method}_lies"] = SIDES[method]
-        found[f"log_z_{method}"] = log_z.value
-        found[f"log_z_{method}_se"] = log_z.standard_error
+    for method, nats in log_likelihoods(model, data.train.images, test.images, **annealing).items():
+        found[f"log_likelihood_{method}"] = nats.value
+        found[f"log_likelihood_{method}_se"] = nats.standard_error
+        found[f"log_likelihood_{method}_lies"] = SIDES[nats.log_z.direction]
+        found[f"log_z_{method}"] = nats.log_z.value
+        found[f"log_z_{method}_se"] = nats.log_z.standard_error
     return found | {"chains": chains, "temperatures": temperatures, "units": "nats per image"}
 
 
