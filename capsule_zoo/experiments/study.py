@@ -11,12 +11,15 @@ that had not ended; these go on from their last checkpoints (see `training.train
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -31,6 +34,7 @@ S = TypeVar("S")
 V = TypeVar("V")
 
 OUTCOME = "outcome.json"
+SECONDS_BETWEEN_LOOKS = 1.0  # of a run's process at its parent
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,24 @@ def side_by_side(
         return [isolated(task, job) for job in jobs]
     context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
     number = processes or torch.get_num_threads()
-    with ProcessPoolExecutor(number, context, torch.set_num_threads, (1,)) as pool:
+    with ProcessPoolExecutor(number, context, _begin_process, (os.getpid(),)) as pool:
         return list(pool.map(task, jobs))
+
+
+def _begin_process(parent: int) -> None:
+    """Give this process one thread, and end it when its parent has ended.
+
+    If a study is killed, its runs must end too: the same command may soon go on with them, and two
+    processes would write the same files.
+    """
+    torch.set_num_threads(1)
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
 
 
 def isolated(task: Callable[[T], S], job: T) -> S:

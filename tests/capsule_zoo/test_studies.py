@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +44,45 @@ def where(job):
 def test_jobs_keep_their_order_on_one_thread_of_other_processes():
     found = side_by_side(where, [(number, os.getpid()) for number in (7, 8)])
     assert found == [(7, True, 1), (8, True, 1)]
+
+
+ENDLESS = """
+import os, pathlib, sys, time
+from capsule_zoo.experiments.study import side_by_side
+
+def task(folder):
+    for _ in range(1200):  # two minutes
+        pathlib.Path(folder, str(os.getpid())).touch()
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    side_by_side(task, [sys.argv[1]] * 2, processes=2)
+"""
+
+
+def test_runs_end_with_a_study_that_is_killed(tmp_path):
+    """Otherwise they would write the files of the study that goes on."""
+    script, notes = tmp_path / "endless.py", tmp_path / "notes"
+    script.write_text(ENDLESS)
+    notes.mkdir()
+    study = subprocess.Popen([sys.executable, script, notes])
+    wait_until(lambda: len(list(notes.iterdir())) == 2)
+    assert all(seconds < 5 for seconds in silences(notes))
+    study.kill()
+    study.wait()
+    wait_until(lambda: all(seconds > 5 for seconds in silences(notes)))
+
+
+def silences(notes: Path) -> list[float]:
+    """Return the seconds since each run last touched its note."""
+    return [time.time() - note.stat().st_mtime for note in notes.iterdir()]
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 def test_time_is_shared_by_the_cost_of_a_step():
