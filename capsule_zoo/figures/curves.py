@@ -210,14 +210,19 @@ def climbs(paths: dict[str, Tensor]) -> Figure:
 
 
 def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Draw the held-out losses of training runs over their minutes, both on log scales.
+    """Draw the held-out losses of training runs over their minutes, these on a log scale.
 
     Args:
         curves: minutes and losses, in nats per image, by name.
     """
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
     named = {name.replace("_", " "): curve for name, curve in curves.items()}
     figure = _on_log_scale(named, "minutes", "held-out loss (nats per image)")
-    figure.axes[0].set_yscale("log")
+    axis = figure.axes[0].xaxis
+    figure.axes[0].set_xscale("log", base=2)
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_formatter(NullFormatter())
     return figure
 
 
