@@ -198,9 +198,9 @@ BREAKS = (
     ),
     Break(
         "log Z subtracted with the wrong sign",
-        "capsule_zoo/experiments/energy.py",
-        "value = -float(free_energy.mean()) - log_z.value",
-        "value = -float(free_energy.mean()) + log_z.value",
+        "capsule_zoo/runs/measurements.py",
+        "LogLikelihood(-free_energy.mean().item() - log_z.value, error, log_z)",
+        "LogLikelihood(-free_energy.mean().item() + log_z.value, error, log_z)",
         "capsule_zoo/test_energy_experiments.py",
     ),
     Break(

@@ -164,8 +164,17 @@ def classify(options: Options, *, probed: int = PROBED) -> Result:
     """
     data = load_dataset("mnist", root=options.data_root)
     entry = trained("part-whole", data, options)
-    found = probes(entry, data, probed, {**OBJECTS, **CONTROLS})
-    return Result(found, pictures(entry, data.test.images), None, entry)
+    readers = {**OBJECTS, **CONTROLS}
+    found = probes(entry, data, probed, readers)
+    numbers: dict[str, Numbers] = {}
+    for name in readers:
+        for quantity, ending in (("probe", ""), ("probe_all", "_all")):
+            if name + ending in found:
+                variant = name.removeprefix("probe_")
+                numbers.setdefault(quantity, {})[variant] = found[name + ending]
+    names = {"probe": "probe_{variant}", "probe_all": "probe_{variant}_all"}
+    table = Table(numbers, names)
+    return Result({"features": table}, pictures(entry, data.test.images), None, entry)
 
 
 @experiment("part-whole/parts", data="mnist", minutes=30)
