@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 WIDTH = 1000  # pixels, at most
-QUALITY = 60
+QUALITY = 50
 
 
 @dataclass(frozen=True)
