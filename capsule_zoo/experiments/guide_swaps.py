@@ -44,6 +44,7 @@ SWAPPED = (
     "draw",
     "capsule-helmholtz",
     "shape-codes",
+    "stacked-capsule-autoencoder",
 )
 QUANTITIES = (
     *("lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"),
