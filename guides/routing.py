@@ -253,19 +253,33 @@ class DynamicRouting(Routing):
 
     fair: bool = True
 
+    def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
+        *_, last = self._points(votes)
+        return _with_variance(votes, law, *last)
+
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+        return (_with_variance(votes, law, *point) for point in self._points(votes))
+
+    def _points(self, votes: Votes) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield R, the parents' means and the log-odds of their presences after each iteration."""
         agreement = torch.zeros_like(votes.uniform())
         for iteration in range(self.iterations):
             responsibility = votes.compete(agreement)
-            gathered = votes.gather(responsibility)
-            total = gathered.number * gathered.mean
+            number, mean = votes.gather_mean(responsibility)
+            total = number * mean
             if self.fair:
                 total = total / votes.fair_share
             square = total.square().sum(3).clamp_min(_TINY)  # |v| = square / (1 + square)
-            variance = gathered.variance + law.noise
-            yield Belief(responsibility, gathered.mean, variance, square.log())
+            yield responsibility, mean, square.log()
             if iteration + 1 < self.iterations:
                 agreement = agreement + votes.agreement(squash(total))
+
+
+def _with_variance(
+    votes: Votes, law: ParentLaw, responsibility: Tensor, mean: Tensor, logits: Tensor
+) -> Belief:
+    variance = votes.gather(responsibility).variance + law.noise
+    return Belief(responsibility, mean, variance, logits)
 
 
 class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a layer, not a Model

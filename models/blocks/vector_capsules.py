@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.blocks.chunks import in_chunks
+from capsule_zoo.models.blocks.convolutional import Conv2d
 from capsule_zoo.models.blocks.leading import over_leading
 from capsule_zoo.models.blocks.parent_law import ParentLaw, Routing, unclaimed_log_density
 from capsule_zoo.models.blocks.votes import Votes
@@ -119,11 +121,24 @@ def route_classes(children: Tensor, transform: Tensor, routing: Routing) -> tupl
 
 def _route(routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor, Tensor]:
     votes = torch.bmm(children.transpose(0, 1), transform)  # (children, B, classes x 16)
-    votes = votes.unflatten(2, (-1, CLASS)).transpose(0, 1)
-    none = votes.new_zeros(votes.shape[2])
+    values = _Transpose.apply(votes.flatten(1)).view(len(children), 1, -1, CLASS, len(votes))
+    none = votes.new_zeros(values.shape[2])
     law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
-    belief = routing(Votes.dense(votes), law)
+    presence = votes.new_ones(len(children), 1, len(votes))
+    belief = routing(Votes(values, presence), law)
     return belief.logits[:, 0], F.normalize(belief.mean, dim=-1)[:, 0]
+
+
+class _Transpose(torch.autograd.Function):
+    """The transpose of a matrix, whose value and gradient are contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        return matrix.T.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.T.contiguous()
 
 
 class VectorCapsules(PyroModule):
@@ -157,7 +172,7 @@ class VectorCapsules(PyroModule):
         check_at_least(KERNEL, grid=grid)
         cells = math.prod((n - KERNEL) // 2 + 1 for n in grid)
         self.network = network
-        self.primary = PyroModule[nn.Conv2d](channels, types * PRIMARY, KERNEL, stride=2)
+        self.primary = Conv2d(channels, types * PRIMARY, KERNEL, stride=2)
         keep_scale(self.primary, channels * KERNEL**2)
         self.classes = ClassVectors(types * cells, classes, routing)
 

@@ -17,6 +17,7 @@ It chooses one among all of them (`compete`) and does not count once for each wi
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -133,9 +134,9 @@ class _Ledger:
 
     def __init__(self) -> None:
         self.sweep = -1
-        self.entries: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.entries: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
-    def add(self, row: Tensor, linear: Tensor, square: Tensor) -> None:
+    def add(self, row: Tensor, linear: Tensor, square: Tensor | None) -> None:
         """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D)."""
         sweep = torch._C._current_graph_task_id()
         if sweep != self.sweep:  # left by an earlier sweep that did not reach the votes
@@ -145,10 +146,16 @@ class _Ledger:
 
     def settle(self, values: Tensor) -> Tensor:
         """Compute the gradient (G, D, I) of all entries with respect to the votes."""
-        rows, linear, square = (torch.cat(part, 1) for part in zip(*self.entries, strict=True))
-        self.entries = []
-        slope = torch.bmm(square.mT, rows)
-        return torch.bmm(linear.mT, rows).addcmul_(slope, values, value=2)
+        entries, self.entries = self.entries, []
+        squares = [(row, square) for row, _, square in entries if square is not None]
+        rows = torch.cat([row for row, _, _ in entries], 1)
+        total = torch.bmm(torch.cat([linear for _, linear, _ in entries], 1).mT, rows)
+        if squares:
+            if len(squares) < len(entries):
+                rows = torch.cat([row for row, _ in squares], 1)
+            slope = torch.bmm(torch.cat([square for _, square in squares], 1).mT, rows)
+            total.addcmul_(slope, values, value=2)
+        return total
 
 
 class _Gate(torch.autograd.Function):
@@ -170,21 +177,22 @@ class _Gate(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """The sums sum_i r_i V_i and sum_i r_i V_i^2 of r (G, 1, I) and V (G, D, I)."""
+    """The sums sum_i r_i V_i and, given V^2, sum_i r_i V_i^2 of r (G, 1, I) and V (G, D, I)."""
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, values: Tensor, squares: Tensor, ledger: _Ledger
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, weight: Tensor, values: Tensor, squares: Tensor | None, ledger: _Ledger
+    ) -> tuple[Tensor, ...]:
         ctx.ledger = ledger
         ctx.save_for_backward(weight, values, squares)
-        return torch.bmm(weight, values.mT), torch.bmm(weight, squares.mT)
+        each = (values,) if squares is None else (values, squares)
+        return tuple(torch.bmm(weight, x.mT) for x in each)
 
     @staticmethod
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple:
+    def backward(ctx: Any, first: Tensor, second: Tensor | None = None) -> tuple:
         weight, values, squares = ctx.saved_tensors
         ctx.ledger.add(weight, first, second)
-        return torch.bmm(first, values).baddbmm_(second, squares), None, None, None
+        return _scores(first, second, values, squares), None, None, None
 
 
 class _Score(torch.autograd.Function):
@@ -192,17 +200,30 @@ class _Score(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, linear: Tensor, square: Tensor, values: Tensor, squares: Tensor, ledger: _Ledger
+        ctx: Any,
+        linear: Tensor,
+        square: Tensor | None,
+        values: Tensor,
+        squares: Tensor | None,
+        ledger: _Ledger,
     ) -> Tensor:
         ctx.ledger = ledger
         ctx.save_for_backward(linear, square, values, squares)
-        return torch.bmm(linear, values).baddbmm_(square, squares)
+        return _scores(linear, square, values, squares)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         linear, square, values, squares = ctx.saved_tensors
         ctx.ledger.add(grad, linear, square)
-        return torch.bmm(grad, values.mT), torch.bmm(grad, squares.mT), None, None, None
+        second = None if squares is None else torch.bmm(grad, squares.mT)
+        return torch.bmm(grad, values.mT), second, None, None, None
+
+
+def _scores(
+    linear: Tensor, square: Tensor | None, values: Tensor, squares: Tensor | None
+) -> Tensor:
+    scores = torch.bmm(linear, values)
+    return scores if square is None or squares is None else scores.baddbmm_(square, squares)
 
 
 class Gathered(NamedTuple):
@@ -240,7 +261,6 @@ class Votes:
         self.center = center[..., 0].unflatten(0, self.shape)
         self.ledger = _Ledger()
         self.values = _Gate.apply(flat, center, self.ledger)
-        self.squares = self.values.detach().square()
         self.presence = presence[:, :, None]  # (N, positions, 1, children)
         self.windows = (
             Windows.whole(self.children).to(values.device) if windows is None else windows
@@ -252,6 +272,11 @@ class Votes:
         if presence is None:
             presence = values.new_ones(values.shape[:2])
         return cls(values.permute(0, 2, 3, 1)[:, None].contiguous(), presence[:, None])
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """V^2, (G, D, I); computed when first needed."""
+        return self.values.detach().square()
 
     @property
     def fair_share(self) -> float:
@@ -272,19 +297,28 @@ class Votes:
 
     def gather(self, responsibility: Tensor) -> Gathered:
         """Compute the mean and variance of the votes under r_ij = w_i R_ij; R is given."""
+        number, mean, first, second = self._moments(responsibility, self.squares)
+        return Gathered(number, mean, (second - first.square()).clamp_min(0))
+
+    def gather_mean(self, responsibility: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the number and mean of `gather`, without the variance, in half of the time."""
+        number, mean, _ = self._moments(responsibility, None)
+        return number, mean
+
+    def _moments(self, responsibility: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
+        """Return n_j, the mean, and the moments of the votes' differences from their center."""
         weight = (self.presence * responsibility).flatten(0, 2)[:, None]
         number = weight.sum(2).unflatten(0, self.shape)
-        sums = _Gather.apply(weight, self.values, self.squares, self.ledger)
         some = torch.where(number > _TINY, number, 1.0)
-        first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
-        here = (number > _TINY).to(first)
-        variance = (second - first.square()).clamp_min(0)
-        return Gathered(number, here * self.center + first, variance)
+        sums = _Gather.apply(weight, self.values, squares, self.ledger)
+        moments = [total[:, 0].unflatten(0, self.shape) / some for total in sums]
+        here = (number > _TINY).to(moments[0])
+        return number, here * self.center + moments[0], *moments
 
     def agreement(self, vector: Tensor) -> Tensor:
         """Compute V_ij . vector_j, (N, positions, parents, children)."""
         own = (self.center * vector).sum(3, keepdim=True)
-        return self._score(vector, torch.zeros_like(vector)) + own
+        return self._score(vector, None) + own
 
     def distance(self, mean: Tensor, precision: Tensor) -> Tensor:
         """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
@@ -292,7 +326,8 @@ class Votes:
         own = (precision * apart.square()).sum(3, keepdim=True)
         return self._score(-2 * precision * apart, precision) + own
 
-    def _score(self, linear: Tensor, square: Tensor) -> Tensor:
-        rows = (part.flatten(0, 2)[:, None] for part in (linear, square))
-        score = _Score.apply(*rows, self.values, self.squares, self.ledger)
+    def _score(self, linear: Tensor, square: Tensor | None) -> Tensor:
+        row = linear.flatten(0, 2)[:, None]
+        second = (None, None) if square is None else (square.flatten(0, 2)[:, None], self.squares)
+        score = _Score.apply(row, second[0], self.values, second[1], self.ledger)
         return score[:, 0].unflatten(0, self.shape)

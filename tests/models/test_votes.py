@@ -96,6 +96,8 @@ def test_gathered_votes_are_weighted_means_and_variances():
     torch.testing.assert_close(gathered.number[:, 0, :, 0], count)
     torch.testing.assert_close(gathered.mean[:, 0], mean)
     torch.testing.assert_close(gathered.variance[:, 0], variance)
+    found = Votes.dense(values, presence).gather_mean(responsibility)
+    torch.testing.assert_close(found, gathered[:2])
 
 
 def test_squares_lose_no_digits_far_from_the_origin():
@@ -116,6 +118,14 @@ def test_scores_are_distances_and_agreements():
     torch.testing.assert_close(votes.agreement(vector), (values * vector).sum(3).mT[:, None])
 
 
+def without_squares(values, presence, vector):
+    """Use the votes alone and then with their squares, as one number for each image."""
+    votes = Votes.dense(values, presence)
+    number, mean = votes.gather_mean(votes.compete(votes.agreement(vector)))
+    gathered = votes.gather(votes.compete(votes.agreement(number * mean)))
+    return (mean.sin() + gathered.mean.cos() + gathered.variance).sum((1, 2, 3))
+
+
 def through_both_passes(values, presence, mean):
     """Use votes in all ways that a routing can, twice, as one number for each image."""
     votes = Votes.dense(values, presence)
@@ -128,9 +138,10 @@ def through_both_passes(values, presence, mean):
     return (again.mean.sin() + again.variance * again.number).sum((1, 2, 3))
 
 
-def test_votes_settled_at_the_end_have_the_gradient_of_their_values():
+@pytest.mark.parametrize("function", [through_both_passes, without_squares])
+def test_votes_settled_at_the_end_have_the_gradient_of_their_values(function):
     inputs = rand(2, 3, 2, 2), torch.rand(2, 3, dtype=torch.float64), rand(2, 1, 2, 2)
-    assert gradcheck(through_both_passes, [x.requires_grad_() for x in inputs])
+    assert gradcheck(function, [x.requires_grad_() for x in inputs])
 
 
 def test_a_sweep_that_stops_before_the_votes_leaves_nothing_to_the_next():
