@@ -71,7 +71,7 @@ def samples(
         "classifier_accuracy": accuracy(classifier, data),
         "draws": Table(by_quantity(seen)),
     }
-    shown = {name.replace("_", " "): drawn[:12] for name, drawn in rows.items()}
+    shown = {name: drawn[:12] for name, drawn in rows.items()}
     figure = image_rows(shown, "Digits, ancestral draws, and Gibbs chains by their sweeps")
     return Result(metrics, {"": figure}, as_table(seen), entry)
 

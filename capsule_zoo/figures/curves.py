@@ -93,10 +93,10 @@ def _curve(
     places: Sequence[float],
     values: np.ndarray,
     errors: np.ndarray,
-    label: str,
+    name: str,
     style: str = "-",
 ) -> None:
-    (line,) = axis.plot(places, values, style, label=label)
+    (line,) = axis.plot(places, values, style, label=name.replace("_", " "))
     axis.fill_between(
         places, values - errors, values + errors, color=line.get_color(), alpha=0.25, lw=0
     )
@@ -113,7 +113,7 @@ def accuracies_in_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> F
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, rows in curves.items():
         updates, values, errors = np.array(rows).reshape(-1, 3).T
-        _curve(axis, updates.tolist(), values, errors, name.replace("_", " "), ".-")
+        _curve(axis, updates.tolist(), values, errors, name, ".-")
     axis.set_xlabel("updates")
     axis.set_ylabel("accuracy of a linear probe")
     axis.legend(fontsize=8)
@@ -217,8 +217,7 @@ def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     """
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-    named = {name.replace("_", " "): curve for name, curve in curves.items()}
-    figure = _on_log_scale(named, "minutes", "held-out loss (nats per image)")
+    figure = _on_log_scale(curves, "minutes", "held-out loss (nats per image)")
     axis = figure.axes[0].xaxis
     figure.axes[0].set_xscale("log", base=2)
     axis.set_major_formatter(ScalarFormatter())
@@ -248,7 +247,7 @@ def _on_log_scale(
 
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, (x, y) in curves.items():
-        axis.plot(x, y, marker=marker, label=name)
+        axis.plot(x, y, marker=marker, label=name.replace("_", " "))
     for name, (x, y) in marks.items():
         axis.plot(x, y, "kx", label=name)
     axis.set_xscale("log")

@@ -32,7 +32,7 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
             axis.set_xticks([])
             axis.set_yticks([])
             axis.spines[:].set_visible(False)
-        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        row[0].set_ylabel(name.replace("_", " "), rotation=0, ha="right", va="center", fontsize=8)
     if title:
         figure.suptitle(title, fontsize=9)
     figure.set_layout_engine("constrained", w_pad=0.01, h_pad=0.01, hspace=0.02, wspace=0.02)
