@@ -31,6 +31,8 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 
+_RANGE = 30.0  # nats; products of smaller filters would be denormal, which makes a CPU slow
+
 
 def filterbank(center: Tensor, stride: Tensor, variance: Tensor, size: int, pixels: int) -> Tensor:
     """Compute the filters along one axis, (*batch, size, pixels), each of which sums to 1.
@@ -46,7 +48,8 @@ def filterbank(center: Tensor, stride: Tensor, variance: Tensor, size: int, pixe
     pixel = torch.arange(pixels, device=center.device) - (pixels - 1) / 2
     mean = center[..., None] + step.to(center) * stride[..., None]  # (*batch, size)
     apart = (pixel.to(center) - mean[..., None]).square()
-    return (-0.5 * apart / variance[..., None, None]).softmax(-1)
+    logits = -0.5 * apart / variance[..., None, None]
+    return (logits - logits.detach().amax(-1, keepdim=True)).clamp_min(-_RANGE).softmax(-1)
 
 
 class Window(NamedTuple):
