@@ -252,9 +252,9 @@ def _stored(
 
 
 GENERATIVE = (
-    *_stored("shift", "autoencoder", "0.0068", "0.0259"),
-    *_stored("shift", "digit_capsules", "0.0058", "0.0106"),
-    *_stored("shift", "continuous", "0.0099", "0.0105"),
+    *_stored("shift", "autoencoder", "0.0068", "0.0259", "shift-at-length"),
+    *_stored("shift", "digit_capsules", "0.0058", "0.0106", "shift-at-length"),
+    *_stored("shift", "continuous", "0.0099", "0.0105", "shift-at-length"),
     *_stored("rotate", "autoencoder", "0.0270", "0.0745", "at-length"),
     *_stored("rotate", "digit_capsules", "0.0210", "0.0537", "at-length"),
     *_stored("rotate", "autoencoder_long", "0.0071", "0.0106", "variants", LONG_CODE),
