@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-WIDTH = 1000  # pixels, at most
+WIDTH = 900  # pixels, at most
 QUALITY = 50
 
 

@@ -144,7 +144,7 @@ def test_records_that_nobody_has_heard_of_show_up(tmp_path):
     ):
         assert shown in words
     pictures = [attributes for tag, attributes in page.elements if tag == "img"]
-    assert [(p["width"], p["height"]) for p in pictures] == [("1000", "200")] * 3
+    assert [(p["width"], p["height"]) for p in pictures] == [("900", "180")] * 3
     assert "not measured yet" in words  # all the rest
 
 
