@@ -15,8 +15,8 @@ in pixels, and x and y measured from its center,
 In coordinates from the center, the grid of an untrained window spans the image from the first pixel
 to the last. Papers and programs count from 0 or from 1, and their formulas differ by one pixel. The
 softmax normalizes a filter at any place, even far outside the image. No pixel has less than e^-30
-of a filter's largest weight: products of smaller weights are denormal numbers, which made a
-training step of DRAW two fifths slower.
+of a filter's largest weight: products of smaller weights are denormal numbers, which took a
+CPU two fifths of the time of a training step of DRAW.
 
 References:
     Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): equations 19 to
