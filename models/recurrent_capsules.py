@@ -42,6 +42,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyro
@@ -359,16 +360,14 @@ def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:
 
 def code_network(latent: int, channels: tuple[int, int]) -> nn.Module:
     """Return two transposed convolutions, from codes (B, latent, 1, 1) to maps of 9 x 9."""
-    layers: list[nn.Module] = []
-    side = 1
+    layers, side = [], 1
     for inputs, outputs in ((latent, channels[1]), (channels[1], channels[0])):
-        layer = ConvTranspose2d(inputs, outputs, KERNEL)
+        layers.append(ConvTranspose2d(inputs, outputs, KERNEL))
         taps, side = (side * KERNEL / (side + KERNEL - 1)) ** 2, side + KERNEL - 1
-        keep_scale(layer, inputs * taps)
-        layers.append(layer)
+        keep_scale(layers[-1], inputs * taps)
     return _bent(layers)
 
 
-def _bent(layers: list[nn.Module]) -> nn.Module:
+def _bent(layers: Sequence[nn.Module]) -> nn.Module:
     parts = [part for layer in layers for part in (layer, PyroModule[nn.ELU]())]
     return PyroModule[nn.Sequential](*parts)

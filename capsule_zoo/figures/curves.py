@@ -31,14 +31,14 @@ def accuracy_curves(
 
     figure, axis = plt.subplots(figsize=(6, 3.5))
     for name, curve in curves.items():
-        places, label = list(curve), name.replace("_", " ")
+        places = list(curve)
         values, errors = (
             np.array([getattr(a, k) for a in curve.values()]) for k in ("value", "se")
         )
         if len(curve) == 1:
-            axis.errorbar(places, values, errors, fmt="o", capsize=3, label=label)
+            axis.errorbar(places, values, errors, fmt="o", capsize=3, label=name.replace("_", " "))
         else:
-            _curve(axis, places, values, errors, label, ".-")
+            _curve(axis, places, values, errors, name, ".-")
     axis.axhline(chance, color="gray", linestyle=":", label="chance")
     axis.set_ylim(0, 1)
     axis.set_xlabel(axis_label)

@@ -327,7 +327,7 @@ class Votes:
         return self._score(-2 * precision * apart, precision) + own
 
     def _score(self, linear: Tensor, square: Tensor | None) -> Tensor:
-        row = linear.flatten(0, 2)[:, None]
-        second = (None, None) if square is None else (square.flatten(0, 2)[:, None], self.squares)
-        score = _Score.apply(row, second[0], self.values, second[1], self.ledger)
+        rows = (x if x is None else x.flatten(0, 2)[:, None] for x in (linear, square))
+        squares = None if square is None else self.squares
+        score = _Score.apply(*rows, self.values, squares, self.ledger)
         return score[:, 0].unflatten(0, self.shape)
