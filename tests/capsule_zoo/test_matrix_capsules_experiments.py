@@ -1,5 +1,7 @@
 """The experiments on matrix capsules run in miniature and name what they promise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from miniature import few_digits, names_in_record
@@ -10,10 +12,12 @@ from capsule_zoo.experiments import (
     matrix_capsules,
     matrix_capsules_iterations,
     matrix_capsules_viewpoints,
+    reproduce,
 )
+from capsule_zoo.experiments.matrix_capsules_iterations import Lengths
 from capsule_zoo.experiments.matrix_capsules_pose import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules_viewpoints import matched, novel_values
-from capsule_zoo.registry import create
+from capsule_zoo.registry import create, save
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
 ROUTINGS = ("em", "vb", "dynamic")
@@ -129,12 +133,27 @@ def test_gradients_grow_with_the_iterations_unless_the_power_is_small():
 
 
 def test_networks_at_length_differ_in_iterations_and_power():
-    made = {
-        name: create("matrix-capsules", **sizes).model.classes.routing
-        for name, sizes in matrix_capsules_iterations.AT_LENGTH.items()
+    courses = matrix_capsules_iterations.courses_of(Lengths(power=0.3), None)
+    made = {name: create("matrix-capsules", **course.sizes) for name, course in courses.items()}
+    found = {
+        name: (entry.model.classes.routing.iterations, entry.model.classes.routing.power)
+        for name, entry in made.items()
     }
-    found = {name: (routing.iterations, routing.power) for name, routing in made.items()}
-    assert found == {"two_iterations": (2, 1.0), "three_iterations": (3, 0.25)}
+    assert found == {"two_iterations": (2, 1.0), "three_iterations": (3, 0.3)}
+
+
+def test_networks_at_length_start_from_a_trained_one(tmp_path):
+    trained = create("matrix-capsules", image_shape=(1, 28, 28), **NETWORK)
+    trained.model.updates.fill_(1234)
+    save(trained, tmp_path / "trained", data="mnist", seed=0)
+    options = replace(QUICK, run=str(tmp_path / "trained"))
+    settings = dict(network=NETWORK, lr=1e-12, variants=("three_iterations",))
+    result, _ = reproduce("matrix-capsules/at-length", options, folder=tmp_path, **settings)
+    found = result.entry.model
+    assert found.updates > 1234
+    assert found.classes.routing.iterations == 3
+    for name, value in trained.model.named_parameters():
+        torch.testing.assert_close(found.get_parameter(name), value, rtol=0, atol=1e-6)
 
 
 def test_dynamic_routing_takes_no_power():
