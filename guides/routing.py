@@ -253,12 +253,14 @@ class DynamicRouting(Routing):
 
     fair: bool = True
 
-    def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
-        *_, last = self._points(votes)
-        return _with_variance(votes, law, *last)
+    def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
+        *_, (_, mean, logits) = self._points(votes)
+        return mean, logits
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        return (_with_variance(votes, law, *point) for point in self._points(votes))
+        for responsibility, mean, logits in self._points(votes):
+            variance = votes.gather(responsibility).variance + law.noise
+            yield Belief(responsibility, mean, variance, logits)
 
     def _points(self, votes: Votes) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield R, the parents' means and the log-odds of their presences after each iteration."""
@@ -273,13 +275,6 @@ class DynamicRouting(Routing):
             yield responsibility, mean, square.log()
             if iteration + 1 < self.iterations:
                 agreement = agreement + votes.agreement(squash(total))
-
-
-def _with_variance(
-    votes: Votes, law: ParentLaw, responsibility: Tensor, mean: Tensor, logits: Tensor
-) -> Belief:
-    variance = votes.gather(responsibility).variance + law.noise
-    return Belief(responsibility, mean, variance, logits)
 
 
 class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a layer, not a Model

@@ -104,7 +104,8 @@ class MatrixCapsules(Classifier):
             .2 + .79 sigmoid(updates / margin_steps - 4). The updates are counted in the state.
         coordinates: as for `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
-        recompute: compute the votes again in the backward pass instead of keeping them.
+        recompute: compute the votes again in the backward pass instead of keeping them, which takes
+            less memory and more time; by default where a batch has more than 2^25 numbers of votes.
 
     Raises:
         ValueError: a size below 1, an image that is too small, an unknown likelihood.
@@ -127,7 +128,7 @@ class MatrixCapsules(Classifier):
         margin_steps: float = 250,
         coordinates: tuple[tuple[int, int], tuple[int, int]] | None = RIGHT_COLUMN,
         padding: int = 0,
-        recompute: bool = True,
+        recompute: bool | None = None,
     ) -> None:
         super().__init__(image_shape, classes)
         primary, middle, last = capsules

@@ -211,7 +211,10 @@ def learn_digits(job: Job[Course]) -> Numbers:
     pyro.set_rng_seed(options.seed)
     entry = create("matrix-capsules", image_shape=data.image_shape, **course.sizes)
     if course.start:
-        entry.model.load_state_dict(load(course.start).model.state_dict())
+        start = load(course.start)
+        if start.name != entry.name:
+            raise ValueError(f"run must be a trained {entry.name!r}, not a {start.name!r}")
+        entry.model.load_state_dict(start.model.state_dict())
     run = train(
         entry, data, options, options.budget, name="run", transform=SHIFT, **course.training
     )

@@ -18,8 +18,8 @@ This is the mixture's law with n D beta_a and lambda / (n D), for poses of D num
 lambda, .01, corresponds to .75 and .36 here in the convolutional layers of its full network.
 
 Votes take much memory. They are computed and routed for a few images at a time, so that they stay
-in the cache, and computed again in the backward pass, so that none is kept (`recompute=False` keeps
-them).
+in the cache. Where a batch has many, none is kept, and they are computed again in the backward
+pass.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), sections 4 and 5.
@@ -49,7 +49,6 @@ POSE = 4  # a pose is a 4x4 matrix
 POSE_SPREAD = 0.3  # deviation of the first poses from the identity
 SPREAD = 0.1  # the same for the first transformations
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
-_AT_ONCE = 2**21  # numbers of votes to hold at a time; a chunk with its gradient fits in a cache
 
 
 class CapsuleGrid(NamedTuple):
@@ -144,7 +143,8 @@ class CapsuleLayer(PyroModule):
         inverse_temperature: lambda, the inverse temperature of the parents' presences, for the
             average gain with each number of the votes in a fair share.
         noise: variance that is added to the parents' variances.
-        recompute: compute the votes again in the backward pass instead of keeping them.
+        recompute: compute the votes again in the backward pass instead of keeping them; by default
+            where there are many, see `in_chunks`.
 
     Raises:
         ValueError: a number below 1, or one that must be positive and is not.
@@ -166,7 +166,7 @@ class CapsuleLayer(PyroModule):
         spread: float = SPREAD,
         inverse_temperature: float = 16.0,
         noise: float = VOTE_NOISE,
-        recompute: bool = True,
+        recompute: bool | None = None,
     ) -> None:
         super().__init__()
         check_at_least(1, children=children, parents=parents)
@@ -221,13 +221,11 @@ class CapsuleLayer(PyroModule):
             pose: Tensor, logits: Tensor, transforms: Tensor, beta_a: Tensor, beta_u: Tensor
         ) -> tuple[Tensor, Tensor]:
             votes = self.votes(CapsuleGrid(pose, logits, children.shape), transforms)
-            belief = self.routing(votes, law._replace(beta_a=beta_a, beta_u=beta_u))
-            return belief.mean, belief.logits
+            return self.routing.parents(votes, law._replace(beta_a=beta_a, beta_u=beta_u))
 
         votes_of_one = len(self.cells) * transforms.numel()
-        size = max(1, _AT_ONCE // votes_of_one)
         batch, shared = (children.pose, children.logits), (transforms, law.beta_a, law.beta_u)
-        mean, logits = in_chunks(route, batch, shared, size, self.recompute)
+        mean, logits = in_chunks(route, batch, shared, votes_of_one, self.recompute)
         return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
 
 

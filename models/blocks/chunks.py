@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+AT_ONCE = 2**21  # numbers to compute at a time; a chunk with its gradient fits in a cache
+KEPT = 2**25  # numbers to keep for the backward pass
+
 
 class _InChunks(torch.autograd.Function):
     """The function that keeps only its inputs and is applied again for its gradient."""
@@ -60,10 +63,10 @@ def in_chunks(
     function: Callable,
     each: tuple[Tensor, ...],
     shared: tuple[Tensor, ...],
-    size: int,
-    recompute: bool = True,
+    numbers: int,
+    recompute: bool | None = None,
 ) -> tuple[Tensor, ...]:
-    """Compute `function(*each, *shared)` for `size` rows of a batch at a time.
+    """Compute `function(*each, *shared)` for a few rows of a batch at a time.
 
     Under autocast the whole computation has the precision of the shared tensors. A routing takes
     differences of large sums. Autocast does not change the backward pass, which must repeat the
@@ -73,13 +76,19 @@ def in_chunks(
         function: takes tensors and returns a tuple of tensors, row by row.
         each: tensors of the batch, rows first.
         shared: tensors that all rows use.
-        recompute: keep only the inputs, and compute each chunk again in the backward pass.
+        numbers: size of the largest intermediate result of one row. A chunk has 2^21 numbers.
+        recompute: keep only the inputs, and compute each chunk again in the backward pass. This
+            takes less memory and more time. By default it is done where the largest intermediate
+            result of the batch has more than 2^25 numbers.
     """
+    if recompute is None:
+        recompute = len(each[0]) * numbers > KEPT
     device = shared[0].device.type
     if torch.is_autocast_enabled(device):
         each = tuple(x.to(shared[0].dtype) for x in each)
         with torch.autocast(device, enabled=False):
-            return in_chunks(function, each, shared, size, recompute)
+            return in_chunks(function, each, shared, numbers, recompute)
+    size = max(1, AT_ONCE // numbers)
     if recompute and torch.is_grad_enabled():
         return _InChunks.apply(function, size, len(each), *each, *shared)
     return _apply_in_chunks(function, each, shared, size)

@@ -127,6 +127,11 @@ class Routing:
         *_, last = self.beliefs(votes, law)
         return last
 
+    def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
+        """Return the mean and the logits of the last belief, which are all that a layer needs."""
+        belief = self(votes, law)
+        return belief.mean, belief.logits
+
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
         """Yield the belief after each iteration; the first starts at equal responsibilities."""
         raise NotImplementedError

@@ -38,7 +38,6 @@ from capsule_zoo.models.checks import check_at_least
 
 PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule
 KERNEL = 9  # of the primary capsules' convolution
-_AT_ONCE = 2**22  # numbers of votes to hold at a time
 _TINY = 1e-12
 
 
@@ -112,10 +111,9 @@ def route_classes(children: Tensor, transform: Tensor, routing: Routing) -> tupl
         Log-odds of the classes' presences, (B, classes), and the directions of their capsules,
         (B, classes, 16), of length 1.
     """
-    size = max(1, _AT_ONCE // (transform.shape[0] * transform.shape[2]))
-    many = len(children) > size  # then votes are computed again in the backward pass
+    votes_of_one = transform.shape[0] * transform.shape[2]
     route = partial(_route, routing)
-    logits, direction = in_chunks(route, (children,), (transform,), size, recompute=many)
+    logits, direction = in_chunks(route, (children,), (transform,), votes_of_one)
     return logits, direction
 
 
@@ -125,8 +123,8 @@ def _route(routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tenso
     none = votes.new_zeros(values.shape[2])
     law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
     presence = votes.new_ones(len(children), 1, len(votes))
-    belief = routing(Votes(values, presence), law)
-    return belief.logits[:, 0], F.normalize(belief.mean, dim=-1)[:, 0]
+    mean, logits = routing.parents(Votes(values, presence), law)
+    return logits[:, 0], F.normalize(mean, dim=-1)[:, 0]
 
 
 class _Transpose(torch.autograd.Function):

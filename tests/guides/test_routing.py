@@ -208,6 +208,13 @@ def test_temperatures_are_those_of_the_released_code(votes):
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
+def test_parents_are_those_of_the_last_belief(routing, votes):
+    *_, last = routing.beliefs(votes, law())
+    torch.testing.assert_close(routing.parents(votes, law()), (last.mean, last.logits))
+    torch.testing.assert_close(routing(votes, law()), last)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_a_childs_presence_counts(routing):
     """Renormalizing r a over the parents would cancel it."""
     values, presence = rand(1, I, J, D), torch.ones(1, I, dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models.blocks import capsule_convolution
+from capsule_zoo.models.blocks import chunks
 from capsule_zoo.models.blocks.capsule_convolution import (
     CapsuleConv2d,
     CapsuleGrid,
@@ -151,7 +151,7 @@ def test_without_coordinates_classes_do_not_see_places(grid):
 def test_chunks_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkeypatch):
     found = []
     for at_once, recompute in [(2**21, False), (1, False), (1, True), (2 * 6 * 8 * 32, True)]:
-        monkeypatch.setattr(capsule_convolution, "_AT_ONCE", at_once)
+        monkeypatch.setattr(chunks, "AT_ONCE", at_once)
         torch.manual_seed(0)
         layer = conv(routing, recompute=recompute)
         inputs = [x.clone().requires_grad_() for x in grid[:2]]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from capsule_zoo.models.blocks import chunks
 from capsule_zoo.models.blocks.chunks import in_chunks
 
 
@@ -12,12 +13,13 @@ def function(x, y, w):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
-def test_chunks_have_the_values_and_the_gradient_of_the_whole(size, recompute):
+def test_chunks_have_the_values_and_the_gradient_of_the_whole(size, recompute, monkeypatch):
+    monkeypatch.setattr(chunks, "AT_ONCE", 2 * size)
     inputs = [torch.randn(shape, dtype=torch.float64) for shape in ((5, 2), (5, 2), (2,))]
     inputs = [x.requires_grad_() for x in inputs]
 
     def chunked(*t):
-        return in_chunks(function, t[:2], t[2:], size, recompute)
+        return in_chunks(function, t[:2], t[2:], 2, recompute)
 
     torch.testing.assert_close(chunked(*inputs), function(*inputs))
     assert torch.autograd.gradcheck(chunked, inputs)
@@ -37,3 +39,20 @@ def test_autocast_takes_no_digit_from_the_precision_of_the_shared_tensors(recomp
     slopes = [torch.autograd.grad(y.sum(), each)[0] for y in (found, expected)]
     assert slopes[0].dtype == torch.bfloat16
     assert torch.equal(*slopes)
+
+
+def test_what_is_small_is_kept_and_what_is_large_computed_again(monkeypatch):
+    calls = []
+
+    def counted(x, w):
+        calls.append(len(x))
+        return (x * w,)
+
+    monkeypatch.setattr(chunks, "AT_ONCE", 6)
+    monkeypatch.setattr(chunks, "KEPT", 15)
+    for rows, expected in ((5, [2, 2, 1]), (6, [2, 2, 2, 2, 2, 2])):
+        calls.clear()
+        each, shared = torch.randn(rows, 3, requires_grad=True), torch.randn(3)
+        (found,) = in_chunks(counted, (each,), (shared,), 3)
+        found.sum().backward()
+        assert calls == expected

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
-from capsule_zoo.models.blocks import vector_capsules
+from capsule_zoo.models.blocks import chunks
 from capsule_zoo.models.blocks.vector_capsules import (
     ClassVectors,
     VectorCapsules,
@@ -74,7 +74,7 @@ def test_batches_in_chunks_give_the_same_classes_and_gradients(monkeypatch):
     children = torch.randn(5, 6, 8, dtype=torch.float64, requires_grad=True)
     found = []
     for at_once in (2**21, 2 * 6 * 3 * 16):
-        monkeypatch.setattr(vector_capsules, "_AT_ONCE", at_once)
+        monkeypatch.setattr(chunks, "AT_ONCE", at_once)
         vectors = layer(children)
         wanted = (children, layer.transform)
         found.append((vectors, *torch.autograd.grad(vectors.square().sum(), wanted)))
