@@ -18,7 +18,7 @@ from pathlib import Path
 
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.records import FOLDER, Metric, read_record
-from capsule_zoo.report.tables import Grid, grids_of, in_words, rounded
+from capsule_zoo.report.tables import Grid, grids_of, in_words, rounded, seeds
 
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
@@ -54,8 +54,8 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     parts = [_grid(grid, metrics) for grid in grids]
     if singles:
         parts.append(_singles({name: metrics[name] for name in singles}))
-    minutes = record["seconds"] / 60
-    made = f"`{record['command']}` on {record['data']}, {minutes:.1f} minutes, {record['machine']}."
+    how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
+    made = f"`{record['command']}` on {', '.join(how)}."
     return "\n".join([*parts, made, ""])
 
 

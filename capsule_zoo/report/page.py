@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from capsule_zoo import __version__
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.report.gallery import Gallery, gather
-from capsule_zoo.report.tables import duration, in_words, rounded
+from capsule_zoo.report.tables import duration, in_words, rounded, seeds
 
 
 def write_page(path: str | Path, folder: str | Path) -> Path:
@@ -38,6 +38,7 @@ def render(gallery: Gallery) -> str:
         "words": in_words,
         "rounded": rounded,
         "duration": duration,
+        "seeds": seeds,
         "marked": marked,
         "linked": linked,
     }

@@ -44,6 +44,14 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
+def seeds(record: dict) -> str:
+    """Return from how many seeds a record is: "3 seeds", "one seed", or "seed 0" by default."""
+    number = record.get("settings", {}).get("seeds")
+    if number is None:
+        return f"seed {record['seed']}"
+    return "one seed" if number == 1 else f"{number} seeds"
+
+
 @dataclass(frozen=True)
 class Grid:
     """A table of metrics, by quantity and variant.

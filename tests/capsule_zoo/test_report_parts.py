@@ -16,7 +16,7 @@ from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.report.pictures import WIDTH, picture
 from capsule_zoo.report.stories import Block, read_story, remainder
-from capsule_zoo.report.tables import Grid, duration, grids_of, in_words, rounded
+from capsule_zoo.report.tables import Grid, duration, grids_of, in_words, rounded, seeds
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
@@ -62,6 +62,12 @@ def test_names_in_words():
 def test_durations():
     times = {75.0: "75 seconds", 233.0: "3.9 minutes", 1353.0: "23 minutes", 5400.0: "1.5 hours"}
     assert {seconds: duration(seconds) for seconds in times} == times
+
+
+def test_records_say_from_how_many_seeds_they_are():
+    found = [seeds({"seed": 4, "settings": {"seeds": n} if n else {}}) for n in (None, 1, 3)]
+    assert found == ["seed 4", "one seed", "3 seeds"]
+    assert seeds({"seed": 0}) == "seed 0"
 
 
 RECORD = {
