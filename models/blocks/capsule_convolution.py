@@ -48,6 +48,7 @@ from capsule_zoo.models.checks import check_at_least, check_positive
 POSE = 4  # a pose is a 4x4 matrix
 POSE_SPREAD = 0.3  # deviation of the first poses from the identity
 SPREAD = 0.1  # the same for the first transformations
+_IN_CACHE = 2**18  # numbers of votes that stay in a cache while they are gone over
 RIGHT_COLUMN = ((0, 3), (1, 3))  # the paper's "first two elements of the right-hand column"
 
 
@@ -95,24 +96,32 @@ class PrimaryCapsules(PyroModule):
 
 
 class _Cast(torch.autograd.Function):
-    """The product V = sum_k M_k W_k as a loop over k in place."""
+    """The product V = sum_k M_k W_k as a loop over k in place, for a few rows at a time."""
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, transform: Tensor) -> Tensor:
         ctx.save_for_backward(pose, transform)
-        votes = pose[:, None, 0] * transform[:, 0]
-        for k in range(1, POSE):
-            votes.addcmul_(pose[:, None, k], transform[:, k])
+        one = transform[:, 0]
+        votes = pose.new_empty(len(pose), *one.shape)
+        rows = max(1, _IN_CACHE // one.numel())
+        for own, part in zip(pose.split(rows), votes.split(rows), strict=True):
+            torch.mul(own[:, None, 0], one, out=part)
+            for k in range(1, POSE):
+                part.addcmul_(own[:, None, k], transform[:, k])
         return votes
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         pose, transform = ctx.saved_tensors
-        product = torch.empty_like(grad)
-        to_pose, to_transform = torch.empty_like(pose), torch.empty_like(transform)
-        for k in range(POSE):
-            torch.sum(torch.mul(grad, transform[:, k], out=product), 1, out=to_pose[:, k])
-            torch.sum(torch.mul(grad, pose[:, None, k], out=product), 0, out=to_transform[:, k])
+        to_pose, to_transform = torch.empty_like(pose), torch.zeros_like(transform)
+        rows = max(1, _IN_CACHE // transform[:, 0].numel())
+        product = torch.empty_like(grad[:rows])
+        parts = zip(pose.split(rows), grad.split(rows), to_pose.split(rows), strict=True)
+        for own, slope, found in parts:
+            work = product[: len(own)]
+            for k in range(POSE):
+                torch.sum(torch.mul(slope, transform[:, k], out=work), 1, out=found[:, k])
+                to_transform[:, k] += torch.mul(slope, own[:, None, k], out=work).sum(0)
         return to_pose, to_transform
 
 

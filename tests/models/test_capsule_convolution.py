@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models.blocks import chunks
+from capsule_zoo.models.blocks import capsule_convolution, chunks
 from capsule_zoo.models.blocks.capsule_convolution import (
     CapsuleConv2d,
     CapsuleGrid,
@@ -150,8 +150,17 @@ def test_without_coordinates_classes_do_not_see_places(grid):
 @pytest.mark.parametrize("routing", [EMRouting(3), VBRouting(2), DynamicRouting(3)], ids=repr)
 def test_chunks_of_a_batch_recomputed_or_not_are_the_whole(grid, routing, monkeypatch):
     found = []
-    for at_once, recompute in [(2**21, False), (1, False), (1, True), (2 * 6 * 8 * 32, True)]:
+    many = 2**21
+    for at_once, recompute, in_cache in [
+        (many, False, many),
+        (many, False, 1),
+        (many, False, 5 * 6 * 32),
+        (1, False, many),
+        (1, True, many),
+        (2 * 6 * 8 * 32, True, 1),
+    ]:
         monkeypatch.setattr(chunks, "AT_ONCE", at_once)
+        monkeypatch.setattr(capsule_convolution, "_IN_CACHE", in_cache)
         torch.manual_seed(0)
         layer = conv(routing, recompute=recompute)
         inputs = [x.clone().requires_grad_() for x in grid[:2]]
