@@ -96,33 +96,34 @@ class PrimaryCapsules(PyroModule):
 
 
 class _Cast(torch.autograd.Function):
-    """The product V = sum_k M_k W_k as a loop over k in place, for a few rows at a time."""
+    """The votes (N, parents x c, r x i) of poses (N, k, r x i) by transforms (parents x c, k, i).
+
+    They are V = sum_k M_k W_k, with k as a loop in place, for a few rows at a time. Their gradient
+    is turned once, and both sums over it are then matrix products for each child.
+    """
 
     @staticmethod
     def forward(ctx: Any, pose: Tensor, transform: Tensor) -> Tensor:
         ctx.save_for_backward(pose, transform)
-        one = transform[:, 0]
-        votes = pose.new_empty(len(pose), *one.shape)
-        rows = max(1, _IN_CACHE // one.numel())
+        wide = transform[:, :, None].expand(-1, -1, POSE, -1).flatten(2)  # for every row r
+        votes = pose.new_empty(len(pose), len(wide), wide.shape[2])
+        rows = max(1, _IN_CACHE // votes[0].numel())
         for own, part in zip(pose.split(rows), votes.split(rows), strict=True):
-            torch.mul(own[:, None, 0], one, out=part)
+            torch.mul(own[:, None, 0], wide[:, 0], out=part)
             for k in range(1, POSE):
-                part.addcmul_(own[:, None, k], transform[:, k])
+                part.addcmul_(own[:, None, k], wide[:, k])
         return votes
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         pose, transform = ctx.saved_tensors
-        to_pose, to_transform = torch.empty_like(pose), torch.zeros_like(transform)
-        rows = max(1, _IN_CACHE // transform[:, 0].numel())
-        product = torch.empty_like(grad[:rows])
-        parts = zip(pose.split(rows), grad.split(rows), to_pose.split(rows), strict=True)
-        for own, slope, found in parts:
-            work = product[: len(own)]
-            for k in range(POSE):
-                torch.sum(torch.mul(slope, transform[:, k], out=work), 1, out=found[:, k])
-                to_transform[:, k] += torch.mul(slope, own[:, None, k], out=work).sum(0)
-        return to_pose, to_transform
+        shape = len(pose), POSE, POSE, transform.shape[2]  # N, k, r, i
+        turned = grad.mT.contiguous().view(len(pose) * POSE, shape[3], -1).transpose(0, 1)
+        rows = pose.view(shape).permute(3, 0, 2, 1).flatten(1, 2)  # (i, N x r, k)
+        matrices = transform.permute(2, 0, 1).contiguous()  # (i, parents x c, k)
+        to_pose = torch.bmm(turned, matrices).unflatten(1, (-1, POSE))
+        to_transform = torch.bmm(turned.mT, rows)
+        return to_pose.permute(1, 3, 2, 0).flatten(2), to_transform.permute(1, 2, 0)
 
 
 def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
@@ -134,9 +135,8 @@ def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
     """
     images, positions, children = pose.shape[:3]
     rows = pose.permute(0, 1, 4, 3, 2).reshape(images * positions, POSE, POSE * children)
-    columns = transform.permute(1, 3, 2, 0)[:, :, :, None]  # (parents, c, k, 1, children)
-    columns = columns.expand(-1, -1, -1, POSE, -1).flatten(3).flatten(0, 1)
-    votes = _Cast.apply(rows, columns.contiguous())  # (images x positions, parents x c, r x i)
+    columns = transform.permute(1, 3, 2, 0).flatten(0, 1).contiguous()  # (parents x c, k, children)
+    votes = _Cast.apply(rows, columns)  # (images x positions, parents x c, r x i)
     return votes.view(images, positions, -1, POSE * POSE, children)
 
 
