@@ -129,12 +129,15 @@ def pretraining(
 
 
 @experiment("capsule-helmholtz/objectives", data="mnist", minutes=60, role="comparison")
-def objectives(options: Options, *, images: int = 500, particles: int = 200) -> Result:
+def objectives(
+    options: Options, *, images: int = 500, particles: int = 200, share: float | None = None
+) -> Result:
     """Compare wake-sleep, reweighted wake-sleep and the ELBO on one machine (an hour).
 
     Args:
         images: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
+        share: share of the time in which layers are pre-trained as capsule RBMs; none by default.
     """
     options.refuse_run()
     data = binary_mnist(options)
@@ -148,8 +151,10 @@ def objectives(options: Options, *, images: int = 500, particles: int = 200) -> 
     for name, objective in rows.items():
         options.say(f"Training under {type(objective).__name__}")
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        how: dict[str, Any] = dict(objective=objective, transform=Binarize())
-        train(entry, data, options, minutes[name], name=name, **how)
+        how: dict[str, Any] = dict(minutes=minutes[name])
+        if share is not None:
+            how = after_pretraining(options, minutes[name], share)
+        train(entry, data, options, name=name, objective=objective, transform=Binarize(), **how)
         pairs[name] = (entry.model, entry.guide)
     table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
     return Result(bounds_of_rows(table), {"": table.draw()}, table, entry)
