@@ -135,6 +135,7 @@ class _Ledger:
     def __init__(self) -> None:
         self.sweep = -1
         self.entries: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.squared: Tensor | None = None  # the votes whose squares are used
 
     def add(self, row: Tensor, linear: Tensor, square: Tensor | None) -> None:
         """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D)."""
@@ -144,36 +145,35 @@ class _Ledger:
             self.entries = []
         self.entries.append((row, linear, square))
 
-    def settle(self, values: Tensor) -> Tensor:
+    def settle(self) -> Tensor:
         """Compute the gradient (G, D, I) of all entries with respect to the votes."""
         entries, self.entries = self.entries, []
         squares = [(row, square) for row, _, square in entries if square is not None]
         rows = torch.cat([row for row, _, _ in entries], 1)
         total = torch.bmm(torch.cat([linear for _, linear, _ in entries], 1).mT, rows)
-        if squares:
+        if self.squared is not None and squares:
             if len(squares) < len(entries):
                 rows = torch.cat([row for row, _ in squares], 1)
             slope = torch.bmm(torch.cat([square for _, square in squares], 1).mT, rows)
-            total.addcmul_(slope, values, value=2)
+            total.addcmul_(slope, self.squared, value=2)
         return total
 
 
 class _Gate(torch.autograd.Function):
-    """The identity on the votes, whose backward pass settles the ledger."""
+    """A token of the votes, without numbers, whose backward pass settles the ledger.
+
+    Every use of the votes takes the token, so that the gate's backward pass comes after theirs.
+    """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, center: Tensor, ledger: _Ledger) -> Tensor:
-        centered = values - center
+    def forward(ctx: Any, values: Tensor, ledger: _Ledger) -> Tensor:
         ctx.ledger = ledger
-        ctx.save_for_backward(centered)
         ctx.set_materialize_grads(False)
-        return centered
+        return values.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor, None, None]:
-        (centered,) = ctx.saved_tensors
-        settled = ctx.ledger.settle(centered)
-        return settled if grad is None else settled + grad, None, None
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor, None]:
+        return ctx.ledger.settle(), None
 
 
 class _Gather(torch.autograd.Function):
@@ -181,7 +181,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, values: Tensor, squares: Tensor | None, ledger: _Ledger
+        ctx: Any,
+        weight: Tensor,
+        token: Tensor,
+        values: Tensor,
+        squares: Tensor | None,
+        ledger: _Ledger,
     ) -> tuple[Tensor, ...]:
         ctx.ledger = ledger
         ctx.save_for_backward(weight, values, squares)
@@ -192,7 +197,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, first: Tensor, second: Tensor | None = None) -> tuple:
         weight, values, squares = ctx.saved_tensors
         ctx.ledger.add(weight, first, second)
-        return _scores(first, second, values, squares), None, None, None
+        return _scores(first, second, values, squares), None, None, None, None
 
 
 class _Score(torch.autograd.Function):
@@ -203,6 +208,7 @@ class _Score(torch.autograd.Function):
         ctx: Any,
         linear: Tensor,
         square: Tensor | None,
+        token: Tensor,
         values: Tensor,
         squares: Tensor | None,
         ledger: _Ledger,
@@ -216,7 +222,7 @@ class _Score(torch.autograd.Function):
         linear, square, values, squares = ctx.saved_tensors
         ctx.ledger.add(grad, linear, square)
         second = None if squares is None else torch.bmm(grad, squares.mT)
-        return torch.bmm(grad, values.mT), second, None, None, None
+        return torch.bmm(grad, values.mT), second, None, None, None, None
 
 
 def _scores(
@@ -243,8 +249,8 @@ class Gathered(NamedTuple):
 class Votes:
     """The votes of one layer for a batch of images.
 
-    The values are stored as differences from their plain mean over the children, so that squares
-    lose no digits.
+    Squares are those of differences from the votes' plain mean over the children, so that they lose
+    no digits.
 
     Args:
         values: V, (N, positions, parents, D, children).
@@ -257,10 +263,9 @@ class Votes:
     def __init__(self, values: Tensor, presence: Tensor, windows: Windows | None = None) -> None:
         *self.shape, self.size, self.children = values.shape
         flat = values.flatten(0, 2)  # (G, D, I)
-        center = flat.detach().mean(2, keepdim=True)
-        self.center = center[..., 0].unflatten(0, self.shape)
+        self.values = flat.detach()
         self.ledger = _Ledger()
-        self.values = _Gate.apply(flat, center, self.ledger)
+        self.token = _Gate.apply(flat, self.ledger)
         self.presence = presence[:, :, None]  # (N, positions, 1, children)
         self.windows = (
             Windows.whole(self.children).to(values.device) if windows is None else windows
@@ -274,9 +279,16 @@ class Votes:
         return cls(values.permute(0, 2, 3, 1)[:, None].contiguous(), presence[:, None])
 
     @cached_property
-    def squares(self) -> Tensor:
-        """V^2, (G, D, I); computed when first needed."""
-        return self.values.detach().square()
+    def center(self) -> Tensor:
+        """The plain mean of each parent's votes, (N, positions, parents, D)."""
+        return self.values.mean(2).unflatten(0, self.shape)
+
+    @cached_property
+    def centered(self) -> tuple[Tensor, Tensor]:
+        """The differences of the votes from their center and the squares of these, (G, D, I)."""
+        differences = self.values - self.center.flatten(0, 2)[..., None]
+        self.ledger.squared = differences
+        return differences, differences.square()
 
     @property
     def fair_share(self) -> float:
@@ -297,37 +309,43 @@ class Votes:
 
     def gather(self, responsibility: Tensor) -> Gathered:
         """Compute the mean and variance of the votes under r_ij = w_i R_ij; R is given."""
-        number, mean, first, second = self._moments(responsibility, self.squares)
-        return Gathered(number, mean, (second - first.square()).clamp_min(0))
+        number, (first, second) = self._moments(responsibility, *self.centered)
+        there = (number > _TINY).to(first)
+        variance = (second - first.square()).clamp_min(0)
+        return Gathered(number, there * self.center + first, variance)
 
     def gather_mean(self, responsibility: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the number and mean of `gather`, without the variance, in half of the time."""
-        number, mean, _ = self._moments(responsibility, None)
+        number, (mean,) = self._moments(responsibility, self.values)
         return number, mean
 
-    def _moments(self, responsibility: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
-        """Return n_j, the mean, and the moments of the votes' differences from their center."""
+    def _moments(
+        self, responsibility: Tensor, values: Tensor, squares: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return n_j, and the weighted means of values and squares; zero without votes."""
         weight = (self.presence * responsibility).flatten(0, 2)[:, None]
         number = weight.sum(2).unflatten(0, self.shape)
         some = torch.where(number > _TINY, number, 1.0)
-        sums = _Gather.apply(weight, self.values, squares, self.ledger)
-        moments = [total[:, 0].unflatten(0, self.shape) / some for total in sums]
-        here = (number > _TINY).to(moments[0])
-        return number, here * self.center + moments[0], *moments
+        sums = _Gather.apply(weight, self.token, values, squares, self.ledger)
+        return number, [total[:, 0].unflatten(0, self.shape) / some for total in sums]
 
     def agreement(self, vector: Tensor) -> Tensor:
         """Compute V_ij . vector_j, (N, positions, parents, children)."""
-        own = (self.center * vector).sum(3, keepdim=True)
-        return self._score(vector, None) + own
+        return self._score(vector, None, self.values)
 
     def distance(self, mean: Tensor, precision: Tensor) -> Tensor:
         """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""
         apart = mean - self.center
         own = (precision * apart.square()).sum(3, keepdim=True)
-        return self._score(-2 * precision * apart, precision) + own
+        return self._score(-2 * precision * apart, precision, *self.centered) + own
 
-    def _score(self, linear: Tensor, square: Tensor | None) -> Tensor:
+    def _score(
+        self,
+        linear: Tensor,
+        square: Tensor | None,
+        values: Tensor,
+        squares: Tensor | None = None,
+    ) -> Tensor:
         rows = (x if x is None else x.flatten(0, 2)[:, None] for x in (linear, square))
-        squares = None if square is None else self.squares
-        score = _Score.apply(*rows, self.values, squares, self.ledger)
+        score = _Score.apply(*rows, self.token, values, squares, self.ledger)
         return score[:, 0].unflatten(0, self.shape)

@@ -97,7 +97,7 @@ def test_the_power_of_a_routing_flattens_the_responsibilities(votes):
 def test_papers_e_step_is_a_times_n(votes):
     rule = law()
     belief = best_belief(votes, votes.uniform(), rule)
-    values = (votes.values + votes.center.flatten(0, 2)[..., None]).unflatten(0, votes.shape)
+    values = votes.values.unflatten(0, votes.shape)
     normal = torch.distributions.Normal(belief.mean[..., None], belief.variance[..., None].sqrt())
     density = normal.log_prob(values) - 0.5 * rule.noise / belief.variance[..., None]
     claim = belief.presence[..., None] * density.sum(3).exp()
