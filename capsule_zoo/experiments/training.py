@@ -28,9 +28,9 @@ def train(
 ) -> Run:
     """Fit an entry and leave it on the CPU.
 
-    The run is saved in `options.runs` at every check and when it ends. If it was interrupted, it
-    goes on from there; if it had ended, the entry gets the saved weights, and torch's generator
-    the state that it had at the end of the run.
+    The run is saved in `options.runs` as it goes on and when it ends; see `fit`. If it was
+    interrupted, it goes on from there; if it had ended, the entry gets the saved weights, and
+    torch's generator the state that it had at the end of the run.
 
     Args:
         minutes: limit of the run, if `settings` give no other.

@@ -108,8 +108,9 @@ def fit(
             written, also at the end and after Ctrl-C, by the first process only. True stops the
             run. Their random draws do not change the run.
         clip: largest norm of the gradient; `math.inf` for none.
-        checkpoint: safetensors file, replaced whole at every check and at the end; or a function
-            that is called with the tree to save, in the first process only.
+        checkpoint: safetensors file, replaced whole at every check, after five minutes without one
+            and at the end; or a function that is called with the tree to save, in the first process
+            only.
         resume: checkpoint from which to continue, with the results of an uninterrupted run.
         labels: pass the labels to model and guide too, which a supervised model needs.
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from capsule_zoo.inference.training.progress import Progress
 from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
+
+SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
 
 CheckpointPlace = str | os.PathLike | Callable[[dict], None]
 
@@ -101,6 +104,7 @@ class Trainer:
         self.best: dict[str, dict[str, Tensor]] = {}
         self.seed = batches.seed
         self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
+        self.saved_at = time.monotonic()
         pyro.set_rng_seed(self.seed + workers.rank)
         self.random = random_state(workers.device)
 
@@ -130,6 +134,8 @@ class Trainer:
                         budget.advance(bar, self.progress)
                         if self.progress.step % self.checks.every == 0:
                             stopped = self._check()
+                        elif self.workers.agree(float(self._save_is_due())):
+                            self._save()
             except KeyboardInterrupt:  # in the middle of a step that was not taken
                 set_random_state(self.random, self.workers.device)
                 stopped = "interrupted"
@@ -233,7 +239,11 @@ class Trainer:
         for later in itertools.count(epoch + 1):
             yield from self.batches.epoch(later)
 
+    def _save_is_due(self) -> bool:
+        return time.monotonic() - self.saved_at > SECONDS_BETWEEN_SAVES
+
     def _save(self) -> None:
+        self.saved_at = time.monotonic()
         generators = {k: self.workers.gather(v) for k, v in self.random.items()}
         if self.checks.checkpoint is None or not self.workers.is_first:
             return

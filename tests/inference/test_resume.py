@@ -12,6 +12,7 @@ from pyro.infer import Trace_ELBO
 from toys import QUIET, PointGuide, assert_same, conjugate_images, dataset, pair, states
 
 from capsule_zoo.inference import CheckpointError, Objective, fit
+from capsule_zoo.inference.training import trainer
 
 
 def assert_same_history(left, right):
@@ -56,6 +57,24 @@ def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call,
     assert_same_history(expected.history, resumed.history)
     assert (expected.best_loss, expected.best_step) == (resumed.best_loss, resumed.best_step)
     assert resumed.seconds > stopped.seconds
+
+
+def test_a_run_is_saved_between_checks_and_a_killed_one_goes_on_from_there(tmp_path, monkeypatch):
+    path = tmp_path / "run.safetensors"
+    options = {"steps": 8, "validate_every": 100, "seed": 4, **QUIET}
+    torch.manual_seed(0)
+    data = dataset()
+    whole, again = pair(), pair(seed=9)
+    expected = fit(*whole, data, transform=Interrupt(0), **options)
+    for seconds in (300, 0):
+        assert not path.exists()  # after a few steps, unless every one of them is saved
+        monkeypatch.setattr(trainer, "SECONDS_BETWEEN_SAVES", seconds)
+        with pytest.raises(RuntimeError, match="killed"):
+            killed = Interrupt(6, RuntimeError("killed"))
+            fit(*pair(), data, transform=killed, checkpoint=path, **options)
+    resumed = fit(*again, data, transform=Interrupt(0), resume=path, **options)
+    assert_same(states(*whole), states(*again))
+    assert_same_history(expected.history, resumed.history)
 
 
 def test_a_finished_run_can_be_prolonged(tmp_path):
