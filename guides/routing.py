@@ -264,9 +264,9 @@ class DynamicRouting(Routing):
 
     def _points(self, votes: Votes) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield R, the parents' means and the log-odds of their presences after each iteration."""
-        agreement = torch.zeros_like(votes.uniform())
+        responsibility = votes.uniform()
+        agreement = torch.zeros_like(responsibility)
         for iteration in range(self.iterations):
-            responsibility = votes.compete(agreement)
             number, mean = votes.gather_mean(responsibility)
             total = number * mean
             if self.fair:
@@ -275,6 +275,7 @@ class DynamicRouting(Routing):
             yield responsibility, mean, square.log()
             if iteration + 1 < self.iterations:
                 agreement = agreement + votes.agreement(squash(total))
+                responsibility = votes.compete(agreement)
 
 
 class RoutedParents(Guide[SwitchableGaussians]):  # type: ignore[type-var]  # a layer, not a Model

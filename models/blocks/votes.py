@@ -126,6 +126,8 @@ def compete(logits: Tensor, windows: Windows) -> Tensor:
     Args:
         logits: (N, positions, parents, children); children are window x types, types innermost.
     """
+    if len(windows.cells) == 1:  # no child is seen twice
+        return logits.softmax(2)
     return _Compete.apply(logits, windows)
 
 
