@@ -254,27 +254,26 @@ class DynamicRouting(Routing):
     fair: bool = True
 
     def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
-        *_, (_, mean, logits) = self._points(votes)
-        return mean, logits
+        *_, (responsibility, total, logits) = self._points(votes)
+        number = (votes.presence * responsibility).sum(3, keepdim=True)
+        return total / number.clamp_min(_TINY), logits
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        for responsibility, mean, logits in self._points(votes):
-            variance = votes.gather(responsibility).variance + law.noise
-            yield Belief(responsibility, mean, variance, logits)
+        for responsibility, _, logits in self._points(votes):
+            _, mean, variance = votes.gather(responsibility)
+            yield Belief(responsibility, mean, variance + law.noise, logits)
 
     def _points(self, votes: Votes) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield R, the parents' means and the log-odds of their presences after each iteration."""
+        """Yield R, the sums of the parents' votes, and the log-odds after each iteration."""
         responsibility = votes.uniform()
         agreement = torch.zeros_like(responsibility)
         for iteration in range(self.iterations):
-            number, mean = votes.gather_mean(responsibility)
-            total = number * mean
-            if self.fair:
-                total = total / votes.fair_share
-            square = total.square().sum(3).clamp_min(_TINY)  # |v| = square / (1 + square)
-            yield responsibility, mean, square.log()
+            total = votes.gather_sum(responsibility)
+            shared = total / votes.fair_share if self.fair else total
+            square = shared.square().sum(3).clamp_min(_TINY)  # |v| = square / (1 + square)
+            yield responsibility, total, square.log()
             if iteration + 1 < self.iterations:
-                agreement = agreement + votes.agreement(squash(total))
+                agreement = agreement + votes.agreement(squash(shared))
                 responsibility = votes.compete(agreement)
 
 

@@ -311,25 +311,24 @@ class Votes:
 
     def gather(self, responsibility: Tensor) -> Gathered:
         """Compute the mean and variance of the votes under r_ij = w_i R_ij; R is given."""
-        number, (first, second) = self._moments(responsibility, *self.centered)
+        weight = self._weight(responsibility)
+        number = weight.sum(2).unflatten(0, self.shape)
+        some = torch.where(number > _TINY, number, 1.0)
+        sums = _Gather.apply(weight, self.token, *self.centered, self.ledger)
+        first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
         there = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)
         return Gathered(number, there * self.center + first, variance)
 
-    def gather_mean(self, responsibility: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the number and mean of `gather`, without the variance, in half of the time."""
-        number, (mean,) = self._moments(responsibility, self.values)
-        return number, mean
+    def gather_sum(self, responsibility: Tensor) -> Tensor:
+        """Compute sum_i r_ij V_ij, (N, positions, parents, D), in half of the time of `gather`."""
+        weight = self._weight(responsibility)
+        (total,) = _Gather.apply(weight, self.token, self.values, None, self.ledger)
+        return total[:, 0].unflatten(0, self.shape)
 
-    def _moments(
-        self, responsibility: Tensor, values: Tensor, squares: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return n_j, and the weighted means of values and squares; zero without votes."""
-        weight = (self.presence * responsibility).flatten(0, 2)[:, None]
-        number = weight.sum(2).unflatten(0, self.shape)
-        some = torch.where(number > _TINY, number, 1.0)
-        sums = _Gather.apply(weight, self.token, values, squares, self.ledger)
-        return number, [total[:, 0].unflatten(0, self.shape) / some for total in sums]
+    def _weight(self, responsibility: Tensor) -> Tensor:
+        """Return w_i R_ij as rows, (G, 1, I)."""
+        return (self.presence * responsibility).flatten(0, 2)[:, None]
 
     def agreement(self, vector: Tensor) -> Tensor:
         """Compute V_ij . vector_j, (N, positions, parents, children)."""

@@ -96,8 +96,8 @@ def test_gathered_votes_are_weighted_means_and_variances():
     torch.testing.assert_close(gathered.number[:, 0, :, 0], count)
     torch.testing.assert_close(gathered.mean[:, 0], mean)
     torch.testing.assert_close(gathered.variance[:, 0], variance)
-    found = Votes.dense(values, presence).gather_mean(responsibility)
-    torch.testing.assert_close(found, gathered[:2])
+    found = Votes.dense(values, presence).gather_sum(responsibility)
+    torch.testing.assert_close(found, gathered.number * gathered.mean)
 
 
 def test_squares_lose_no_digits_far_from_the_origin():
@@ -121,9 +121,9 @@ def test_scores_are_distances_and_agreements():
 def without_squares(values, presence, vector):
     """Use the votes alone and then with their squares, as one number for each image."""
     votes = Votes.dense(values, presence)
-    number, mean = votes.gather_mean(votes.compete(votes.agreement(vector)))
-    gathered = votes.gather(votes.compete(votes.agreement(number * mean)))
-    return (mean.sin() + gathered.mean.cos() + gathered.variance).sum((1, 2, 3))
+    total = votes.gather_sum(votes.compete(votes.agreement(vector)))
+    gathered = votes.gather(votes.compete(votes.agreement(total)))
+    return (total.sin() + gathered.mean.cos() + gathered.variance).sum((1, 2, 3))
 
 
 def through_both_passes(values, presence, mean):
