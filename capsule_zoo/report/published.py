@@ -193,8 +193,8 @@ ENERGY = (
 
 MATRIX = (
     Published(
-        "matrix-capsules/mnist",
-        "test_error",
+        "matrix-capsules/at-length",
+        "test_error_two_iterations",
         "Test error, MNIST",
         "0.0044",
         "matrix capsules",
