@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AT_ONCE = 2**21  # numbers to compute at a time; a chunk with its gradient fits in a cache
+AT_ONCE = 2**22  # numbers to compute at a time; a chunk with its gradient fits in a cache
 KEPT = 2**25  # numbers to keep for the backward pass
 
 
@@ -76,7 +76,7 @@ def in_chunks(
         function: takes tensors and returns a tuple of tensors, row by row.
         each: tensors of the batch, rows first.
         shared: tensors that all rows use.
-        numbers: size of the largest intermediate result of one row. A chunk has 2^21 numbers.
+        numbers: size of the largest intermediate result of one row. A chunk has 2^22 numbers.
         recompute: keep only the inputs, and compute each chunk again in the backward pass. This
             takes less memory and more time. By default it is done where the largest intermediate
             result of the batch has more than 2^25 numbers.

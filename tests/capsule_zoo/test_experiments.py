@@ -32,7 +32,7 @@ OWN_RUNS = [
     *(f"stacked-capsule-autoencoder/{name}" for name in ("mnist", "affnist", "ablations")),
     *(f"capsule-network/{name}" for name in ("ablation", "overlap")),
     *(f"shape-codes/{name}" for name in ("digits", "digits-seeds", "time-to-quality")),
-    *(f"matrix-capsules/{name}" for name in ("routing", "iterations", "at-length")),
+    *(f"matrix-capsules/{name}" for name in ("routing", "iterations")),
     *(f"matrix-capsules/{name}" for name in ("viewpoints", "viewpoints-smallnorb")),
     *(f"recurrent-capsules/{name}" for name in ("ablations", "equal-updates")),
     *(f"recurrent-capsules/{name}" for name in ("overlap", "cifar10")),
