@@ -136,28 +136,31 @@ class _Ledger:
 
     def __init__(self) -> None:
         self.sweep = -1
-        self.entries: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        self.squared: Tensor | None = None  # the votes whose squares are used
+        self.entries: list[tuple[Tensor, Tensor, Tensor | None, Tensor]] = []
 
-    def add(self, row: Tensor, linear: Tensor, square: Tensor | None) -> None:
-        """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D)."""
+    def add(self, row: Tensor, linear: Tensor, square: Tensor | None, values: Tensor) -> None:
+        """Add linear x row to dV and square x row to d(V^2); (G, 1, I), (G, 1, D), (G, 1, D).
+
+        Args:
+            values: the V, (G, D, I), whose squares are used, the same for all entries with squares.
+        """
         sweep = torch._C._current_graph_task_id()
         if sweep != self.sweep:  # left by an earlier sweep that did not reach the votes
             self.sweep = sweep
             self.entries = []
-        self.entries.append((row, linear, square))
+        self.entries.append((row, linear, square, values))
 
     def settle(self) -> Tensor:
         """Compute the gradient (G, D, I) of all entries with respect to the votes."""
         entries, self.entries = self.entries, []
-        squares = [(row, square) for row, _, square in entries if square is not None]
-        rows = torch.cat([row for row, _, _ in entries], 1)
-        total = torch.bmm(torch.cat([linear for _, linear, _ in entries], 1).mT, rows)
-        if self.squared is not None and squares:
+        squares = [(row, square, v) for row, _, square, v in entries if square is not None]
+        rows = torch.cat([row for row, *_ in entries], 1)
+        total = torch.bmm(torch.cat([linear for _, linear, *_ in entries], 1).mT, rows)
+        if squares:
             if len(squares) < len(entries):
-                rows = torch.cat([row for row, _ in squares], 1)
-            slope = torch.bmm(torch.cat([square for _, square in squares], 1).mT, rows)
-            total.addcmul_(slope, self.squared, value=2)
+                rows = torch.cat([row for row, *_ in squares], 1)
+            slope = torch.bmm(torch.cat([square for _, square, _ in squares], 1).mT, rows)
+            total.addcmul_(slope, squares[0][2], value=2)
         return total
 
 
@@ -198,7 +201,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, first: Tensor, second: Tensor | None = None) -> tuple:
         weight, values, squares = ctx.saved_tensors
-        ctx.ledger.add(weight, first, second)
+        ctx.ledger.add(weight, first, second, values)
         return _scores(first, second, values, squares), None, None, None, None
 
 
@@ -222,7 +225,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:
         linear, square, values, squares = ctx.saved_tensors
-        ctx.ledger.add(grad, linear, square)
+        ctx.ledger.add(grad, linear, square, values)
         second = None if squares is None else torch.bmm(grad, squares.mT)
         return torch.bmm(grad, values.mT), second, None, None, None, None
 
@@ -289,7 +292,6 @@ class Votes:
     def centered(self) -> tuple[Tensor, Tensor]:
         """The differences of the votes from their center and the squares of these, (G, D, I)."""
         differences = self.values - self.center.flatten(0, 2)[..., None]
-        self.ledger.squared = differences
         return differences, differences.square()
 
     @property
