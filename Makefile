@@ -11,7 +11,8 @@ help:  ## say what can be made
 
 demo: $(VENV)/.installed  ## set up, then train on real digits and compare guides (minutes)
 	@echo "== reproducing shape-codes/digits: trains, evaluates, writes figures"
-	$(BIN)/capsule-zoo reproduce shape-codes/digits
+	$(BIN)/capsule-zoo reproduce shape-codes/digits --out runs/demo
+	@echo "== the figures are in runs/demo/shape-codes; results/ is as it was"
 
 test: $(VENV)/.installed-test  ## set up, then run the test suite
 	@echo "== running the tests"

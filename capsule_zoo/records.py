@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path("results")
+REPRODUCED = Path("runs/reproduced")  # new records, unless they are asked for in `FOLDER`
 FIELDS = ("experiment", "command", "seed", "data", "versions", "machine", "seconds", "metrics")
 _PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz", "scikit-learn")
 
@@ -173,7 +174,8 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
     path = Path(folder) / f"{experiment}.json"
     if not path.is_file():
         raise ValueError(
-            f"there is no record {path}; write it with: capsule-zoo reproduce {experiment}"
+            f"there is no record {path}; write it with: capsule-zoo reproduce {experiment} --out "
+            f"{folder}"
         )
     try:
         record = json.loads(path.read_text())

@@ -191,3 +191,18 @@ def test_no_file_names_paths_of_a_machine():
         lines = enumerate(text.splitlines(), 1)
         found += [f"{file.relative_to(ROOT)}:{n}: {line}" for n, line in lines if path.search(line)]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+def test_the_demo_leaves_a_clone_as_it_was(tmp_path):
+    """The README's two commands, one after the other: pages and records agree after the demo."""
+    tracked_files()
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    (demo,) = re.findall(r"^\t\$\(BIN\)/capsule-zoo (.+)$", (clone / "Makefile").read_text(), re.M)
+    pages = ["tests/capsule_zoo/test_readme.py", "tests/capsule_zoo/test_records.py"]
+    for command in (["capsule_zoo", *demo.split()], ["pytest", "-q", *pages]):
+        subprocess.run([sys.executable, "-m", *command], cwd=clone, check=True)
+    status = ["git", "status", "--porcelain"]
+    assert not subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout
+    assert [*clone.glob("runs/demo/shape-codes/*.json")]

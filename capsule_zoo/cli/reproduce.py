@@ -19,7 +19,7 @@ from capsule_zoo.cli.options import (
     print_metrics,
     read_settings,
 )
-from capsule_zoo.records import FOLDER, flatten
+from capsule_zoo.records import REPRODUCED, flatten
 
 
 def reproduce(
@@ -32,7 +32,7 @@ def reproduce(
     seed: Seed = 0,
     data_root: DataRoot = None,
     device: Device = "cpu",
-    out: Annotated[Path, typer.Option(help="Where records are written.")] = FOLDER,
+    out: Annotated[Path, typer.Option(help="Folder of the record.")] = REPRODUCED,
     keep: Annotated[
         Path | None, typer.Option(help="Keep the trained entry, and all runs, in this folder.")
     ] = None,
@@ -51,15 +51,19 @@ def reproduce(
 ) -> None:
     """Run an experiment and write its record and figures.
 
-    Without a name, the command lists the experiments. An experiment that was interrupted goes on
-    when the same command is given again: its training runs are saved in the folder .unfinished of
-    the records, until the record is written.
+    Without a name, the command lists the experiments. The record is EXPERIMENT.json in the folder
+    --out, runs/reproduced by default; the records of a checkout, which its pages show, change with
+    --out results only. The command under a table of a page makes its numbers again.
+
+    An experiment that was interrupted goes on when the same command is given again: its training
+    runs are saved in .unfinished in the folder --out, until the record is written.
 
     \b
     Examples:
       capsule-zoo reproduce
       capsule-zoo reproduce part-whole/digits
       capsule-zoo reproduce part-whole/digits --minutes 1 --seed 3 --out elsewhere
+      capsule-zoo reproduce part-whole/digits --out results
       capsule-zoo reproduce part-whole/guides --settings
       capsule-zoo reproduce part-whole/guides --set images=500 --set particles=50
     """

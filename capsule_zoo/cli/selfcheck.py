@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from capsule_zoo.cli.options import AsJson, Seed, print_json
-from capsule_zoo.records import FOLDER
+from capsule_zoo.records import REPRODUCED
 
 
 def selfcheck(
@@ -17,7 +17,7 @@ def selfcheck(
         bool, typer.Option("--faults", help="Kill training runs and give odd inputs instead.")
     ] = False,
     seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="Where the record is written.")] = FOLDER,
+    out: Annotated[Path, typer.Option(help="Where the record is written.")] = REPRODUCED,
     as_json: AsJson = False,
 ) -> None:
     """Test posteriors, samplers and gradients against known laws.

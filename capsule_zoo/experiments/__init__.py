@@ -31,7 +31,7 @@ from capsule_zoo.experiments.options import Options as Options
 from capsule_zoo.experiments.session import Session as Session
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import (
-    FOLDER,
+    REPRODUCED,
     Metrics,
     check_experiment_name,
     flatten,
@@ -208,7 +208,7 @@ def reproduce(
     options: Options,
     /,
     *,
-    folder: str | Path = FOLDER,
+    folder: str | Path = REPRODUCED,
     keep: str | Path | None = None,
     **settings: object,
 ) -> tuple[Result, Path]:
@@ -219,7 +219,7 @@ def reproduce(
     moved to `keep`.
 
     Args:
-        folder: folder of the records.
+        folder: folder of the records; `results` replaces those of a checkout.
         keep: an empty or new folder for the trained entry, as a run folder, and for all runs of a
             study, in its folder `runs`.
         settings: settings of the experiment that replace its defaults.

@@ -32,7 +32,7 @@ import pyro
 import torch
 
 from capsule_zoo.inference.evaluation.calibration import Outcome, holm
-from capsule_zoo.records import FOLDER, Metric, write_record
+from capsule_zoo.records import REPRODUCED, Metric, write_record
 
 ALPHA = 0.01
 NUMBER = {"sbc": (10_000, 2000), "geweke": (10_000, 2000), "gradient": (400, 40)}  # full and quick
@@ -188,7 +188,7 @@ def as_dict(rows: list[Row]) -> dict[str, dict]:
 
 
 def write(
-    rows: list[Row], quick: bool, seed: int, seconds: float, folder: str | Path = FOLDER
+    rows: list[Row], quick: bool, seed: int, seconds: float, folder: str | Path = REPRODUCED
 ) -> Path:
     """Write the record, `selfcheck/full` or `selfcheck/quick`, and return its path."""
     return write_record(

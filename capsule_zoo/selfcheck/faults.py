@@ -36,7 +36,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, evaluate, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.inference.training.history import COLUMNS
-from capsule_zoo.records import FOLDER, Metric, write_record
+from capsule_zoo.records import REPRODUCED, Metric, write_record
 from capsule_zoo.registry import create, load, save, small_sizes
 from capsule_zoo.selfcheck.counts import Counts
 from capsule_zoo.selfcheck.processes import compared
@@ -464,7 +464,7 @@ def run(
     return Found(found, efficiency, time.monotonic() - began)
 
 
-def write(found: Found, quick: bool, seed: int, folder: str | Path = FOLDER) -> Path:
+def write(found: Found, quick: bool, seed: int, folder: str | Path = REPRODUCED) -> Path:
     """Write the record `selfcheck/faults`."""
     return write_record(
         f"selfcheck/faults{'-quick' if quick else ''}",

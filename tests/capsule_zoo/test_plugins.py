@@ -116,7 +116,7 @@ def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, exampl
     assert done.returncode == 0, done.stderr
     done = zoo("reproduce small-vae/stripes --import=my_module")
     assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "results" / "small-vae" / "stripes.json").read_text())
+    record = json.loads((tmp_path / "runs/reproduced/small-vae" / "stripes.json").read_text())
     assert record["command"] == "capsule-zoo --import my_module reproduce small-vae/stripes"
 
 
