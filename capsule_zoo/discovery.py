@@ -193,7 +193,7 @@ def _describe(entry: Entry, source: str) -> Description:
             for name, kind in kinds.items()
         ),
         sites=entry.model.sites,
-        relaxed=_relaxed(entry.model),
+        relaxed=relaxed_sites(entry.model),
         objective=type(entry.objective).__name__ + never,
         training={name: _in_words(value) for name, value in entry.training.items()},
         figures=tuple(entry.figures),
@@ -206,7 +206,7 @@ def _describe(entry: Entry, source: str) -> Description:
     )
 
 
-def _relaxed(model: Model) -> tuple[str, ...]:
+def relaxed_sites(model: Model) -> tuple[str, ...]:
     """Return the names of sites that are continuous in this model but discrete in evaluation."""
     discrete = {site.name for site in model.discretized().sites if site.discrete}
     return tuple(site.name for site in model.sites if site.name in discrete and not site.discrete)

@@ -31,6 +31,7 @@ from types import ModuleType
 from pyro.infer.inspect import render_model
 
 from capsule_zoo import registry
+from capsule_zoo.discovery import relaxed_sites
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.models.blocks.modes import seeded
 from capsule_zoo.records import figures_of, read_record
@@ -165,9 +166,11 @@ def _picture(name: str, root: str) -> str:
 
 def _sites(made: registry.Entry) -> str:
     rows = ["| latent site | plates | one draw | kind |", "|---|---|---|---|"]
+    relaxed = relaxed_sites(made.model)
     for site in made.model.sites:
         draw = {0: "number", 1: "vector"}.get(site.event_dim, f"array of rank {site.event_dim}")
         kind = "discrete" if site.discrete else "continuous"
+        kind = "discrete, relaxed in training" if site.name in relaxed else kind
         kind += ", summed out" if site.enumerated else ""
         rows.append(f"| `{site.name}` | {', '.join(site.plates)} | {draw} | {kind} |")
     return "\n".join([*rows, ""]) if made.model.sites else ""

@@ -120,8 +120,8 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         super().__init__(model)
         if model.slots > self.most_slots:
             raise ValueError(
-                f"{type(self).__name__} reads one object in a scene, but the model has "
-                f"slots={model.slots}; build the model with slots=1"
+                f"no guide of shape-codes reads several objects, but slots={model.slots}; leave "
+                "slots=1, or build the pair in Python: RoutingSlots(ShapeCodes(slots=2, ...))"
             )
         self.pose = pose
         self.objects = objects

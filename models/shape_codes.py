@@ -72,7 +72,7 @@ class ShapeCodes(PaintedParts):
         kinds: kinds of objects.
         parts: parts of an image.
         codes: numbers of a shape code.
-        slots: S, objects in a scene.
+        slots: S, objects in a scene; more than 1 in Python only, with the guide `RoutingSlots`.
         template_size: height and width of a part's template, in template pixels.
         image_size: height and width of the images, in pixels; one number for a square.
         channels: 1 (gray) or 3 (color).

@@ -40,6 +40,7 @@ from capsule_zoo.registry import (
     read_recipe,
     recipe,
     save,
+    sizes_of,
     takes_images,
     unknown,
 )
@@ -258,13 +259,27 @@ def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[En
     size = settings.size or (None if shape is None else shape[1:])
     data = load_dataset(settings.data, data_root, size=size)
     pyro.set_rng_seed(settings.seed)
-    shapes = {"image_shape": data.image_shape} if takes_images(name) else {}
+    known = sizes_of(name)
+    shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(name) else {}
+    if "classes" in known and data.num_classes > 1:
+        shapes["classes"] = data.num_classes
     sizes = {**shapes, **settings.sizes}
     try:
         entry = create(name, **sizes)
     except (RuntimeError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{name} cannot be made with {_words(settings.sizes)}: {error}") from error
+    if entry.training.get("labels"):
+        check_classes(data)
     return entry.use_guide(settings.guide or entry.default_guide), data
+
+
+def check_classes(data: Dataset) -> None:
+    """Raise ValueError unless a data set has labels of two classes or more."""
+    if data.num_classes < 2:
+        raise ValueError(
+            f"the data set {data.name!r} has no labels, which a classifier needs; put the pictures of each "
+            "class into a folder of its own, PATH/CLASS/PICTURE"
+        )
 
 
 def _refuse_pixels(name: str, settings: RunSettings) -> None:

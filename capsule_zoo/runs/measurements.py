@@ -41,7 +41,7 @@ from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
 from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.registry import Entry, takes_images, unknown
-from capsule_zoo.runs.folder import RunSettings
+from capsule_zoo.runs.folder import RunSettings, check_classes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +88,7 @@ def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) ->
             f"{entry.name} does not predict labels, so it has no error rate; see: "
             f"capsule-zoo {measuring_command(entry)} RUN"
         )
+    check_classes(data)
     rate = error_rate(program, _first(data.test, images))
     found = {"error_rate": rate.value, "error_rate_se": rate.se}
     return {"data": data.test.name, **found, "num_images": rate.n}

@@ -28,14 +28,16 @@ class Chain:
     Args:
         draws: number of posterior draws to keep for each image.
         space: the space of the observations, which names their site, variable and dims.
+        log_likelihood: keep the log density of the observations at the kept draws.
 
     Attributes:
         names: names of the dims of each variable after the image dim, by group and variable.
     """
 
-    def __init__(self, draws: int, space: ObservationSpace) -> None:
+    def __init__(self, draws: int, space: ObservationSpace, log_likelihood: bool = False) -> None:
         self.draws = draws
         self.space = space
+        self.log_likelihood = log_likelihood
         self.names: dict[tuple[str, str], Names] = {}
         self._passes = 0
         self._kept: dict[tuple[str, str], list[list[np.ndarray]]] = {}
@@ -64,7 +66,7 @@ class Chain:
         with seeded(torch.initial_seed() + 1 + self._passes):
             redrawn = site["fn"].sample()
         self._keep("posterior_predictive", self.space.variable, site, redrawn, particles)
-        if given:
+        if given and self.log_likelihood:
             log_prob = site["fn"].log_prob(site["value"])
             by_image, _ = images_first(log_prob, plate_names(site, log_prob.dim()))
             first, count = particles

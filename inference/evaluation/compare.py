@@ -48,6 +48,11 @@ class Comparison(pd.DataFrame):
     def _constructor(self) -> type[Comparison]:
         return Comparison
 
+    def __str__(self) -> str:
+        """Return the whole table, one line a pair: a script's output is not cut to 80 columns."""
+        shown = self.dropna(axis=1, how="all").drop(columns="is_bound", errors="ignore")
+        return shown.round(2).to_string(na_rep="")
+
     def draw(self, figure: Figure | None = None) -> Figure:
         """Draw ELBO and IWAE of each row with two standard errors, and MAP objectives separately.
 

@@ -55,6 +55,7 @@ def evaluate(
     seed: int = 0,
     discrete: bool = True,
     draws: int = 4,
+    log_likelihood: bool = False,
     batch_size: int = 512,
 ) -> InferenceData:
     """Compute the importance weights of a guide's draws under the model, image by image.
@@ -76,18 +77,20 @@ def evaluate(
         discrete: evaluate `discretized()` where model and guide offer it. A relaxed
             pair has a log weight too, but it is a bound on the relaxed model only.
         draws: posterior draws to keep for each image and chain, at most `num_particles`.
+        log_likelihood: keep log p(image | latents) at the kept draws as well.
         batch_size: rows in one pass: images times particles. A guide with parameters per image
             (AutoGuides, guides with `per_image = True`) gets all images in every pass.
 
     Returns:
         An arviz InferenceData with the groups sample_stats (log_weight: chain, draw = K, image),
-        posterior (by site, without auxiliary sites), posterior_predictive and log_likelihood (both
-        absent when the model sums sites out) and observed_data. Images are the variable `pixels`
-        there, because `image` is the dim; other dims have the names of the model's plates.
+        posterior (by site, without auxiliary sites), posterior_predictive and, on request,
+        log_likelihood (both absent when the model sums sites out) and observed_data. Images are
+        the variable `pixels` there, because `image` is the dim; other dims have the names of the
+        model's plates.
 
-        `log_likelihood` is log p(image | latents) at the kept draws. The draws come from the guide,
-        and each image has its own latents. `arviz.loo` is then the harmonic mean estimate of
-        log p(image), which is correct for the exact posterior only. Rank by `iwae` instead.
+        The draws come from the guide, and each image has its own latents. `arviz.loo` of their
+        `log_likelihood` is then the harmonic mean estimate of log p(image), which is correct for
+        the exact posterior only. Rank by `iwae` instead.
 
         The attributes of the result (str, int and float, as netCDF needs them) hold estimator,
         num_particles, num_chains, num_images, seed, names, versions and seconds, and these
@@ -120,7 +123,9 @@ def evaluate(
         for number in range(chains):
             passes = _passes(guide, images, labels, num_particles, batch_size)
             with seeded(chain_seed(seed, number)):
-                chain, model_trace, guide_trace = _run(model, guide, passes, draws)
+                chain, model_trace, guide_trace = _run(
+                    model, guide, passes, Chain(draws, space, log_likelihood)
+                )
             kept.append(chain)
     seconds = time.perf_counter() - began
     points = point_sites(model_trace, guide_trace)
@@ -174,10 +179,9 @@ def _groups(chains: list[Chain], images: Tensor, space: ObservationSpace) -> dic
 
 
 def _run(
-    model: Callable, guide: Callable, passes: Iterator[Pass], draws: int
+    model: Callable, guide: Callable, passes: Iterator[Pass], chain: Chain
 ) -> tuple[Chain, Trace, Trace]:
-    """Run one chain and return it with the traces of its last pass."""
-    chain = Chain(draws, space_of(model))
+    """Collect one chain in `chain`, and return it with the traces of its last pass."""
     for particles, images, labels in passes:
         log_weight, model_trace, guide_trace = log_weights(model, guide, images, labels)
         chain.add(particles, log_weight, model_trace, guide_trace)

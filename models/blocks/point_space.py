@@ -33,9 +33,14 @@ class PointSpace(ObservationSpace):
                 f"points must be a torch.Tensor of shape (B, N, 2), not {type(batch).__name__}"
             )
         if batch.dim() != 3 or batch.shape[-1] != 2:
+            one = batch.dim() == 2 and batch.shape[-1] == 2
+            remedy = (
+                "add the missing dimension with points[None]"
+                if one
+                else "the model explains points of the plane, neither images nor points in 3-D"
+            )
             raise ValueError(
-                f"points must have shape (B, N, 2), not {tuple(batch.shape)}; add the missing "
-                "dimension with points[None]"
+                f"points must have shape (B, N, 2), not {tuple(batch.shape)}; {remedy}"
             )
         if not len(batch):
             raise ValueError("points is an empty batch; give at least one scene")

@@ -130,6 +130,10 @@ COMMANDS = {
     "publish, two lines": (["publish", "run", "bad\n"], "lower case with hyphens"),
     "publish, no record": (["publish", "run", "mine", "--record", "vae/never"], "no record"),
     "publish, damaged": (["publish", "damaged", "mine"], "damaged/metrics.json cannot be read"),
+    "train, slots": (
+        ["train", "shape-codes", "--set", "slots=2", "--guide", "routing"],
+        "no guide of shape-codes reads several objects, but slots=2",
+    ),
     "reproduce, minutes": (["reproduce", DIGITS, "--minutes", "0"], "minutes must be"),
     "reproduce, -1": (["reproduce", DIGITS, "--minutes", "-1"], "minutes must be"),
     "reproduce, gpu": (

@@ -76,6 +76,11 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
     assert "no trained weights" in pages.entry("part-whole")
 
 
+def test_a_relaxed_site_is_called_what_show_calls_it(pages):
+    rows = [line for line in pages.entry("part-whole").splitlines() if "_presence`" in line]
+    assert rows and all("discrete, relaxed in training" in line for line in rows)
+
+
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's program dot is not installed")
 @pytest.mark.parametrize("name", list_models())
 def test_the_plate_diagram_shows_every_site_and_plate(pages, name):

@@ -154,3 +154,11 @@ def test_every_pair_is_checked_before_the_first_is_evaluated(monkeypatch):
 def test_no_pair_is_refused():
     with pytest.raises(ValueError, match="pairs is empty"):
         compare({}, conjugate_images(3))
+
+
+def test_a_script_prints_every_bound_and_the_paired_difference(table):
+    with pd.option_context("display.width", 80, "display.max_columns", 6):
+        printed = str(table[0]).splitlines()
+    assert len(printed) == 1 + len(table[1])
+    assert {"elbo", "iwae", "elbo_difference", "elbo_difference_se"} <= {*printed[0].split()}
+    assert "is_bound" not in printed[0]

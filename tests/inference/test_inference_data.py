@@ -166,7 +166,9 @@ def test_a_chain_depends_on_the_seed_and_its_number_only():
     model, guide = toy_pair()
     images = some_images(5)
     one, two, three = (
-        evaluate(model, guide, images, num_particles=8, chains=n, seed=4, draws=8)
+        evaluate(
+            model, guide, images, num_particles=8, chains=n, seed=4, draws=8, log_likelihood=True
+        )
         for n in (1, 2, 3)
     )
     for group in ("sample_stats", "posterior", "posterior_predictive", "log_likelihood"):
@@ -190,7 +192,10 @@ def test_several_chains_give_r_hat():
 def test_log_likelihood_is_that_of_the_image_given_the_latents(name):
     entry = small(name)
     images = images_for(entry.model)
-    idata = evaluate(entry.model, entry.guide, images, num_particles=3, draws=3)
+    idata = evaluate(
+        entry.model, entry.guide, images, num_particles=3, draws=3, log_likelihood=True
+    )
+    assert "log_likelihood" not in evaluate(entry.model, entry.guide, images, num_particles=3)
     assert idata.log_likelihood.pixels.dims == ("chain", "draw", "image")
     model = entry.model.discretized()
     for draw in range(3):
@@ -212,7 +217,9 @@ def test_loo_of_the_exact_posterior_is_the_evidence():
     model.noise = 6.0  # weak evidence, so that the harmonic mean has a small variance
     images = some_images(20)
     guide = ExactGuide(model)
-    idata = evaluate(model, guide, images, num_particles=2000, draws=2000, batch_size=40_000)
+    idata = evaluate(
+        model, guide, images, num_particles=2000, draws=2000, log_likelihood=True, batch_size=40_000
+    )
     evidence = model.log_evidence(images).sum().item()
     assert az.loo(idata).elpd_loo == pytest.approx(evidence, abs=0.2)
 

@@ -14,6 +14,7 @@ from pyro.infer import autoguide
 from capsule_zoo.guides import Guide
 from capsule_zoo.models import ImageSpace, Model
 from capsule_zoo.models.blocks.spaces import AnyImages, space_of, tiled
+from capsule_zoo.registry import create, small_sizes
 
 
 class Blank(Model):
@@ -93,3 +94,12 @@ def test_the_error_of_an_image_is_summed_over_its_pixels():
 def test_copies_of_a_batch_of_any_rank_follow_each_other(shape):
     batch = torch.rand(shape)
     assert torch.equal(tiled(batch, 4).unflatten(0, (4, 3)), batch.expand(4, *shape))
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 3), (28, 1, 28, 28)])
+def test_points_in_space_and_pictures_lack_no_dimension(shape):
+    space = create("constellations", **small_sizes("constellations")).model.space
+    with pytest.raises(ValueError, match="points of the plane, neither images nor points in 3-D"):
+        space.check(torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"points\[None\]"):
+        space.check(torch.zeros(7, 2))
