@@ -98,6 +98,16 @@ def _divided(
     return (images[kept], labels[kept]), (images[held_out], labels[held_out])
 
 
+def full_name(name: str) -> str:
+    """Return a name of a data set that holds in every working folder: its path is absolute."""
+    kind, _, path = name.partition(":")
+    if kind in ("folder", "constellations") and path:
+        return f"{kind}:{Path(path).expanduser().resolve()}"
+    if name not in _READERS and Path(name).expanduser().is_dir():
+        return f"folder:{Path(name).expanduser().resolve()}"
+    return name
+
+
 def dataset_names() -> list[str]:
     """Return the names that `load_dataset` accepts; PATH and FILE.npz are the user's."""
     import_plugins()
@@ -212,8 +222,12 @@ def _reader(name: str) -> Reader:
         return lambda root, size: folder(Path(path).expanduser(), size)
     if kind == "constellations" and path:
         return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
+    if Path(name).expanduser().is_dir():
+        return lambda root, size: folder(Path(name).expanduser(), size)
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
-    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    if "/" in name:
+        meant = "; there is no such folder of pictures either."
     raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
 
 

@@ -13,7 +13,9 @@ RunArgument = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option("--data", help="Data set, or folder:PATH.  [default: the one trained on]"),
+    typer.Option(
+        "--data", help="Data set, or a folder of pictures.  [default: the one trained on]"
+    ),
 ]
 DataRoot = Annotated[
     Path | None,

@@ -33,7 +33,7 @@ INTERRUPTED = 130  # the status of a program that Ctrl-C ended
 def train(
     entry: Annotated[str, typer.Argument(metavar="ENTRY", help="See: capsule-zoo list.")],
     data: Annotated[
-        str | None, typer.Option(help="Data set, or folder:PATH.  [default: the entry's]")
+        str | None, typer.Option(help="Data set, or a folder of pictures.  [default: the entry's]")
     ] = None,
     data_root: DataRoot = None,
     size: Annotated[
@@ -395,5 +395,7 @@ def _names(words: str) -> list[str]:
 
 
 def _run_folder(entry: str, data: str, seed: int) -> Path:
-    kind, _, path = data.partition(":")
+    from capsule_zoo.data.datasets import full_name
+
+    kind, _, path = full_name(data).partition(":")
     return Path("runs") / f"{entry}-{Path(path).name or kind}-{seed}"

@@ -27,6 +27,7 @@ import pyro
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
+from capsule_zoo.data.datasets import full_name
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.stages import fit_stages
@@ -170,6 +171,8 @@ def train(
     folder = Path(folder)
     _check_folder(folder, resume, overwrite)
     usable_device(device)
+    if "data" in given:
+        given = {**given, "data": full_name(given["data"])}
     if resume:
         settings = RunSettings.read(folder, name).resumed(given, folder)
     else:
@@ -277,8 +280,8 @@ def check_classes(data: Dataset) -> None:
     """Raise ValueError unless a data set has labels of two classes or more."""
     if data.num_classes < 2:
         raise ValueError(
-            f"the data set {data.name!r} has no labels, which a classifier needs; put the pictures of each "
-            "class into a folder of its own, PATH/CLASS/PICTURE"
+            f"the data set {data.name!r} has no labels, which a classifier needs; put the pictures "
+            "of each class into a folder of its own, PATH/CLASS/PICTURE"
         )
 
 

@@ -55,3 +55,38 @@ def test_a_shift_is_of_whole_pixels(number):
     with pytest.raises(ValueError, match="whole number"):
         make_transform(f"shift={number}")
     assert make_transform("shift=2.0").pixels == 2
+
+
+def small(name: str) -> list[str]:
+    sizes = {key: value for key, value in small_sizes(name).items() if key != "classes"}
+    del sizes["image_shape"]
+    return [word for k, v in sizes.items() for word in ("--set", f"{k}={json.dumps(v)}")]
+
+
+def test_pictures_without_labels_train_no_classifier_and_have_no_error_rate(
+    pictures, tmp_path, capsys
+):
+    train = ["train", "cnn", "--data", pictures, "--size", "8", *small("cnn"), "--steps", "1"]
+    assert run(*train, "--out", tmp_path / "run") == 2
+    said = capsys.readouterr().err
+    assert "has no labels, which a classifier needs" in said and said.count("\n") == 1
+    assert run(*train[:3], "digits", *train[4:], "--out", tmp_path / "run") == 0
+    assert run("error-rate", tmp_path / "run", "--data", f"folder:{pictures}") == 2
+    assert "has no labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+def test_a_folder_says_how_many_classes_there_are_from_anywhere(
+    classes, pictures, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for k in range(classes):
+        (tmp_path / "labelled" / f"{k:02}").mkdir(parents=True)
+        for n in range(2):
+            picture = Image.linear_gradient("L").rotate(30 * k + n).resize((8, 8))
+            picture.save(tmp_path / "labelled" / f"{k:02}" / f"{n}.png")
+    train = ["train", "cnn", "--data", "labelled", *small("cnn"), "--steps", "1", "--out", "run"]
+    assert run(*train) == 0
+    assert load("run").model.num_classes == classes
+    monkeypatch.chdir(pictures)
+    assert run("error-rate", tmp_path / "run") == 0
