@@ -26,7 +26,10 @@ def work():
     """Calls of every kind, on two trained entries and a classifier, by name."""
     parts, codes = load("part-whole-mnist"), load("shape-codes-mnist")
     classifier = create("cnn").model
-    calls = {"classify": lambda: classify(classifier, IMAGES), "sample": lambda: sample(codes.model)}
+    calls = {
+        "classify": lambda: classify(classifier, IMAGES),
+        "sample": lambda: sample(codes.model),
+    }
     for name, entry in {"parts": parts, "codes": codes}.items():
         pair = entry.model, entry.guide.eval()
         calls |= {
