@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
 from capsule_zoo.inference.log_weight import call_arguments
+from capsule_zoo.models.blocks.modes import TURN
 
 
 class FunctionModule(nn.Module):
@@ -92,7 +93,7 @@ def as_module(program: Callable, images: Tensor, labels: Tensor | None = None) -
         return program
     arguments = call_arguments(images, labels)
     try:
-        with torch.random.fork_rng(), torch.no_grad(), poutine.block():
+        with TURN, torch.random.fork_rng(), torch.no_grad(), poutine.block():
             trace = poutine.trace(program, param_only=True).get_trace(*arguments)
     except Exception as error:
         raise ValueError(f"{_name_of(program)} cannot run on these images: {error}") from error

@@ -10,6 +10,8 @@ from typing import Any
 import pyro
 from torch import nn
 
+from capsule_zoo.models.blocks.modes import TURN
+
 
 @contextmanager
 def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
@@ -22,21 +24,22 @@ def isolated_parameters(*programs: Callable) -> Iterator[Callable[[], None]]:
 
     A program that is not a module (a plain function) has its parameters in the global store and
     nowhere else. With such a program, the temporary store keeps every entry that does not belong to
-    a module.
+    a module. Other threads wait for their turn until the context ends.
     """
-    modules = [program for program in programs if isinstance(program, nn.Module)]
-    state = None if len(modules) == len(programs) else _not_owned_by(modules)
-    frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
+    with TURN:
+        modules = [program for program in programs if isinstance(program, nn.Module)]
+        state = None if len(modules) == len(programs) else _not_owned_by(modules)
+        frozen = [p for module in modules for p in module.parameters() if not p.requires_grad]
 
-    def refreeze() -> None:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+        def refreeze() -> None:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
 
-    with pyro.get_param_store().scope(state):
-        try:
-            yield refreeze
-        finally:
-            refreeze()
+        with pyro.get_param_store().scope(state):
+            try:
+                yield refreeze
+            finally:
+                refreeze()
 
 
 def _not_owned_by(modules: list[nn.Module]) -> Any:

@@ -1,10 +1,13 @@
 """Every notebook runs from top to bottom in miniature, and is stored with its outputs."""
 
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from capsule_zoo import list_models
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -26,3 +29,19 @@ def test_it_is_stored_with_outputs_and_without_errors(path):
     kinds = [output.output_type for cell in cells for output in cell.outputs]
     assert "error" not in kinds and "display_data" in kinds
     assert "site-packages" not in path.read_text()  # a warning, with a folder of somebody's machine
+
+
+def test_the_first_notebook_lists_all_entries_and_links_all_notebooks():
+    cells = nbformat.read(FOLDER / "00_start_here.ipynb", as_version=4).cells
+    listed = next(c for c in cells if c.cell_type == "code" and "list_models()}" in c.source)
+    table = listed.outputs[0].data["text/plain"]
+    assert re.findall(r"^([a-z][\w-]*) ", table, re.MULTILINE) == list_models()
+    text = "".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    others = {path.name for path in NOTEBOOKS} - {"00_start_here.ipynb"}
+    assert set(re.findall(r"\]\((\w+\.ipynb)\)", text)) == others
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_its_links_lead_to_notebooks(path):
+    linked = re.findall(r"\((\w+\.ipynb)[)#]", path.read_text())
+    assert all((FOLDER / name).is_file() for name in linked)

@@ -206,3 +206,28 @@ def test_the_demo_leaves_a_clone_as_it_was(tmp_path):
     status = ["git", "status", "--porcelain"]
     assert not subprocess.run(status, cwd=clone, capture_output=True, text=True).stdout
     assert [*clone.glob("runs/demo/shape-codes/*.json")]
+
+
+@pytest.mark.slow
+def test_the_wheel_installed_alone_saves_and_loads_an_evaluation(wheel, tmp_path):
+    """With the newest versions of its requirements, and nothing that only the tests need."""
+    alone = tmp_path / "alone"
+    subprocess.run([sys.executable, "-m", "venv", alone], check=True)
+    subprocess.run([alone / "bin" / "pip", "install", "-q", wheel], check=True)
+    code = """
+import arviz, torch
+from capsule_zoo import create
+from capsule_zoo.inference import evaluate, summarize
+entry = create("vae", image_shape=(1, 8, 8), latent=2)
+found = evaluate(entry.model, entry.guide, torch.rand(3, 1, 8, 8), num_particles=2)
+found.to_netcdf("evaluation.nc")
+read = arviz.from_netcdf("evaluation.nc")
+assert summarize(read)["elbo"] == summarize(found)["elbo"]
+"""
+    done = subprocess.run(
+        [alone / "bin" / "python", "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

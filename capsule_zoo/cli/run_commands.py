@@ -63,6 +63,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder's run.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace its run.")] = False,
+    log: Annotated[
+        str | None, typer.Option(help="tensorboard, to write its events into the run folder.")
+    ] = None,
     device: Device = "cpu",
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -72,7 +75,7 @@ def train(
     Training ends at the first of --epochs, --steps and --minutes. Ctrl-C ends it cleanly with
     status 130. --resume continues with the settings of the run; only the limits and --lr may
     change. Nothing is written before the first checkpoint, and --overwrite keeps the old run until
-    then.
+    then. Every checkpoint adds the new steps to history.csv.
 
     \b
     Examples:
@@ -111,6 +114,7 @@ def train(
         overwrite=overwrite,
         device=device,
         progress=not quiet,
+        log=log,
     )
     if is_first_process():
         print_metrics(run.metrics)

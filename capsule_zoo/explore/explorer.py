@@ -39,6 +39,15 @@ class Picture(anywidget.AnyWidget):
     drag = traitlets.Dict().tag(sync=True)
 
 
+WHOLE = {"description_width": "initial"}  # labels are as wide as their words
+
+
+def _row(children: list[widgets.Widget], gap: str = "4px") -> widgets.HBox:
+    """Return widgets beside each other, or below each other where the page is narrow."""
+    layout = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap=gap)
+    return widgets.HBox(children, layout=layout)
+
+
 class Explorer(widgets.VBox):
     """An interactive view of a model and a guide.
 
@@ -70,7 +79,7 @@ class Explorer(widgets.VBox):
         self._connect()
         pictures = [self.image, self.painted, self.colored]
         shown = [
-            widgets.VBox([widgets.Label(label), picture])
+            widgets.VBox([widgets.Label(label), picture], layout=widgets.Layout(max_width="100%"))
             for label, picture in zip(view.names, pictures, strict=True)
             if picture is not self.colored or view.colored() is not None
         ]
@@ -78,9 +87,9 @@ class Explorer(widgets.VBox):
         super().__init__(
             [
                 widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help)}"),
-                widgets.HBox(shown, layout=widgets.Layout(grid_gap="12px")),
-                widgets.HBox([self.number, self.upload, self.inverted]),
-                widgets.HBox([*held, self.reset, self.refine]),
+                _row(shown, gap="12px"),
+                _row([self.number, self.upload, self.inverted]),
+                _row([*held, self.reset, self.refine]),
                 self.status,
                 self.panel,
             ]
@@ -108,11 +117,18 @@ class Explorer(widgets.VBox):
         self.image, self.painted, self.colored = (
             Picture(label=label) for label in ("image", "model", "parts")
         )
-        self.number = widgets.IntSlider(0, 0, len(self.images) - 1, description="test image")
-        self.upload = widgets.FileUpload(accept="image/*", description="image from a file")
-        self.inverted = widgets.Checkbox(False, description="dark ink on bright paper")
-        self.chosen = widgets.Dropdown(description="held")
-        self.mode = widgets.ToggleButtons(options=self.view.modes)
+        wide, last = widgets.Layout(width="auto"), len(self.images) - 1
+        self.number = widgets.IntSlider(0, 0, last, description="test image", style=WHOLE)
+        self.upload = widgets.FileUpload(
+            accept="image/*", description="image from a file", layout=wide
+        )
+        self.inverted = widgets.Checkbox(
+            False, description="dark ink on bright paper", indent=False, layout=wide
+        )
+        self.chosen = widgets.Dropdown(description="held", style=WHOLE)
+        self.mode = widgets.ToggleButtons(
+            options=self.view.modes, style={"button_width": "auto"}, layout=wide
+        )
         self.reset = widgets.Button(
             description="reset", tooltip="go back to what was read off the image"
         )
@@ -174,7 +190,9 @@ class Explorer(widgets.VBox):
         if list(self.sliders) != list(controls):
             self.sliders = {}
             for name, control in controls.items():
-                slider = widgets.FloatSlider(step=control.step, description=name + control.unit)
+                slider = widgets.FloatSlider(
+                    step=control.step, description=name + control.unit, style=WHOLE
+                )
                 slider.readout_format = ".2f" if control.step < 1 else ".0f"
                 self.sliders[name] = slider
                 slider.observe(partial(self._slide, name), "value")

@@ -5,7 +5,8 @@ function render({ model, el }) {
   const image = document.createElement("img");
   image.draggable = false;
   image.alt = model.get("label");
-  image.style.cssText = "image-rendering: pixelated; touch-action: none; display: block";
+  image.style.cssText =
+    "image-rendering: pixelated; touch-action: none; display: block; max-width: 100%; height: auto";
   el.append(image);
 
   const paint = () => {

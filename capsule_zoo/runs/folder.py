@@ -5,12 +5,14 @@ A folder holds
     config.json               how to make the entry and the run again
     checkpoint.safetensors    for `--resume`
     model.safetensors         the trained weights, with guide.safetensors next to them
-    history.csv               one row a step
+    history.csv               one row a step, added to at every checkpoint
+    events.out.tfevents.*     the same for TensorBoard, where `--log tensorboard` asks for it
     metrics.json              results of training, evaluation and comparison
     *.png                     the entry's figures
 
-The first two are written together when training saves its first checkpoint, the others after
-training has ended. Nothing is written earlier, so a refused command leaves a folder as it was.
+The first two and history.csv are written when training saves its first checkpoint, the others
+after training has ended. Nothing is written earlier, so a refused command leaves a folder as it
+was.
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyro
+from pandas import DataFrame
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.data.datasets import full_name
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
+from capsule_zoo.inference.training.history import history_of
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
+from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.records import save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
@@ -151,6 +156,7 @@ def train(
     overwrite: bool = False,
     device: str = "cpu",
     progress: bool = True,
+    log: str | None = None,
 ) -> tuple[Entry, Run]:
     """Train an entry and write its run folder.
 
@@ -163,6 +169,7 @@ def train(
             that differ from the run's own.
         resume: continue from the folder's checkpoint.
         overwrite: replace an existing run in the folder at the new run's first checkpoint.
+        log: "tensorboard" to write the history for TensorBoard as well.
 
     Raises:
         ValueError: the folder is in use, or a setting is not allowed; the folder is as it was.
@@ -173,6 +180,7 @@ def train(
     usable_device(device)
     if "data" in given:
         given = {**given, "data": full_name(given["data"])}
+    make_writer = None if log is None else _tensorboard(log)
     if resume:
         settings = RunSettings.read(folder, name).resumed(given, folder)
     else:
@@ -182,7 +190,7 @@ def train(
     entry, data = _begin(name, settings, data_root)
     arguments = settings.for_fit(entry)
     settings = replace(settings, batch_size=arguments["batch_size"])
-    files = _RunFiles(folder, entry, settings.config(), begun=resume)
+    files = _RunFiles(folder, entry, settings.config(), resume, make_writer)
     try:
         run = _fit(
             entry,
@@ -217,6 +225,22 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _tensorboard(log: str) -> Callable[..., Any]:
+    """Return what makes a writer of TensorBoard's events.
+
+    Raises:
+        ValueError: `log` is another word, or TensorBoard is not installed.
+    """
+    check_one_of("log", log, ("tensorboard",))
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            "log='tensorboard' needs TensorBoard; install it by pip install tensorboard"
+        ) from error
+    return SummaryWriter
+
+
 class _RunFiles:
     """The files of a run, none of which is written before the first checkpoint.
 
@@ -225,14 +249,25 @@ class _RunFiles:
         entry: the trained entry.
         config: contents of config.json other than the entry's recipe.
         begun: True if the folder already holds this run.
+        make_writer: makes a writer of TensorBoard's events, if they are wanted.
     """
 
-    def __init__(self, folder: Path, entry: Entry, config: dict[str, Any], begun: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        entry: Entry,
+        config: dict[str, Any],
+        begun: bool,
+        make_writer: Callable[..., Any] | None,
+    ) -> None:
         self.folder = folder
         self.entry = entry
         self.config = config
         self.begun = begun
         self.checkpoint = folder / "checkpoint.safetensors"
+        self.make_writer = make_writer
+        self.writer: Any = None
+        self.logged = 0  # rows that stand in history.csv
 
     def save_checkpoint(self, tree: dict) -> None:
         """Write a checkpoint; with the first one, write config.json and replace an older run."""
@@ -242,10 +277,29 @@ class _RunFiles:
             figures = [f"{figure}.png" for figure in self.entry.figures]
             for stale in (*TRAINED, *MEASURED, *figures):
                 (self.folder / stale).unlink(missing_ok=True)
+            for stale_events in self.folder.glob("events.out.tfevents.*"):
+                stale_events.unlink()
             self.begun = True
+        self._log(history_of(tree))
+
+    def _log(self, history: DataFrame) -> None:
+        """Add the new steps to history.csv; the first call writes it, and the events, anew."""
+        new, path = history.iloc[self.logged :], self.folder / "history.csv"
+        new.to_csv(path, mode="a" if self.logged else "w", header=not self.logged, index=False)
+        self.logged = len(history)
+        if self.make_writer is None:
+            return
+        if self.writer is None:
+            self.writer = self.make_writer(self.folder, purge_step=1)  # hides events of old files
+        for name in ("loss", "held_out", "gradient_norm", "lr"):
+            for step, value in new.set_index("step")[name].dropna().items():
+                self.writer.add_scalar(name, value, step)
+        self.writer.flush()
 
     def finish(self, run: Run, images: Tensor) -> None:
         """Write the trained weights, the history, the metrics and the entry's figures."""
+        if self.writer is not None:
+            self.writer.close()
         save(self.entry, self.folder, **self.config)
         run.save(self.folder)
         for figure in self.entry.figures:

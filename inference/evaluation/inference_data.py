@@ -61,12 +61,20 @@ def pareto_shape(log_weight: np.ndarray) -> np.ndarray:
         return np.full(log_weight.shape[:-1], np.nan)
     with np.errstate(all="ignore"):
         if _MODERN:
-            from arviz_stats.base import array_stats
-
-            shape = array_stats.psislw(-log_weight)[1]  # takes log likelihoods, negated weights
+            shape = np.apply_along_axis(_tail_shape, -1, log_weight)
         else:
             import arviz
 
             shape = arviz.psislw(log_weight)[1]
     equal = np.ptp(log_weight, axis=-1) <= 1e-9 * (1 + np.abs(log_weight).max(-1))
     return np.where(equal, 0.0, np.nan_to_num(shape, nan=np.inf, posinf=np.inf))
+
+
+def _tail_shape(log_weight: np.ndarray) -> float:
+    """Return the shape of the tail of log weights (draws,); infinite where arviz 1 refuses it."""
+    from arviz_stats.base import array_stats
+
+    try:
+        return float(array_stats.psislw(-log_weight)[1])  # takes log likelihoods, negated weights
+    except ValueError:  # all values of the tail are the same
+        return np.inf

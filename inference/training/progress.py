@@ -6,11 +6,10 @@ import math
 import time
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.training.history import COLUMNS, Run
+from capsule_zoo.inference.training.history import COLUMNS, Run, history_table
 
 _WINDOW = 50  # steps whose mean loss the progress bar shows
 
@@ -90,8 +89,7 @@ class Progress:
 
     def run(self, stopped: str) -> Run:
         """Return the record that `fit` returns."""
-        history = pd.DataFrame(self._rows, columns=list(COLUMNS))
-        history = history.astype({"step": int, "epoch": int})
+        history = history_table(self._rows)
         return Run(history, self.best_loss, self.best_step, self.step, self.seconds, stopped)
 
     def state_dict(self) -> dict[str, float | int | Tensor]:

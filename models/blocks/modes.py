@@ -1,25 +1,34 @@
-"""Contexts that change a state and restore it: evaluation mode, gradients, random streams."""
+"""Contexts that change a state and restore it: evaluation mode, gradients, random streams.
+
+Pyro has one stack of handlers and one parameter store in a process, and torch one random state.
+Threads therefore take turns: every context that a public function opens around a Pyro program
+holds `TURN`, so that a second thread waits until the first has left the context.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 from torch import nn
+
+TURN = RLock()  # held by the thread whose turn it is to run Pyro programs
 
 
 @contextmanager
 def in_eval_mode(*modules: nn.Module) -> Iterator[None]:
     """Put modules in evaluation mode (running statistics) and restore their modes at the end."""
-    before = [(part, part.training) for module in modules for part in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for part, training in before:
-            part.training = training
+    with TURN:
+        before = [(part, part.training) for module in modules for part in module.modules()]
+        for module in modules:
+            module.eval()
+        try:
+            yield
+        finally:
+            for part, training in before:
+                part.training = training
 
 
 @contextmanager
@@ -38,6 +47,6 @@ def frozen(*modules: nn.Module) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's random state for the context and restore it at the end, on all devices."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    with TURN, torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield

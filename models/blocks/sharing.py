@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from capsule_zoo.models.blocks.modes import TURN
+
 
 class _Value(NamedTuple):
     """A shared value, the tensors it was computed from, and torch's modes at that time."""
@@ -37,11 +39,12 @@ _open: ContextVar[list[_Value] | None] = ContextVar("shared values", default=Non
 @contextmanager
 def sharing() -> Iterator[None]:
     """Let guides and models share values within the context; parameters must not change in it."""
-    token = _open.set([])
-    try:
-        yield
-    finally:
-        _open.reset(token)
+    with TURN:
+        token = _open.set([])
+        try:
+            yield
+        finally:
+            _open.reset(token)
 
 
 def share(value: Any, rests_on: Iterable[Tensor]) -> None:

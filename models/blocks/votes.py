@@ -60,7 +60,8 @@ class Windows(NamedTuple):
     @classmethod
     def whole(cls, cells: int) -> Windows:
         """Return the windows of a single position that sees every cell."""
-        return cls._of(torch.arange(cells, device="cpu")[None], cells, (1, 1))
+        every = torch.arange(cells, device="cpu")
+        return cls(every[None], every[:, None], (1, 1))
 
     @classmethod
     def _of(cls, cells: Tensor, number: int, shape: tuple[int, int]) -> Windows:
@@ -95,6 +96,8 @@ class Windows(NamedTuple):
 
     def fair_share(self) -> float:
         """Compute the average number of cells of a position if windows share cells equally."""
+        if len(self.cells) == 1:  # no cell is shared
+            return self.cells.numel()
         return self.num_claims().reciprocal().sum().item() / len(self.cells)
 
 
@@ -195,14 +198,18 @@ class _Gather(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.ledger = ledger
         ctx.save_for_backward(weight, values, squares)
-        each = (values,) if squares is None else (values, squares)
-        return tuple(torch.bmm(weight, x.mT) for x in each)
+        return _sums(weight, values, squares)
 
     @staticmethod
     def backward(ctx: Any, first: Tensor, second: Tensor | None = None) -> tuple:
         weight, values, squares = ctx.saved_tensors
         ctx.ledger.add(weight, first, second, values)
         return _scores(first, second, values, squares), None, None, None, None
+
+
+def _sums(weight: Tensor, values: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
+    each = (values,) if squares is None else (values, squares)
+    return tuple(torch.bmm(weight, x.mT) for x in each)
 
 
 class _Score(torch.autograd.Function):
@@ -270,7 +277,8 @@ class Votes:
         flat = values.flatten(0, 2)  # (G, D, I)
         self.values = flat.detach()
         self.ledger = _Ledger()
-        self.token = _Gate.apply(flat, self.ledger)
+        self.exported = torch.compiler.is_exporting()  # without gradients, and with no ledger
+        self.token = None if self.exported else _Gate.apply(flat, self.ledger)
         self.presence = presence[:, :, None]  # (N, positions, 1, children)
         self.windows = (
             Windows.whole(self.children).to(values.device) if windows is None else windows
@@ -316,7 +324,7 @@ class Votes:
         weight = self._weight(responsibility)
         number = weight.sum(2).unflatten(0, self.shape)
         some = torch.where(number > _TINY, number, 1.0)
-        sums = _Gather.apply(weight, self.token, *self.centered, self.ledger)
+        sums = self._gather(weight, *self.centered)
         first, second = (total[:, 0].unflatten(0, self.shape) / some for total in sums)
         there = (number > _TINY).to(first)
         variance = (second - first.square()).clamp_min(0)
@@ -325,8 +333,13 @@ class Votes:
     def gather_sum(self, responsibility: Tensor) -> Tensor:
         """Compute sum_i r_ij V_ij, (N, positions, parents, D), in half of the time of `gather`."""
         weight = self._weight(responsibility)
-        (total,) = _Gather.apply(weight, self.token, self.values, None, self.ledger)
+        (total,) = self._gather(weight, self.values, None)
         return total[:, 0].unflatten(0, self.shape)
+
+    def _gather(self, weight: Tensor, values: Tensor, squares: Tensor | None) -> tuple[Tensor, ...]:
+        if self.exported:
+            return _sums(weight, values, squares)
+        return _Gather.apply(weight, self.token, values, squares, self.ledger)
 
     def _weight(self, responsibility: Tensor) -> Tensor:
         """Return w_i R_ij as rows, (G, 1, I)."""
@@ -350,5 +363,8 @@ class Votes:
         squares: Tensor | None = None,
     ) -> Tensor:
         rows = (x if x is None else x.flatten(0, 2)[:, None] for x in (linear, square))
-        score = _Score.apply(*rows, self.token, values, squares, self.ledger)
+        if self.exported:
+            score = _scores(*rows, values, squares)
+        else:
+            score = _Score.apply(*rows, self.token, values, squares, self.ledger)
         return score[:, 0].unflatten(0, self.shape)

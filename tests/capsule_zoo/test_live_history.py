@@ -1,0 +1,87 @@
+"""A run can be watched while it trains: history.csv and TensorBoard's events grow with it."""
+
+from __future__ import annotations
+
+import sys
+
+import pandas as pd
+import pytest
+from test_cli import TRAIN, refused, run
+
+from capsule_zoo.inference.training import trainer
+from capsule_zoo.runs.folder import _RunFiles
+
+
+class Killed(BaseException):
+    """Raised while a run writes, as if the machine had been turned off."""
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Save after every step, and keep what history.csv holds each time; `at` ends the run there."""
+    seen, log = [], _RunFiles._log
+
+    def look(self, history):
+        log(self, history)
+        seen.append(pd.read_csv(self.folder / "history.csv"))
+        if len(history) == look.at:
+            raise Killed
+
+    look.at = None
+    monkeypatch.setattr(trainer, "SECONDS_BETWEEN_SAVES", -1)
+    monkeypatch.setattr(_RunFiles, "_log", look)
+    return seen, look
+
+
+def losses(folder, steps, *more):
+    assert run(*TRAIN, "--steps", steps, "--out", folder, *more) == 0
+    return pd.read_csv(folder / "history.csv")
+
+
+def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, watched):
+    seen, look = watched
+    whole = losses(tmp_path / "whole", 5)
+    assert [len(history) for history in seen] == [1, 2, 3, 4, 5, 5]  # saved at the end as well
+    for history in seen[:4]:
+        pd.testing.assert_frame_equal(history, whole.iloc[: len(history)])
+    seen.clear()
+    look.at = 3
+    with pytest.raises(Killed):
+        run(*TRAIN, "--steps", 5, "--out", tmp_path / "killed")
+    look.at = None
+    resumed = losses(tmp_path / "killed", 5, "--resume")
+    assert [list(history["step"]) for history in seen[-3:-1]] == [[1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    pd.testing.assert_frame_equal(resumed.drop(columns="seconds"), whole.drop(columns="seconds"))
+
+
+def test_history_of_a_run_in_stages_counts_all_steps(tmp_path, watched):
+    seen, _ = watched
+    entry = ["train", "stacked-capsule-autoencoder", "--data", "digits", "--quiet"]
+    assert run(*entry, "--steps", "4", "--batch-size", "8", "--out", tmp_path / "run") == 0
+    final = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert len(final) >= 4
+    for history in (seen[0], seen[len(seen) // 2], seen[-1]):
+        assert list(history["step"]) == list(range(1, len(history) + 1))
+        assert list(history["loss"]) == list(final["loss"][: len(history)])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_events_for_tensorboard_hold_the_history(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    folder = tmp_path / "run"
+    losses(folder, 2, "--log", "tensorboard")
+    history = losses(folder, 4, "--log", "tensorboard", "--resume")
+    found = events.EventAccumulator(str(folder))
+    found.Reload()
+    scalars = found.Scalars("loss")
+    assert [each.step for each in scalars] == [1, 2, 3, 4]
+    assert [each.value for each in scalars] == pytest.approx(list(history["loss"]))
+    assert [each.step for each in found.Scalars("held_out")] == [2, 4]
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_training(tmp_path, capsys, monkeypatch):
+    words = [*TRAIN, "--steps", "1", "--out", tmp_path / "run", "--log"]
+    assert "log must be one of 'tensorboard'" in refused(capsys, *words, "wandb")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "pip install tensorboard" in refused(capsys, *words, "tensorboard")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,80 @@
+"""Classifiers and an encoder go through `torch.export`, and the program gives the same numbers."""
+
+from __future__ import annotations
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from torch import nn
+
+from capsule_zoo import create, load
+from capsule_zoo.registry import small_sizes
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+LEVELS = ("object", "part")
+IMAGES = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+
+
+class Call(nn.Module):
+    """A module of tensors only, which calls one method of a model or a guide."""
+
+    def __init__(self, program: nn.Module, name: str) -> None:
+        super().__init__()
+        self.program = program
+        self.name = name
+
+    def forward(self, images):
+        return getattr(self.program, self.name)(images)
+
+
+class Encoder(nn.Module):
+    """The logits of presences and the poses that a guide of points infers."""
+
+    def __init__(self, guide: nn.Module) -> None:
+        super().__init__()
+        self.guide = guide
+
+    def forward(self, images):
+        nodes = poutine.trace(self.guide).get_trace(images).nodes
+        pairs = [(nodes[f"{x}_presence"]["fn"], nodes[f"{x}_pose"]["value"]) for x in LEVELS]
+        return torch.cat([torch.cat([law.logits[..., None], pose], -1) for law, pose in pairs], 1)
+
+
+def exported(module: nn.Module, images: torch.Tensor) -> nn.Module:
+    with torch.no_grad(), pyro.validation_enabled(False):
+        return torch.export.export(module.eval(), (images,)).module()
+
+
+@pytest.mark.parametrize("name", ["capsule-network-mnist", "matrix-capsules-mnist"])
+def test_a_classifier_is_exported(name):
+    entry = load(name)
+    program = entry.model if entry.model.supervised else entry.guide
+    call = Call(program, "scores")
+    with torch.no_grad():
+        torch.testing.assert_close(exported(call, IMAGES)(IMAGES), call(IMAGES))
+
+
+def test_the_encoder_of_part_whole_capsules_is_exported():
+    entry = create("part-whole", **small_sizes("part-whole"))
+    images = torch.rand(4, *entry.model.image_shape)
+    encoder = Encoder(entry.guide.discretized())
+    program = exported(encoder, images)
+    found = []
+    for each in (program, encoder):
+        torch.manual_seed(0)  # presences are drawn
+        with torch.no_grad():
+            found.append(each(images))
+    torch.testing.assert_close(*found)
+
+
+def test_images_are_checked_again_after_an_export():
+    model = create("cnn", **small_sizes("cnn")).model
+    images = torch.rand(4, *model.image_shape)
+    call = Call(model, "predict")
+    assert torch.equal(exported(call, images)(images), call(images))
+    with pytest.raises(ValueError, match="images must lie in"):
+        model.predict(2 + images)
