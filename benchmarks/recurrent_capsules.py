@@ -20,7 +20,7 @@ from torch import Tensor
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.blocks.attention_window import Aim
-from capsule_zoo.models.recurrent_capsules import CoupledLSTM
+from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
 from capsule_zoo.registry import Entry, create
 
 BATCH = 64

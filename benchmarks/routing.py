@@ -26,7 +26,7 @@ from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.blocks.capsule_convolution import CapsuleGrid, CapsuleLayer
 from capsule_zoo.models.blocks.classifier import standardized
-from capsule_zoo.models.matrix_capsules import PRESETS
+from capsule_zoo.models.matrix_capsules import PRESETS, spread_energy
 
 BATCH = {"small": 16, "full": 8}
 
@@ -44,7 +44,8 @@ def network(preset: str = "small", iterations: int = 3, **sizes) -> MatrixCapsul
 
 def loss_of(model: MatrixCapsules, scores: Callable, batch: tuple[Tensor, Tensor]) -> Tensor:
     pixels, labels = batch
-    return -model.label_law(scores(pixels)).log_prob(labels).mean()
+    energy = spread_energy(scores(pixels).sigmoid(), model.margin)
+    return energy.gather(-1, labels[:, None]).mean()
 
 
 def step(model: MatrixCapsules, scores: Callable, number: int) -> Callable[[], None]:

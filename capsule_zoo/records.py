@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from capsule_zoo import __version__
+from capsule_zoo._version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -32,13 +32,13 @@ from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.blocks.attention_window import Aim
+from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.blocks.overlays import with_previous
 from capsule_zoo.models.blocks.sharing import share
 from capsule_zoo.models.blocks.vector_capsules import CLASS
 from capsule_zoo.models.recurrent_capsules import (
-    CoupledLSTM,
     Drawing,
     Drawn,
     OverlappingCapsules,

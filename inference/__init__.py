@@ -50,6 +50,7 @@ from capsule_zoo.inference.objectives.base import Objective, is_bound, loss_per_
 from capsule_zoo.inference.objectives.importance_weighted import ImportanceWeightedELBO
 from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
+from capsule_zoo.inference.objectives.spread_loss import SpreadLoss
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
@@ -93,6 +94,7 @@ __all__ = [
     "ScoreFunctionELBO",
     "SemiAmortized",
     "SleepPhase",
+    "SpreadLoss",
     "StackedCapsuleObjective",
     "TermHistory",
     "ThermodynamicObjective",

@@ -11,13 +11,15 @@ presence.
     capsules = route(votes(primary)), 3x3 stride 2                 # grid of C types
     capsules = route(votes(capsules)), 3x3                         # grid of D types
     classes  = route(votes(capsules) + coordinates)                # one capsule a class, a_c
-    label    ~ exp(-E(label, a)) or Categorical(logit a)           # (B,)
+    label    ~ Categorical(-E(., a)) or Categorical(logit a)       # (B,)
+    factor sum_t exp(-E(t, a))                                     # with the spread loss only
 
     E(t, a) = sum_{c != t} max(0, m - (a_t - a_c))^2               # the spread loss
 
 The model explains labels, not images, so without labels it has nothing to score. The law of the
-spread loss is a Gibbs law. Its log density is minus the loss that the paper trains, up to the
-partition function. Draws are from the law itself. The margin m grows with the updates.
+spread loss is a Gibbs law. The factor is its partition function, so that the log joint is minus the
+loss that the paper trains. The margin m grows with the updates, which the objective counts
+(`capsule_zoo.inference.SpreadLoss`).
 
 Routing is inference in a mixture of switchable Gaussians (`capsule_zoo.models.SwitchableGaussians`)
 and is an argument of the model, because models do not import guides:
@@ -35,6 +37,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
@@ -59,30 +62,6 @@ PRESETS = {
 }
 
 
-class SpreadLabels(dist.Categorical):
-    """The law of a label with energy E(t) = sum_{c != t} max(0, m - (a_t - a_c))^2.
-
-    The energy is the spread loss. `log_prob` is -E(t), without the log partition function. Draws
-    have p(t) = exp(-E(t)) / Z.
-
-    Args:
-        presence: the presences a of the classes, (..., classes).
-        margin: m, in (0, 1).
-    """
-
-    def __init__(self, presence: Tensor, margin: float) -> None:
-        self.presence = presence
-        self.margin = margin
-        super().__init__(logits=-spread_energy(presence, margin))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        log_partition = (-spread_energy(self.presence, self.margin)).logsumexp(-1)
-        return super().log_prob(value) + log_partition
-
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> SpreadLabels:
-        return SpreadLabels(self.presence.expand(*batch_shape, -1), self.margin)
-
-
 def spread_energy(presence: Tensor, margin: float) -> Tensor:
     """Compute the spread loss of every label, (..., classes), from presences (..., classes)."""
     gap = presence[..., :, None] - presence[..., None, :]  # a_t - a_c
@@ -101,7 +80,8 @@ class MatrixCapsules(Classifier):
         capsules: types of the primary and the two convolutional layers, (B, C, D).
         likelihood: "spread" or "categorical".
         margin_steps: updates in which the margin of the spread loss grows by a sigmoid's unit:
-            .2 + .79 sigmoid(updates / margin_steps - 4). The updates are counted in the state.
+            .2 + .79 sigmoid(updates / margin_steps - 4). The state holds the number of updates,
+            which `capsule_zoo.inference.SpreadLoss` counts.
         coordinates: as for `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
         recompute: compute the votes again in the backward pass instead of keeping them, which takes
@@ -157,14 +137,6 @@ class MatrixCapsules(Classifier):
         self.layers = PyroModule[nn.ModuleList]([first, second])
         self.classes = ClassCapsules(last, classes, second.shape, coordinates=coordinates, **how)
 
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        images = super().forward(images, labels, batch_size)
-        if labels is not None and self.training and torch.is_grad_enabled():
-            self.updates += 1
-        return images
-
     @pyro_method
     def capsules(self, images: Tensor) -> list[CapsuleGrid]:
         """Compute every layer of capsules, the classes last."""
@@ -183,11 +155,18 @@ class MatrixCapsules(Classifier):
         """Compute the log-odds (B, classes) of the class capsules' presences."""
         return self.capsules(images)[-1].logits[:, 0]
 
-    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
+    def label_law(self, scores: Tensor) -> dist.Categorical:
         """Return p(label | class capsules) from log-odds of their presences (*batch, classes)."""
         if self.likelihood == "categorical":
             return super().label_law(scores)
-        return SpreadLabels(scores.sigmoid(), self.margin)
+        return dist.Categorical(logits=-spread_energy(scores.sigmoid(), self.margin))
+
+    def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
+        """Draw or observe the label, and take its law's normalization out of the loss again."""
+        super().sample_label(scores, labels)
+        if self.likelihood == "spread":
+            energy = spread_energy(scores.sigmoid(), self.margin)
+            pyro.factor("log_partition", (-energy).logsumexp(-1))
 
     @property
     def margin(self) -> float:

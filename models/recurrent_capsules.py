@@ -35,8 +35,6 @@ References:
     above. Its squash keeps lengths under .5, so that the margin loss cannot reach its margin; here
     the squash is from Sabour et al. (2017).
     Gregor, Danihelka, Graves, Rezende & Wierstra 2015, "DRAW" (arXiv 1502.04623): section 2.
-    Greff, Srivastava, Koutnik, Steunebrink & Schmidhuber 2017, "LSTM: A Search Space Odyssey"
-    (arXiv 1503.04069) on coupled gates.
 """
 
 from __future__ import annotations
@@ -55,6 +53,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.attention_window import Aim, Window
 from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
+from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
 from capsule_zoo.models.blocks.leading import joined
 from capsule_zoo.models.blocks.overlays import classes_of_pairs, with_previous
 from capsule_zoo.models.blocks.parent_law import Routing
@@ -79,28 +78,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 KERNEL = 5  # of the convolutions below the primary capsules
 LEAST = 17  # pixels that these and the primary capsules need
-
-
-class CoupledLSTM(PyroModule):
-    """An LSTM whose input gate is one minus its forget gate.
-
-        f, o, g = linear(inputs, h),    s' = f s + (1 - f) tanh(g),    h' = o tanh(s')
-
-    Gates are logistic. The new cell lies between the old cell and tanh(g), so that no cell ever
-    leaves [-1, 1], after any number of steps. With a free input gate cells can grow by 1 a step.
-    """
-
-    def __init__(self, inputs: int, units: int) -> None:
-        super().__init__()
-        self.gates = PyroModule[nn.Linear](inputs + units, 3 * units)
-        nn.init.normal_(self.gates.weight, std=(inputs + units) ** -0.5)
-        nn.init.zeros_(self.gates.bias)
-
-    def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-        forget, output, new = self.gates(joined([inputs, hidden], -1)).chunk(3, -1)
-        # The cell keeps its precision under autocast, where the gates have less
-        cell = torch.lerp(new.tanh().to(cell), cell, forget.sigmoid().to(cell))
-        return output.sigmoid() * cell.tanh(), cell
 
 
 class Drawing(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from capsule_zoo import __version__
+from capsule_zoo._version import __version__
 from capsule_zoo.cli.options import AsJson, print_json, print_list
 
 

@@ -8,6 +8,7 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.figures.routing import votes
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
+from capsule_zoo.inference import SpreadLoss
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
 from capsule_zoo.registry import Entry, register, unknown
@@ -54,7 +55,7 @@ def matrix_capsules(
     return Entry(
         model=model,
         guides={"exact": lambda entry: ExactLabel(entry.model)},
-        objective=Trace_ELBO(),
+        objective=SpreadLoss() if model.likelihood == "spread" else Trace_ELBO(),
         figures={"votes": votes},
         training=dict(lr=3e-3, schedule="linear", batch_size=32, labels=True),
     )

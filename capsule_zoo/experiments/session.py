@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsule_zoo import __version__
+from capsule_zoo._version import __version__
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.records import write_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from capsule_zoo import __version__
+from capsule_zoo._version import __version__
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.report.gallery import Gallery, gather
 from capsule_zoo.report.tables import duration, in_words, rounded, seeds

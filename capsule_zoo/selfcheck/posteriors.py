@@ -29,7 +29,7 @@ from capsule_zoo.models import (
     PartWholeCapsules,
 )
 from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.models.matrix_capsules import SpreadLabels
+from capsule_zoo.models.matrix_capsules import spread_energy
 from capsule_zoo.selfcheck.checks import check
 from capsule_zoo.selfcheck.machines import (
     GAUSSIANS,
@@ -64,8 +64,8 @@ def mean_field(number: int) -> Outcome:
 class SpreadClassifier(ConvolutionalClassifier):
     """A classifier with the label distribution of the spread loss, as in matrix capsules."""
 
-    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
-        return SpreadLabels(scores.sigmoid(), margin=0.9)
+    def label_law(self, scores: Tensor) -> dist.Categorical:
+        return dist.Categorical(logits=-spread_energy(scores.sigmoid(), margin=0.9))
 
 
 @check("sbc_exact_label", of=[ExactLabel], kind=ConvolutionalClassifier, share=0.2)

@@ -53,7 +53,7 @@ class Classifier(Model):
         """Compute a score for each class, (B, classes), from images (B, C, H, W)."""
         raise NotImplementedError
 
-    def label_law(self, scores: Tensor) -> dist.TorchDistribution:
+    def label_law(self, scores: Tensor) -> dist.Categorical:
         """Return p(label | scores), from scores (*batch, classes); here the scores are logits."""
         return dist.Categorical(logits=scores)
 
@@ -65,8 +65,12 @@ class Classifier(Model):
         with pyro.plate("images", batch, dim=-1):
             images = self.sample_images(images)
             scores = over_leading(self.scores, images, event_dim=3)
-            pyro.sample("label", self.label_law(scores), obs=labels)
+            self.sample_label(scores, labels)
         return images
+
+    def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
+        """Draw or observe the label inside the plate of images, from scores (*batch, classes)."""
+        pyro.sample("label", self.label_law(scores), obs=labels)
 
     def sample_images(self, images: Tensor | None) -> Tensor:
         """Draw or observe uniform images, (*batch, C, H, W), inside the plate of images."""

@@ -5,20 +5,21 @@ import math
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Trace_ELBO
+from pyro.infer import SVI, Trace_ELBO
+from pyro.optim import Adam
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
-from capsule_zoo.inference import evaluate, fit, log_weights, loss_per_image
+from capsule_zoo.inference import SpreadLoss, evaluate, fit, log_weights, loss_per_image
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import (
     PRESETS,
-    SpreadLabels,
     margin_after,
     spread_energy,
 )
 
 TINY = dict(image_shape=(1, 17, 17), classes=3, features=4, capsules=(2, 2, 2))
+QUIET = dict(batch_size=4, labels=True, progress=False)
 
 
 def tiny(**options):
@@ -61,11 +62,15 @@ def test_spread_energy_is_the_papers_loss(margin):
             assert found[n, t] == pytest.approx(loss)
 
 
-def test_spread_labels_are_drawn_from_their_gibbs_law():
-    law = SpreadLabels(torch.tensor([0.9, 0.1, 0.3], dtype=torch.float64), 0.9)
-    weights = law.log_prob(torch.arange(3)).exp()
-    torch.testing.assert_close(law.probs, weights / weights.sum())
-    torch.testing.assert_close(law.log_prob(torch.arange(3)), -spread_energy(law.presence, 0.9))
+def test_labels_are_drawn_from_the_gibbs_law_of_the_spread_loss():
+    model, batch = tiny().double(), images().double()
+    scores = model.scores(batch)
+    weights = (-spread_energy(scores.sigmoid(), model.margin)).exp()
+    law = model.label_law(scores)
+    torch.testing.assert_close(law.probs, weights / weights.sum(-1, keepdim=True))
+    trace = poutine.trace(model).get_trace(batch)
+    label = trace.nodes["label"]["value"]
+    torch.testing.assert_close(law.log_prob(label), trace.nodes["label"]["fn"].log_prob(label))
 
 
 def test_the_loss_of_the_model_is_the_spread_loss_per_image():
@@ -107,19 +112,31 @@ def test_margin_grows_as_in_the_released_code():
 
 
 def test_only_updates_move_the_margin_and_the_state_keeps_it():
-    model = tiny(margin_steps=1.0)
-    labels = torch.zeros(4, dtype=torch.int64)
+    model, objective, batch = tiny(margin_steps=1.0), SpreadLoss(), images()
+    guide, labels = ExactLabel(model), torch.zeros(4, dtype=torch.int64)
     with torch.no_grad():
-        model(images(), labels)
-    model(images())
-    model.eval()(images(), labels)
+        objective.differentiable_loss(model, guide, batch, labels)
+    model(batch, labels)
+    objective.differentiable_loss(model.eval(), guide, batch, labels)
     assert model.updates == 0
-    model.train()
-    for _ in range(3):
-        model(images(), labels)
+    fit(model, guide, Split(batch, labels, "noise"), steps=2, objective=objective, **QUIET)
+    SVI(model.train(), guide, Adam({}), objective).step(batch, labels)
     twin = tiny(margin_steps=1.0)
     twin.load_state_dict(model.state_dict())
     assert twin.margin == model.margin == margin_after(3, 1.0)
+
+
+def test_a_resumed_run_has_the_margin_of_a_whole_one(tmp_path):
+    split, margins = Split(images(), torch.zeros(4, dtype=torch.int64), "noise"), []
+    for parts in ([4], [2, 4]):
+        for steps in parts:
+            model = tiny(margin_steps=1.0)
+            path = tmp_path / "run"
+            files = dict(checkpoint=path, resume=path if margins and steps == 4 else None)
+            settings = dict(steps=steps, objective=SpreadLoss(), **files, **QUIET)
+            fit(model, ExactLabel(model), split, **settings)
+        margins.append(model.margin)
+    assert margins == [margin_after(4, 1.0)] * 2
 
 
 def test_scores_do_not_depend_on_brightness_and_contrast():
@@ -186,7 +203,9 @@ def test_it_learns_where_a_bar_is():
         batch[n, 0, 4:13, 3 + 4 * label : 5 + 4 * label] = 0.9
     model = tiny(margin_steps=10, features=8, capsules=(4, 4, 4))
     split = Split(batch, labels, "bars")
-    settings = dict(steps=40, batch_size=30, lr=0.01, labels=True, progress=False)
+    settings = dict(
+        objective=SpreadLoss(), steps=40, batch_size=30, lr=0.01, labels=True, progress=False
+    )
     fit(model, ExactLabel(model), split, **settings)
     assert (model.eval().predict(batch) == labels).double().mean() > 0.9
 

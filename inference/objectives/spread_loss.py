@@ -1,0 +1,31 @@
+"""The objective of matrix capsules: the spread loss, whose margin rises with the updates."""
+
+from __future__ import annotations
+
+import torch
+from pyro.infer import Trace_ELBO
+from torch import Tensor
+
+from capsule_zoo.inference.objectives.base import Objective
+from capsule_zoo.models.matrix_capsules import MatrixCapsules
+
+
+class SpreadLoss(Objective):
+    """The loss of `MatrixCapsules`, which raises the margin after each loss that is trained.
+
+    The count of updates is part of the model's state, because the law of a trained model needs its
+    margin. Only this objective moves it, once for each loss with gradients in training mode. With
+    another objective the margin stays where it is.
+
+    References:
+        Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 4.1.
+    """
+
+    def differentiable_loss(
+        self, model: MatrixCapsules, guide, images: Tensor, labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean loss of the labels (B,) of images (B, C, H, W), in nats per image."""
+        loss = Trace_ELBO().differentiable_loss(model, guide, images, labels) / len(images)
+        if model.training and torch.is_grad_enabled():
+            model.updates += 1
+        return loss
