@@ -17,7 +17,7 @@ import typer
 from capsule_zoo.cli.discovery import list_entries, options, show
 from capsule_zoo.cli.explore import explore
 from capsule_zoo.cli.parse import parse
-from capsule_zoo.cli.report import report
+from capsule_zoo.cli.report import published, report
 from capsule_zoo.cli.reproduce import reproduce
 from capsule_zoo.cli.run_commands import (
     anneal,
@@ -101,6 +101,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     explore,
     selfcheck,
     report,
+    published,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -60,7 +60,20 @@ def show(
 
     found = describe(name)
     print(found)
+    _print_published(found.name)
     print_json(as_json, found.as_dict())
+
+
+def _print_published(entry: str) -> None:
+    """Print the published numbers of an entry, in a checkout, which has the records."""
+    from capsule_zoo.report.gallery import read_records
+    from capsule_zoo.report.published import RESULTS, goals_of, lines
+
+    if not RESULTS.is_dir():
+        return
+    own = [g for g in goals_of(read_records(RESULTS)) if g.published.entry == entry]
+    if own:
+        print("\npublished, ours, state\n" + "\n".join(lines(own)[1:]))
 
 
 def print_version(wanted: bool) -> None:

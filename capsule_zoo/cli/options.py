@@ -50,8 +50,8 @@ def print_metrics(metrics: dict[str, Any]) -> None:
     print_list(shown)
 
 
-def print_json(wanted: bool, found: dict) -> None:
-    """Print one JSON object on a line of its own, if `wanted` is true."""
+def print_json(wanted: bool, found: dict | list) -> None:
+    """Print one JSON value on a line of its own, if `wanted` is true."""
     if wanted:
         from capsule_zoo.runs.folder import plain
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,12 +19,11 @@ from capsule_zoo.experiments import Experiment, find_experiment, list_experiment
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.registry import WEIGHTS, create, list_models, read_recipe, small_sizes, summary
 from capsule_zoo.report.pictures import Picture, picture
-from capsule_zoo.report.published import PUBLISHED, Published
+from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
 from capsule_zoo.report.stories import Story, first_line, read_story, remainder
 from capsule_zoo.report.tables import Grid, grids_of, in_words
 
 BENCHMARKS = "benchmarks"  # the folder of speeds, among records
-VERDICTS = ("reached", "near", "missed", "not_run")
 
 
 @dataclass(frozen=True)
@@ -57,26 +55,6 @@ class Finding:
     def grids(self) -> tuple[list[Grid], list[str]]:
         """Return the metrics as tables, and the names of metrics in no table."""
         return grids_of(self.record) if self.record else ([], [])
-
-
-@dataclass(frozen=True)
-class Goal:
-    """A published number next to our number."""
-
-    published: Published
-    command: str
-    metric: dict | None
-
-    @property
-    def verdict(self) -> str:
-        """One of `VERDICTS`; "near" is within two standard errors of ours."""
-        if self.metric is None:
-            return "not_run"
-        gain = self.metric["value"] - self.published.value
-        gain = gain if self.published.higher else -gain
-        if gain >= 0:
-            return "reached"
-        return "near" if -gain <= 2 * (self.metric["se"] or 0) else "missed"
 
 
 class Race(Finding):
@@ -159,9 +137,9 @@ class Family:
         ratios = [race.metric("ratio", peer) for race in self.races for peer in race.peers]
         return sum(ratio["value"] > 1 for ratio in ratios if ratio), len(ratios)
 
-    def verdicts(self, verdict: str) -> int:
-        """Return the number of published numbers with this verdict."""
-        return sum(goal.verdict == verdict for goal in self.goals)
+    def goals_in(self, *states: str) -> int:
+        """Return the number of published numbers in these states."""
+        return sum(goal.state in states for goal in self.goals)
 
     @property
     def is_baseline(self) -> bool:
@@ -193,7 +171,8 @@ def gather(folder: Path) -> Gallery:
     """
     records = read_records(folder)
     findings, races = findings_of(records, folder), races_of(records)
-    families = [fill(family, findings, races, records) for family in find_families()]
+    goals = goals_of(records) if (RESULTS / TABLE).is_file() else []  # a wheel has no table
+    families = [fill(family, findings, races, goals) for family in find_families()]
     own = {id(f) for family in families for f in family.all_findings}
     raced = {id(r) for family in families for r in family.races}
     return Gallery(
@@ -241,7 +220,7 @@ def fill(
     family: Family,
     findings: Mapping[str, Finding],
     races: list[Race],
-    records: Mapping[str, dict],
+    goals: Sequence[Goal],
 ) -> Family:
     """Return a family with all its contents filled in."""
     names = {entry.name for entry in family.entries}
@@ -251,38 +230,12 @@ def fill(
     family.findings = sorted(rest, key=lambda finding: finding.record is None)
     family.races = [race for race in races if race.about in names]
     family.weights = [trained for trained in trained_weights() if trained.card["entry"] in names]
-    mine = {finding.name: finding.command for finding in own}
-    family.goals = [
-        Goal(goal, mine[goal.experiment], measured(goal, records))
-        for goal in PUBLISHED
-        if goal.experiment in mine
-    ]
+    family.goals = [goal for goal in goals if goal.published.entry in names]
     pictures = (figure for finding in family.all_findings for figure in finding.figures)
     leads = (finding.lead for finding in own if finding.lead)
     family.lead = next(leads, None) or next(pictures, None)
     drop_repeated(family)
     return family
-
-
-def measured(published: Published, records: Mapping[str, dict]) -> dict | None:
-    """Return our metric for a published number, or None if the experiment has no such record."""
-    record = records.get(published.experiment)
-    return record["metrics"].get(published.metric) if record else None
-
-
-def count_goals(folder: Path) -> dict[str, int]:
-    """Count the published numbers, and how many of them the records of a folder reach.
-
-    Returns:
-        The number of all of them under "published", and of each of `VERDICTS`.
-
-    Raises:
-        ValueError: the folder has no records, or a file that is not a record.
-    """
-    records = read_records(folder)
-    goals = [Goal(published, "", measured(published, records)) for published in PUBLISHED]
-    found = Counter(goal.verdict for goal in goals)
-    return {"published": len(goals), **{verdict: found[verdict] for verdict in VERDICTS}}
 
 
 def drop_repeated(family: Family) -> None:

@@ -1,0 +1,114 @@
+"""Published numbers: only like with like is reached, and the table names what exists."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from capsule_zoo.cli import main
+from capsule_zoo.report.gallery import read_records
+from capsule_zoo.report.published import (
+    KINDS,
+    LIKE,
+    RESULTS,
+    STATES,
+    Goal,
+    Published,
+    count,
+    goals_of,
+    measured,
+    read_published,
+)
+
+ROW = Published(
+    "a", "a/b", "m", "", "share", "0.9", None, True, "them", "Nobody 2020, table 1", LIKE, ""
+)
+ROWS = read_published()
+NAMED = r"table|figure|section|abstract|repository|scores stored|equation"
+
+
+def found(value: float, se: float | None = 0.01) -> dict:
+    return {"value": value, "se": se, "n": 9}
+
+
+@pytest.mark.parametrize(
+    ("value", "higher", "state"),
+    [
+        (0.93, True, "reached"),
+        (0.91, True, "undecided"),
+        (0.89, True, "undecided"),
+        (0.87, True, "missed"),
+        (0.93, False, "missed"),
+        (0.87, False, "reached"),
+    ],
+)
+def test_two_standard_errors_decide(value, higher, state):
+    assert Goal(replace(ROW, higher=higher), found(value)).state == state
+
+
+def test_the_error_of_the_source_counts_too():
+    assert Goal(replace(ROW, printed_se=0.02), found(0.94)).state == "undecided"
+    assert Goal(ROW, found(0.94)).state == "reached"
+    assert Goal(ROW, found(0.9, None)).state == "reached"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != LIKE])
+def test_only_like_for_like_is_counted(kind):
+    assert Goal(replace(ROW, kind=kind), found(2.0)).state == "not counted"
+    assert Goal(replace(ROW, kind=kind), None).state == "not run"
+
+
+@pytest.mark.parametrize(("higher", "worse"), [(True, -5.0), (False, -4.0)])
+def test_the_worse_end_of_a_bracket_counts(higher, worse):
+    records = {"a/b": {"metrics": {"m": found(-4.0), "w": found(-5.0)}}}
+    assert measured(replace(ROW, worst="w", higher=higher), records)["value"] == worse
+
+
+def test_the_table_is_sound():
+    records = read_records(RESULTS)
+    for row in ROWS:
+        assert re.search(NAMED, row.source), row.source
+        assert row.value and row.quantity and row.whose and row.kind in KINDS
+        if row.record in records:
+            names = {row.metric, row.worst} - {""}
+            assert names <= set(records[row.record]["metrics"]), row
+    assert len({(r.record, r.metric, r.whose, r.quantity) for r in ROWS}) == len(ROWS)
+
+
+def test_an_unknown_kind_is_refused(tmp_path):
+    text = (RESULTS / "published.csv").read_text().replace(LIKE, "alike", 1)
+    (tmp_path / "published.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"kind must be one of .* not 'alike'"):
+        read_published(tmp_path)
+
+
+def test_without_the_table_the_message_says_where_it_lies(tmp_path):
+    with pytest.raises(ValueError, match="lie in a checkout, under results/"):
+        read_published(tmp_path)
+
+
+def test_the_command_prints_every_row_and_counts_them(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["published", "--results", str(RESULTS), "--json"])
+    assert not ended.value.code
+    printed = capsys.readouterr().out.splitlines()
+    rows = json.loads(printed[-1])
+    goals = goals_of(read_records(RESULTS))
+    assert [row["state"] for row in rows] == [goal.state for goal in goals]
+    assert {"entry", "kind", "printed", "ours", "se", "state"} <= rows[0].keys()
+    counted = count(goals)
+    assert sum(counted[state] for state in STATES) == counted["published"] == len(ROWS)
+    assert f"{counted['reached']} reached" in printed[-2]
+
+
+def test_one_entry_is_chosen_and_an_unknown_one_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["published", "shape-codes", "--results", str(RESULTS), "--json"])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {row["entry"] for row in rows} == {"shape-codes"}
+    with pytest.raises(SystemExit) as ended:
+        main(["published", "shape-code", "--results", str(RESULTS)])
+    assert ended.value.code == 2 and "shape-codes" in capsys.readouterr().err
