@@ -1,4 +1,4 @@
-"""Faults on purpose, in miniature: kills, odd inputs, no room; and each fault would be seen."""
+"""Faults on purpose: kills, odd inputs, no room; and each fault would be seen."""
 
 import random
 
