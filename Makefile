@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs clean
+.PHONY: help demo test check selfcheck docs clean
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -27,6 +27,10 @@ check: $(VENV)/.installed-dev  ## lint, formatting, types, and a wheel that hold
 	$(BIN)/mypy -p capsule_zoo
 	@echo "== the wheel: every module in it, every module imports"
 	$(BIN)/python -m pytest -q tests/test_packaging.py
+
+selfcheck: $(VENV)/.installed-test  ## posteriors, samplers and gradients against exact values, and faults on purpose (minutes)
+	@echo "== the self-check"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "slow or not slow" tests/selfcheck
 
 docs: $(VENV)/.installed-docs  ## the documentation site, from docstrings and records, into build/docs
 	@echo "== building the site; a warning is an error"

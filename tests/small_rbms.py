@@ -1,8 +1,8 @@
 """Small capsule RBMs, with their energy written out as in the paper, for brute force."""
 
-import itertools
 import math
 
+import machines
 import torch
 
 from capsule_zoo.models import RBM, CapsuleRBM
@@ -19,14 +19,9 @@ PAIRS = [
 
 
 def randomized(model, scale=0.6):
-    """Return the model in float64, with new random values for every parameter."""
+    """Return the model in float64, with the same random values of its parameters on every call."""
     torch.manual_seed(3)
-    model = model.double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(scale * torch.randn_like(parameter))
-    model.keep_normalizable()
-    return model
+    return machines.randomized(model, scale)
 
 
 def small(visible_family="bernoulli", hidden_family="bernoulli", kind=CapsuleRBM):
@@ -66,8 +61,7 @@ def switches(model):
     """Return all values of the switches, (states, K)."""
     if not model.switched:
         return torch.ones(1, 1, dtype=torch.float64)
-    listed = list(itertools.product([0.0, 1.0], repeat=model.num_capsules))
-    return torch.tensor(listed, dtype=torch.float64)
+    return machines.binary(model.num_capsules)
 
 
 def log_base_measure(units, family, value):

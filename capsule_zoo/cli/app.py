@@ -30,7 +30,6 @@ from capsule_zoo.cli.run_commands import (
     sample,
     train,
 )
-from capsule_zoo.cli.selfcheck import selfcheck
 
 app = typer.Typer(
     name="capsule-zoo",
@@ -99,7 +98,6 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     publish,
     reproduce,
     explore,
-    selfcheck,
     report,
     published,
 )

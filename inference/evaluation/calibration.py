@@ -6,7 +6,7 @@
     gradient    the mean of many estimates equals the exact gradient          `unbiased`
 
 Each test examines many numbers at once and reports the worst. Its p-value is multiplied by the
-number of numbers (Bonferroni: valid under any dependence). `holm` corrects for the number of tests.
+number of numbers (Bonferroni: valid under any dependence).
 
 >>> ranks = sbc_ranks(truth, draws)                       # (N, D) among (L, N, D)
 >>> rank_uniformity(ranks, len(draws)).p                  # small: not a posterior of this prior
@@ -17,14 +17,12 @@ References:
     Calibration Checking for Bayesian Computation: The Choice of Test Quantities Shapes
     Sensitivity" (arXiv 2211.02383): ranks of parameters alone do not notice a posterior that
     ignores the data, so some quantity must depend on both. Geweke 2004, "Getting It Right:
-    Joint Distribution Tests of Posterior Simulators". Holm 1979, "A Simple Sequentially Rejective
-    Multiple Test Procedure".
+    Joint Distribution Tests of Posterior Simulators".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -114,17 +112,3 @@ def _worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:
     if not statistic.isfinite().all():
         return Outcome(math.inf, number, 0.0)
     return Outcome(statistic.max().item(), number, min(1.0, len(p) * p.min().item()))
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for the number of tests by Holm's method.
-
-    If every test with a corrected p-value below alpha is rejected, the chance of rejecting any true
-    hypothesis is at most alpha, under any dependence of the tests.
-    """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[index]))
-        corrected[index] = largest
-    return corrected

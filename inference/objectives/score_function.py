@@ -9,7 +9,7 @@ Model and guide both descend this loss, whether or not they share parameters. Al
 image are treated as one choice. (Pyro's `Trace_ELBO` credits a draw only with terms that may depend
 on it. It assumes that the elements of a plate are independent of each other given everything
 outside the plate. In a Helmholtz machine they are not, because a layer is drawn given all capsules
-of another layer. There its gradient is biased: `capsule-zoo selfcheck` shows it.)
+of another layer. There its gradient is biased: `make selfcheck` shows it.)
 
 References:
     Williams 1992, "Simple Statistical Gradient-Following Algorithms" (REINFORCE). Kool, van Hoof &

@@ -7,7 +7,6 @@ import torch
 from scipy.stats import kstest
 
 from capsule_zoo.inference.evaluation.calibration import (
-    holm,
     rank_uniformity,
     same_means,
     sbc_ranks,
@@ -87,15 +86,3 @@ def test_what_does_not_vary_has_to_be_right_up_to_rounding():
     assert unbiased(still, torch.tensor([2 + 1e-12]).double()).p > 0.99
     assert unbiased(still, torch.tensor([2 + 1e-6]).double()).p < 1e-6
     assert unbiased(still * torch.nan, torch.tensor([2.0]).double()).p == 0
-
-
-def test_holm_is_his_procedure():
-    assert holm([0.04, 0.001, 0.03, 0.5]) == pytest.approx([0.09, 0.004, 0.09, 0.5])
-    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
-
-
-def test_holm_bounds_the_chance_of_any_false_alarm():
-    torch.manual_seed(0)
-    null = torch.rand(4000, 12)
-    alarms = sum(min(holm(row)) < 0.05 for row in null.tolist()) / 4000
-    assert 0.03 < alarms < 0.05 + 5 * math.sqrt(0.05 * 0.95 / 4000)

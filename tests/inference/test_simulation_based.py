@@ -8,12 +8,12 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from machines import calibrated
 
 from capsule_zoo.guides import ExactMatching, FreeForm, Guide
 from capsule_zoo.inference import Calibration, IncompatibleGuide, check_calibration
 from capsule_zoo.models import Constellations, ImageSpace, Model, Site
 from capsule_zoo.registry import create, small_sizes
-from capsule_zoo.selfcheck.machines import calibrated
 
 SCALE = 0.5  # of the noise on pixels
 

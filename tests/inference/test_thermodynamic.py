@@ -6,6 +6,7 @@ import math
 import pyro
 import pytest
 import torch
+from machines import binary, listed, randomized
 from pyro import poutine
 from torch.distributions import Normal
 from toys import Conjugate, ExactGuide, conjugate_images, pair
@@ -14,7 +15,6 @@ from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import ThermodynamicObjective
 from capsule_zoo.inference.objectives.thermodynamic import points, thermodynamic_sum
 from capsule_zoo.models import CapsuleHelmholtzMachine
-from capsule_zoo.selfcheck.machines import binary, listed, randomized
 
 
 def exact_sum(log_p, log_q, ends):

@@ -11,6 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from checks import check
+from gradients import estimates, slopes_agree
+from machines import binary, energy_machine, exact_draws
+from small_rbms import PAIRS, binary_images, log_masses
 from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
@@ -18,27 +22,19 @@ from capsule_zoo.inference import ContrastiveDivergence
 from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
 from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.models import CapsuleRBM
-from capsule_zoo.selfcheck.checks import check
-from capsule_zoo.selfcheck.gradients import estimates, slopes_agree
-from capsule_zoo.selfcheck.machines import binary, energy_machine, exact_draws, image_log_masses
 
 CHAINS = 256
 
 
 def negative_log_likelihood(model: CapsuleRBM, images: Tensor) -> Tensor:
     """Return the mean of -log p(x), with Z summed by hand."""
-    log_masses, every = image_log_masses(model)
-    return log_masses.logsumexp(0) - log_masses[_rows(every, images)].mean()
+    masses, every = log_masses(model, PAIRS[0])
+    return masses.logsumexp(0) - masses[_rows(every, images)].mean()
 
 
 def _rows(every: Tensor, images: Tensor) -> Tensor:
     """Return the index of each image in the list of all images, (B,)."""
     return (every.flatten(1)[None] == images.flatten(1)[:, None]).all(-1).long().argmax(1)
-
-
-def some_images(number: int = 12) -> Tensor:
-    """Draw binary images of 2x2 pixels."""
-    return torch.randint(2, (number, 1, 2, 2)).double()
 
 
 @check("gradient_cd_exact_negatives", of=[ContrastiveDivergence])
@@ -47,7 +43,7 @@ def some_images(number: int = 12) -> Tensor:
 @check("gradient_cd_tempered", of=[ContrastiveDivergence], tempering=(1.0, 0.6, 0.2))
 def persistent(number: int, **options: Any) -> Outcome:
     """Check that chains with the model's distribution give the gradient of the likelihood."""
-    model, images = energy_machine(), some_images()
+    model, images = energy_machine(), binary_images()
     exact = negative_log_likelihood(model, images)
     if cost := options.get("sparsity"):
         exact = exact + cost * model.switch_probabilities(images).sum(1).mean()
@@ -74,11 +70,11 @@ def persistent(number: int, **options: Any) -> Outcome:
 @check("gradient_cd_3_itself", of=[ContrastiveDivergence], k=3)
 def from_the_data(number: int, k: int) -> Outcome:
     """Check CD-k against its own definition, with negatives k sweeps from the data."""
-    model, images = energy_machine(), some_images()
-    log_masses, every = image_log_masses(model)
+    model, images = energy_machine(), binary_images()
+    masses, every = log_masses(model, PAIRS[0])
     data = torch.bincount(_rows(every, images), minlength=len(every)).double() / len(images)
     negatives = data @ torch.matrix_power(_sweep(model), k)
-    exact = ((negatives.detach() - data) * log_masses).sum()
+    exact = ((negatives.detach() - data) * masses).sum()
     return _from_data(model, images, k, exact, number)
 
 
@@ -86,7 +82,7 @@ def from_the_data(number: int, k: int) -> Outcome:
 @check("gradient_cd_1_as_likelihood", of=[ContrastiveDivergence], k=1, scale=1.2, approximate=True)
 def as_likelihood(number: int, k: int, scale: float) -> Outcome:
     """Check CD-k against the likelihood: wrong for short chains, right for chains that mix."""
-    model, images = energy_machine(scale=scale), some_images()
+    model, images = energy_machine(scale=scale), binary_images()
     return _from_data(model, images, k, negative_log_likelihood(model, images), number)
 
 
@@ -112,7 +108,7 @@ def _sweep(model: CapsuleRBM) -> Tensor:
 @check("gradient_cd_mean_field", of=[ContrastiveDivergence, MeanFieldSwitches], approximate=True)
 def mean_field(number: int) -> Outcome:
     """Check CD with the mean field's free energy of the data; it is expected to be off."""
-    model, images = energy_machine(scale=1.2), some_images()
+    model, images = energy_machine(scale=1.2), binary_images()
     guide, objective = MeanFieldSwitches(model), ContrastiveDivergence(30)
     exact = negative_log_likelihood(model, images)
     return slopes_agree(estimates(objective, model, guide, images), exact, [model], number)

@@ -7,6 +7,17 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
+from checks import check
+from machines import (
+    GAUSSIANS,
+    at,
+    calibrated,
+    chain_machine,
+    energy_machine,
+    exact_draws,
+    prior_draws,
+    randomized,
+)
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
@@ -30,17 +41,7 @@ from capsule_zoo.models import (
 )
 from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import spread_energy
-from capsule_zoo.selfcheck.checks import check
-from capsule_zoo.selfcheck.machines import (
-    GAUSSIANS,
-    at,
-    calibrated,
-    chain_machine,
-    energy_machine,
-    exact_draws,
-    prior_draws,
-    randomized,
-)
+from capsule_zoo.models.matrix_capsules import SpreadLabels
 
 
 @check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)

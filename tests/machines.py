@@ -41,6 +41,8 @@ def randomized(module: AnyModule, scale: float = 0.8) -> AnyModule:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(scale * torch.randn_like(parameter))
+    if isinstance(module, CapsuleRBM):
+        module.keep_normalizable()
     return module
 
 
@@ -55,9 +57,7 @@ def energy_machine(
 ) -> CapsuleRBM:
     """Return a capsule RBM (2x2 pixels, two capsules of two units), or an RBM of three units."""
     sizes = (2, 2) if kind.switched else (3,)
-    model = randomized(kind((1, 2, 2), *sizes, **options), scale)
-    model.keep_normalizable()
-    return model
+    return randomized(kind((1, 2, 2), *sizes, **options), scale)
 
 
 # The capsule RBM, from its energy
@@ -97,12 +97,6 @@ def masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor
         coupled = beta * torch.einsum("sm,mk,sk->s", pixels, model.switch_weight, switch)
         log_mass = log_mass + switch @ model.switch_bias + coupled
     return pixels, switch, log_mass, field
-
-
-def image_log_masses(model: CapsuleRBM, beta: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return log sum_{z, h} exp(-E), (images,), and every binary image, (images, C, H, W)."""
-    images = binary(*model.image_shape)
-    return masses(model, beta)[2].view(len(images), -1).logsumexp(1), images
 
 
 def _conjugate(units: Units, natural: Tensor) -> tuple[Tensor, dist.TorchDistribution]:

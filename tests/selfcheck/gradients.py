@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from checks import check
+from machines import binary, listed, randomized
 from pyro import distributions as dist
 from pyro import plate, sample
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
@@ -32,8 +34,6 @@ from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli
 from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.selfcheck.checks import check
-from capsule_zoo.selfcheck.machines import binary, listed, randomized
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import pyro.distributions as dist
 import torch
+from checks import check
+from machines import DRAWS, at
+from posteriors import choices_calibrated
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
@@ -15,9 +18,6 @@ from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformit
 from capsule_zoo.models import SwitchableGaussians
 from capsule_zoo.models.blocks.parent_law import Belief, ParentLaw, Routing
 from capsule_zoo.models.blocks.votes import Votes
-from capsule_zoo.selfcheck.checks import check
-from capsule_zoo.selfcheck.machines import DRAWS, at
-from capsule_zoo.selfcheck.posteriors import choices_calibrated
 
 CHILDREN, PARENTS, SIZE = 4, 3, 1
 HALF_WIDTH, REACH, DEVIATION, NOISE = 6.0, 1.5, 0.8, 0.1

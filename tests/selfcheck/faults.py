@@ -1,12 +1,9 @@
 """Faults on purpose: killed trainings, damaged and odd inputs, and folders that take no file.
 
-    capsule-zoo selfcheck --faults
-
 A training run is killed at random moments (SIGKILL, which no program can catch), resumed, killed
 again, and so on until it ends; it has to end bit for bit where an undisturbed run ends. Odd inputs
 have to give a finite result or one of the errors that a user can fix; any other error counts as
-unclear. A checkpoint that cannot be written has to leave the earlier one intact. Two processes have
-to take the steps of one (`selfcheck.processes`).
+unclear. A checkpoint that cannot be written has to leave the earlier one intact.
 """
 
 from __future__ import annotations
@@ -18,38 +15,41 @@ import random
 import resource
 import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from io import BytesIO, StringIO
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, evaluate, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.inference.training.history import COLUMNS
-from capsule_zoo.records import REPRODUCED, Metric, write_record
 from capsule_zoo.registry import create, load, save, small_sizes
-from capsule_zoo.selfcheck.counts import Counts
-from capsule_zoo.selfcheck.processes import compared
 
 ENTRY = "vae"
 STEPS, EVERY = 300, 7  # updates of a training run that is killed, and updates between checkpoints
-KILLS, INPUTS, ROUNDS = 100, 10_000, 5
-QUICK = dict(kills=5, inputs=200, rounds=1)
-SHARED_STEPS = 20  # of a training run in two processes
 NOBODY = 65534  # a user whom folders do not belong to
-Command = Callable[[list[str]], None]
 REFUSED = 2  # exit status of a command that was used wrongly
 CLEAR = (ValueError, OSError, NonFiniteLoss)  # the command line shows these without a traceback
+
+
+@dataclass
+class Counts:
+    """Trials: tried, ended in an error that a user can fix, and a line for each that went wrong."""
+
+    tried: int = 0
+    refused: int = 0
+    bad: list[str] = field(default_factory=list)
 
 
 def small_training(path: Path, seed: int, steps: int = STEPS) -> None:
@@ -138,14 +138,13 @@ def first_difference(one: Any, other: Any, path: str = "") -> str | None:
     return None if one == other or (one != one and other != other) else path
 
 
-def odd_inputs(number: int, seed: int, folder: Path, command: Command) -> dict[str, Counts]:
+def odd_inputs(number: int, seed: int, folder: Path) -> dict[str, Counts]:
     """Give damaged files, odd images and odd words to the zoo, and count unclear answers.
 
     Args:
         number: inputs in all; each of the four kinds gets a quarter.
         seed: seed of the inputs.
         folder: where files are written.
-        command: the command line, a function of its words that ends with SystemExit.
 
     Returns:
         By kind: `load`, `folder` (pictures), `evaluate` and `command` (the command line).
@@ -156,7 +155,7 @@ def odd_inputs(number: int, seed: int, folder: Path, command: Command) -> dict[s
         "load": lambda chance: damaged_run(chance, folder),
         "folder": lambda chance: damaged_pictures(chance, folder),
         "evaluate": lambda chance: odd_images(chance, entry),
-        "command": lambda chance: odd_command(chance, folder, command),
+        "command": lambda chance: odd_command(chance, folder),
     }
     found: dict[str, Counts] = {}
     for kind, give in kinds.items():
@@ -318,7 +317,7 @@ COMMANDS: dict[str, list[str]] = {
 }
 
 
-def odd_command(chance: random.Random, folder: Path, command: Command) -> int:
+def odd_command(chance: random.Random, folder: Path) -> int:
     """Call a command with words missing, exchanged, repeated or made up; return its status.
 
     Raises:
@@ -349,7 +348,7 @@ def odd_command(chance: random.Random, folder: Path, command: Command) -> int:
     os.chdir(folder)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
-            command([places.get(word, word) for word in words])
+            main([places.get(word, word) for word in words])
         status: Any = 0
     except SystemExit as ended:
         status = ended.code
@@ -414,73 +413,3 @@ def _refused(path: Path) -> None:
     except CheckpointError:
         return
     raise SystemExit(1)
-
-
-class Found(NamedTuple):
-    """The results of all faults.
-
-    Attributes:
-        counts: by kind of fault.
-        efficiency: the time of one process over twice the time of two.
-        seconds: wall time.
-    """
-
-    counts: dict[str, Counts]
-    efficiency: Metric
-    seconds: float
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """Bad trials of all, for each kind of fault, and the efficiency of two processes."""
-        counted = {name: counts.metric() for name, counts in self.counts.items()}
-        return {**counted, "two_processes_efficiency": self.efficiency}
-
-
-def run(
-    seed: int,
-    command: Command,
-    kills: int = KILLS,
-    inputs: int = INPUTS,
-    rounds: int = ROUNDS,
-    say: Callable[[str], None] = print,
-) -> Found:
-    """Try all faults, and return what was counted.
-
-    Args:
-        command: see `odd_inputs`.
-        rounds: training runs in one process and in two.
-    """
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        say(f"killing training runs {kills} times")
-        found = {"kills": killed_trainings(kills, seed, folder)}
-        say(f"giving {inputs:,} odd inputs")
-        found |= odd_inputs(inputs, seed, folder, command)
-        say("writing where there is no room")
-        found["full_disk"] = full_disk(folder)
-    say(f"training in one process and in two, {rounds} times")
-    found["two_processes"], efficiency = compared(SHARED_STEPS, rounds)
-    return Found(found, efficiency, time.monotonic() - began)
-
-
-def write(found: Found, quick: bool, seed: int, folder: str | Path = REPRODUCED) -> Path:
-    """Write the record `selfcheck/faults`."""
-    return write_record(
-        f"selfcheck/faults{'-quick' if quick else ''}",
-        found.metrics,
-        command=f"capsule-zoo selfcheck --faults{' --quick' if quick else ''} --seed {seed}",
-        seed=seed,
-        data="random images of 5x6 pixels",
-        seconds=found.seconds,
-        folder=folder,
-    )
-
-
-def lines(found: Found) -> Iterator[str]:
-    """Yield a line for each kind of fault, and a line for each of its first bad trials."""
-    for name, counts in found.counts.items():
-        yield f"{name}: {len(counts.bad)} bad of {counts.tried:,}, {counts.refused:,} refused"
-        for line in counts.bad[:10]:
-            yield f"  {line}"
-    yield f"two processes have an efficiency of {found.efficiency['value']:.2f}"

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable
 
+import energy_gradients  # noqa: F401  its checks join the others
+import gradients
+import posteriors
 import pyro
 import pytest
+import routings
+import samplers
 import torch
+from checks import CHECKS
 
-from capsule_zoo import cli, guides, inference
+from capsule_zoo import guides, inference
 from capsule_zoo.guides import ExactLabel, VBRouting, routing
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.tempering import TemperedChains
-from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.inference.objectives import thermodynamic, wake_sleep
 from capsule_zoo.models import PartWholeCapsules, capsule_rbm
 from capsule_zoo.models.blocks.pose_posterior import SimilarityPosterior
 from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, ParentMixture
-from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
-from capsule_zoo.selfcheck import checks, gradients, posteriors, routings, samplers
 
-CHECKS = {check.name: check for check in checks.list_checks()}
 EXACT = {name for name, check in CHECKS.items() if not check.approximate}
+APPROXIMATE = CHECKS.keys() - EXACT
+# Bonferroni: with all of them, a correct zoo fails with a probability of at most .01
+ALPHA = 0.01 / len(EXACT)
+UNSEEN = {"geweke_helmholtz_trained"}  # too close to exact for this number of simulations
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -187,12 +192,30 @@ BROKEN: dict[str, tuple[Patch, set[str]]] = {
 }
 
 
+@pytest.mark.parametrize("name", sorted(n for n in EXACT if CHECKS[n].quick < CHECKS[n].full))
+def test_exact_inference_holds_in_few_simulations(name):
+    assert CHECKS[name].p(quick=True) >= ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(EXACT))
+def test_exact_inference_holds(name):
+    assert CHECKS[name].p(quick=False) >= ALPHA
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(APPROXIMATE - UNSEEN))
+def test_approximate_inference_is_seen_to_be_off(name):
+    assert CHECKS[name].p(quick=False) < ALPHA
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN)
 def test_what_is_broken_is_seen(broken, monkeypatch):
     patch, names = BROKEN[broken]
     patch(monkeypatch)
-    found = {name: CHECKS[name](quick=name.startswith("gradient")).p for name in names}
-    assert max(found.values()) < checks.ALPHA / len(EXACT), found
+    found = {name: CHECKS[name].p(quick=name.startswith("gradient")) for name in names}
+    assert max(found.values()) < ALPHA, found
 
 
 def test_every_exact_check_has_been_seen_to_fail():
@@ -214,47 +237,3 @@ def test_every_objective_and_every_exact_guide_has_a_check():
     exact = {kind for name, kind in vars(guides).items() if name.startswith("Exact")}
     assert len(objectives) > 4 and len(exact) > 1
     assert objectives | exact <= checked
-
-
-def test_the_zoo_passes_and_says_what_is_approximate(capsys, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["selfcheck", "--quick", "--json", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert ended.value.code == 0, printed
-    found = json.loads(printed.splitlines()[-1])
-    assert found.keys() == CHECKS.keys()
-    assert all(found[name]["verdict"] == "holds" for name in EXACT)
-    off = {name for name, row in found.items() if row["verdict"] == "off"}
-    assert {"sbc_mean_field_switches", "sbc_dynamic_routing", "gradient_cd_1_as_likelihood"} <= off
-    assert "approximate, expected to be off:" in printed
-    metrics = read_record("selfcheck/quick", tmp_path)["metrics"]
-    assert metrics["exact_failed"] == {"value": 0, "se": None, "n": len(EXACT)}
-    assert metrics["approximate_off"]["value"] == len(off)
-    assert metrics["sbc_exact_switches"]["value"] == found["sbc_exact_switches"]["corrected_p"]
-
-
-def invented(name: str, p: float, approximate: bool = False) -> checks.Check:
-    return checks.Check(name, lambda number: Outcome(1.0, number, p), (), approximate, 1.0)
-
-
-@pytest.mark.parametrize(("p", "status"), [(1e-4, 1), (0.02, 0)])
-def test_an_exact_check_that_fails_is_the_exit_status(monkeypatch, tmp_path, capsys, p, status):
-    """With two exact checks .02 becomes .04 and passes; approximate checks never fail."""
-    toys = [invented("sbc_a", p), invented("sbc_b", 0.5), invented("sbc_c", 1e-9, True)]
-    monkeypatch.setattr(checks, "list_checks", lambda: toys)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["selfcheck", "--quick", "--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert ended.value.code == status
-    assert ("FAILS" in printed) == bool(status)
-    assert read_record("selfcheck/quick", tmp_path)["metrics"]["exact_failed"]["value"] == status
-
-
-def test_a_check_is_the_same_for_a_seed_and_leaves_nothing_behind():
-    check = CHECKS["geweke_gibbs_rbm"]
-    state = torch.get_rng_state()
-    first, second, other = check(True, 1), check(True, 1), check(True, 2)
-    assert first == second != other
-    assert torch.equal(torch.get_rng_state(), state)
-    with pytest.raises(ValueError, match="'geweke_gibbs_rbm' is registered already"):
-        checks.check("geweke_gibbs_rbm", of=[])(lambda number: first)
