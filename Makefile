@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test check selfcheck docs clean
+.PHONY: help demo test check selfcheck docs house clean
 
 help:  ## say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -36,6 +36,9 @@ docs: $(VENV)/.installed-docs  ## the documentation site, from docstrings and re
 	@echo "== building the site; a warning is an error"
 	$(BIN)/sphinx-build -W --keep-going --quiet docs build/docs
 	@echo "== read it: build/docs/index.html"
+
+house: $(VENV)/.installed  ## print the size of the source, and which imports break the order
+	$(BIN)/python tests/house.py
 
 clean:  ## remove .venv and everything that was built
 	@echo "== removing .venv, build output and caches"

@@ -18,11 +18,11 @@ from harness import Benchmark, Contestant, Contestants, main
 from torch import Tensor
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
-from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.parent_law import Routing
-from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
-from capsule_zoo.models.blocks.templates import visibility, warp_templates
-from capsule_zoo.models.blocks.vector_capsules import route_classes
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture
+from capsule_zoo.models.parts.templates import visibility, warp_templates
+from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.vector_capsules import route_classes
 
 IMAGES, PARTS, TEMPLATE, SIZE = 128, 24, 11, 28
 CHILDREN, CLASSES, LENGTH = 144, 10, 16

@@ -30,8 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.selection import log_presence
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.selection import log_presence
 
 BATCH = 128
 

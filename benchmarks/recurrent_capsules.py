@@ -19,8 +19,8 @@ from torch import Tensor
 
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.inference.training.memory import keep_memory
-from capsule_zoo.models.blocks.attention_window import Aim
-from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
+from capsule_zoo.models.networks.attention_window import Aim
+from capsule_zoo.models.parts.coupled_lstm import CoupledLSTM
 from capsule_zoo.registry import Entry, create
 
 BATCH = 64

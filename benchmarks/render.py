@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from harness import Benchmark, Contestants, main
 from torch import Tensor
 
-from capsule_zoo.models.blocks import poses, templates
+from capsule_zoo.models.parts import poses, templates
 
 IMAGES, PARTS, TEMPLATE, SIZE = 128, 24, 11, 28
 
 
 def zoo(paint: Tensor, pose: Tensor, presence: Tensor) -> Tensor:
-    """Return mean images (B, 1, H, W) by `capsule_zoo.models.blocks.templates`."""
+    """Return mean images (B, 1, H, W) by `capsule_zoo.models.parts.templates`."""
     drawn = templates.warp_templates(paint, pose, (SIZE, SIZE))
     color, alpha = drawn[:, :-1], drawn[:, -1:] * presence.T[:, None, :, None, None]
     black = paint.new_zeros(1, 1, SIZE, SIZE)

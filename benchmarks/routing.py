@@ -24,9 +24,9 @@ from torch import Tensor
 from capsule_zoo.guides import EMRouting
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
-from capsule_zoo.models.blocks.capsule_convolution import CapsuleGrid, CapsuleLayer
-from capsule_zoo.models.blocks.classifier import standardized
 from capsule_zoo.models.matrix_capsules import PRESETS, spread_energy
+from capsule_zoo.models.networks.classifier import standardized
+from capsule_zoo.models.routing.capsule_convolution import CapsuleGrid, CapsuleLayer
 
 BATCH = {"small": 16, "full": 8}
 

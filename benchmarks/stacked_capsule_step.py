@@ -27,8 +27,8 @@ from torch import Tensor
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.inference.objectives.stacked_capsules import drawn_capsules
 from capsule_zoo.models import StackedCapsuleAutoencoder
-from capsule_zoo.models.blocks.object_votes import FeaturedCapsules
-from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.registry import Entry, create
 
 BATCH = 128

@@ -1,7 +1,7 @@
 """The registry of the zoo's entries, which are created by name, saved and loaded.
 
 An entry is a model with its default guide, the other guides that fit, an objective, and suitable
-training settings. A factory registers it, in any module of `capsule_zoo.entries`:
+training settings. A factory registers it, in `capsule_zoo/zoo/<family>/entry.py`:
 
     @register("part-whole")
     def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
@@ -21,7 +21,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,11 +37,12 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.inference.training.stages import Stage
-from capsule_zoo.models.blocks.modes import seeded
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.modes import seeded
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
+from capsule_zoo.zoo import import_entries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,7 +183,7 @@ def register(
 
     def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:
         if modules_outside(factory):
-            import_module("capsule_zoo.entries")  # the zoo's own entries keep their names
+            import_entries()  # the zoo's own entries keep their names
         if name in _registered:
             raise ValueError(
                 f"an entry named {name!r} is registered already, by "
@@ -222,7 +222,7 @@ def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
 
 def list_models(pattern: str = "*") -> list[str]:
     """Return the sorted names of entries that match a shell pattern such as `"part*"`."""
-    import_module("capsule_zoo.entries")
+    import_entries()
     import_plugins()
     return sorted(fnmatch.filter(_registered, pattern))
 

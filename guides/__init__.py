@@ -1,38 +1,38 @@
 """Approximate posteriors: every routing, encoder and fitting procedure as a Pyro guide."""
 
-from capsule_zoo.guides.amortized_constellations import AmortizedMatching
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.capsule_network import RoutedCapsules
 from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
-from capsule_zoo.guides.constellations import (
+from capsule_zoo.guides.constellations.amortized import AmortizedMatching
+from capsule_zoo.guides.constellations.exact import groups
+from capsule_zoo.guides.constellations.matching import (
     ExactMatching,
     MixtureMatching,
     RansacMatching,
     SinkhornMatching,
 )
-from capsule_zoo.guides.corrected import Corrected
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
-from capsule_zoo.guides.free_form import FreeForm
-from capsule_zoo.guides.known_latents import KnownLatents
 from capsule_zoo.guides.label import ExactLabel
-from capsule_zoo.guides.matching_exact import groups
-from capsule_zoo.guides.part_reader import PartReader
-from capsule_zoo.guides.part_whole import AmortizedPartWhole, PartWholeGuide
-from capsule_zoo.guides.recognition import RecognitionMachine
-from capsule_zoo.guides.recurrent import RecurrentEncoder
-from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
-from capsule_zoo.guides.routing_part_whole import EMObjects, RoutingPartWhole
-from capsule_zoo.guides.routing_shape_codes import RoutingShapeCodes
-from capsule_zoo.guides.routing_slots import RoutingSlots
-from capsule_zoo.guides.set_transformers import SetTransformers
-from capsule_zoo.guides.shape_codes import AmortizedShapeCodes
-from capsule_zoo.guides.stacked_capsule_autoencoder import StackedCapsuleGuide
-from capsule_zoo.guides.stacked_objects import (
+from capsule_zoo.guides.parts.part_reader import PartReader
+from capsule_zoo.guides.parts.part_whole import AmortizedPartWhole, PartWholeGuide
+from capsule_zoo.guides.parts.routing_part_whole import EMObjects, RoutingPartWhole
+from capsule_zoo.guides.parts.routing_shape_codes import RoutingShapeCodes
+from capsule_zoo.guides.parts.routing_slots import RoutingSlots
+from capsule_zoo.guides.parts.set_transformers import SetTransformers
+from capsule_zoo.guides.parts.shape_codes import AmortizedShapeCodes
+from capsule_zoo.guides.parts.stacked_capsule_autoencoder import StackedCapsuleGuide
+from capsule_zoo.guides.parts.stacked_objects import (
     EMConstellations,
     PerceptronObjects,
     SetTransformerObjects,
 )
+from capsule_zoo.guides.per_image.corrected import Corrected
+from capsule_zoo.guides.per_image.free_form import FreeForm
+from capsule_zoo.guides.per_image.known_latents import KnownLatents
+from capsule_zoo.guides.recognition import RecognitionMachine
+from capsule_zoo.guides.recurrent import RecurrentEncoder
+from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [

@@ -30,10 +30,12 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.modes import in_eval_mode
-from capsule_zoo.models.blocks.overlays import with_previous
-from capsule_zoo.models.blocks.parent_law import Routing
-from capsule_zoo.models.blocks.vector_capsules import (
+from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
+from capsule_zoo.models.checks import check_at_least, check_one_of
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.networks.overlays import with_previous
+from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
     KERNEL,
     PRIMARY,
@@ -43,8 +45,6 @@ from capsule_zoo.models.blocks.vector_capsules import (
     route_classes,
     squash,
 )
-from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
-from capsule_zoo.models.checks import check_at_least, check_one_of
 
 POSES = ("delta", "normal")
 _INITIAL_SCALE = 0.05  # deviation of a fresh normal pose

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
-from capsule_zoo.models.blocks.capsule_convolution import POSE
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
+from capsule_zoo.models.routing.capsule_convolution import POSE
 
 
 class ClassPose(Guide[VariationalAutoencoder]):

@@ -27,10 +27,10 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.convolutional import Encoder
-from capsule_zoo.models.blocks.on_request import OnRequest
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.generative_capsnet import GenerativeCapsNet
+from capsule_zoo.models.networks.convolutional import Encoder
+from capsule_zoo.models.networks.on_request import OnRequest
 
 KIND = "object_kind"
 

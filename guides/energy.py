@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.switched_units import CapsuleState, draw_capsules
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.units.switched_units import CapsuleState, draw_capsules
 
 
 class ExactSwitches(Guide[CapsuleRBM]):

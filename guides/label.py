@@ -6,7 +6,7 @@ import pyro
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.classifier import Classifier
+from capsule_zoo.models.networks.classifier import Classifier
 
 
 class ExactLabel(Guide[Classifier]):

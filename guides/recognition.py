@@ -30,18 +30,18 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.exponential_family import GaussianUnits, Units
-from capsule_zoo.models.blocks.switched_units import (
+from capsule_zoo.models.capsule_helmholtz import (
+    CapsuleHelmholtzMachine,
+    Coupling,
+    GenerativeLayer,
+)
+from capsule_zoo.models.units.exponential_family import GaussianUnits, Units
+from capsule_zoo.models.units.switched_units import (
     CapsuleLaw,
     CapsuleState,
     Fields,
     capsule_law,
     draw_capsules,
-)
-from capsule_zoo.models.capsule_helmholtz import (
-    CapsuleHelmholtzMachine,
-    Coupling,
-    GenerativeLayer,
 )
 
 NARROWEST = math.log(1000)  # largest |r|

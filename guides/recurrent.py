@@ -31,13 +31,11 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.attention_window import Aim
-from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
-from capsule_zoo.models.blocks.leading import joined
-from capsule_zoo.models.blocks.modes import in_eval_mode
-from capsule_zoo.models.blocks.overlays import with_previous
-from capsule_zoo.models.blocks.sharing import share
-from capsule_zoo.models.blocks.vector_capsules import CLASS
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.networks.attention_window import Aim
+from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
+from capsule_zoo.models.networks.leading import joined
+from capsule_zoo.models.networks.overlays import with_previous
 from capsule_zoo.models.recurrent_capsules import (
     Drawing,
     Drawn,
@@ -45,6 +43,8 @@ from capsule_zoo.models.recurrent_capsules import (
     RecurrentCapsules,
     flat,
 )
+from capsule_zoo.models.routing.vector_capsules import CLASS
+from capsule_zoo.models.sharing import share
 
 
 class RecurrentEncoder(Guide[RecurrentCapsules]):

@@ -39,16 +39,16 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.blocks.parent_law import (
+from capsule_zoo.models.checks import check_one_of, check_positive
+from capsule_zoo.models.routing.parent_law import (
     Belief,
     ParentLaw,
     Routing,
     best_belief,
     vote_log_density,
 )
-from capsule_zoo.models.blocks.vector_capsules import squash
-from capsule_zoo.models.blocks.votes import Gathered, Votes
-from capsule_zoo.models.checks import check_one_of, check_positive
+from capsule_zoo.models.routing.vector_capsules import squash
+from capsule_zoo.models.routing.votes import Gathered, Votes
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 _TINY = 1e-12

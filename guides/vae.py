@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
-from capsule_zoo.models.blocks.convolutional import Encoder
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.networks.convolutional import Encoder
 
 
 class ConvolutionalEncoder(Guide[VariationalAutoencoder]):

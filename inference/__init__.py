@@ -9,6 +9,7 @@ An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `
 Everything is in nats per image.
 """
 
+from capsule_zoo.inference.annealing.annealed import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.log_partition import LogPartition, log_partition
@@ -19,15 +20,12 @@ from capsule_zoo.inference.evaluation.ancestral import (
     log_prior,
     mean_images,
 )
-from capsule_zoo.inference.evaluation.annealed import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
 from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
-from capsule_zoo.inference.evaluation.reference import Reference, Score
-from capsule_zoo.inference.evaluation.reference_problems import list_references, load_reference
 from capsule_zoo.inference.evaluation.sample_quality import (
     frechet,
     frechet_distance,
@@ -64,12 +62,14 @@ from capsule_zoo.inference.posterior.transformations import (
     infer_transformation,
 )
 from capsule_zoo.inference.posterior.widen import Widened, widen
+from capsule_zoo.inference.references.problems import list_references, load_reference
+from capsule_zoo.inference.references.reference import Reference, Score
+from capsule_zoo.inference.starts.template_learning import learn_templates
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
-from capsule_zoo.inference.training.template_learning import learn_templates
 
 __all__ = [
     "Accuracy",

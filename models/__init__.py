@@ -7,14 +7,6 @@ from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.baselines.cnn import ConvolutionalClassifier
 from capsule_zoo.models.baselines.conditional_autoencoder import ConditionalAutoencoder
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
-from capsule_zoo.models.blocks import poses, templates
-from capsule_zoo.models.blocks.classifier import Classifier
-from capsule_zoo.models.blocks.leading import over_leading
-from capsule_zoo.models.blocks.on_request import OnRequest
-from capsule_zoo.models.blocks.parent_law import free_energy
-from capsule_zoo.models.blocks.parent_selection import Capsules
-from capsule_zoo.models.blocks.spaces import ImageSpace, ObservationSpace
-from capsule_zoo.models.blocks.votes import Votes
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
@@ -22,9 +14,17 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
+from capsule_zoo.models.networks.classifier import Classifier
+from capsule_zoo.models.networks.leading import over_leading
+from capsule_zoo.models.networks.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
+from capsule_zoo.models.parts import poses, templates
+from capsule_zoo.models.parts.parent_selection import Capsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
+from capsule_zoo.models.routing.parent_law import free_energy
+from capsule_zoo.models.routing.votes import Votes
 from capsule_zoo.models.shape_codes import ShapeCodes
+from capsule_zoo.models.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 

@@ -13,7 +13,7 @@ layer 1 is next to the image:
 
 The paper writes each p(h_l, z_l | h_{l+1}, z_{l+1}) as an energy, z_l'(m h_l) and so on, and calls
 its partition function intractable. But the energy couples a layer only to the layer above, so the
-law is that of `models.blocks.switched_units`, in closed form. The machine is therefore a directed
+law is that of `models.units.switched_units`, in closed form. The machine is therefore a directed
 model that is drawn exactly from the top, and its ELBO and IWAE are computed from exact densities.
 
 References:
@@ -33,8 +33,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.blocks.exponential_family import make_units
-from capsule_zoo.models.blocks.switched_units import (
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.units.exponential_family import make_units
+from capsule_zoo.models.units.switched_units import (
     CapsuleLaw,
     CapsuleMachine,
     CapsuleState,
@@ -43,7 +44,6 @@ from capsule_zoo.models.blocks.switched_units import (
     capsule_sites,
     draw_capsules,
 )
-from capsule_zoo.models.checks import check_at_least
 
 
 class Coupling(PyroModule):

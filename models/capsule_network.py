@@ -36,10 +36,10 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks.overlays import classes_of_pairs
-from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.models.blocks.vector_capsules import CLASS, margin_loss, squash
 from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
+from capsule_zoo.models.networks.overlays import classes_of_pairs
+from capsule_zoo.models.routing.vector_capsules import CLASS, margin_loss, squash
+from capsule_zoo.models.spaces import ImageSpace
 
 PER_SQUARED_ERROR = 0.0005  # the paper's weight of the reconstruction in units of the margin loss
 

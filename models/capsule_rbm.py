@@ -46,10 +46,11 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.blocks.exponential_family import GaussianUnits, PoissonUnits, make_units
-from capsule_zoo.models.blocks.leading import unflat_batch
-from capsule_zoo.models.blocks.plates import outer_sizes
-from capsule_zoo.models.blocks.switched_units import (
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.networks.leading import unflat_batch
+from capsule_zoo.models.plates import outer_sizes
+from capsule_zoo.models.units.exponential_family import GaussianUnits, PoissonUnits, make_units
+from capsule_zoo.models.units.switched_units import (
     CapsuleLaw,
     CapsuleMachine,
     CapsuleState,
@@ -58,7 +59,6 @@ from capsule_zoo.models.blocks.switched_units import (
     capsule_sites,
     draw_capsules,
 )
-from capsule_zoo.models.checks import check_at_least
 
 COUPLING_LIMIT = 0.95  # at 1 and above a Gaussian-Gaussian machine has no partition function
 

@@ -60,16 +60,16 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
 
-from capsule_zoo.models.blocks.convolutional import Upsampler
-from capsule_zoo.models.blocks.leading import joined, over_leading
-from capsule_zoo.models.blocks.on_request import (
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.networks.convolutional import Upsampler
+from capsule_zoo.models.networks.leading import joined, over_leading
+from capsule_zoo.models.networks.on_request import (
     Latents,
     OnRequest,
     centered_normal,
     leaky_sigmoid,
     starting_dark,
 )
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 
 
 def splat(address: Tensor, activation: Tensor, size: tuple[int, int]) -> Tensor:

@@ -44,17 +44,17 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.blocks.capsule_convolution import (
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.networks.classifier import Classifier, standardized
+from capsule_zoo.models.routing.capsule_convolution import (
     RIGHT_COLUMN,
     CapsuleConv2d,
     CapsuleGrid,
     ClassCapsules,
     PrimaryCapsules,
 )
-from capsule_zoo.models.blocks.classifier import Classifier, standardized
-from capsule_zoo.models.blocks.parent_law import Routing
-from capsule_zoo.models.blocks.votes import Votes
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.votes import Votes
 
 PRESETS = {
     "small": dict(features=64, capsules=(8, 16, 16)),

@@ -38,11 +38,11 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.blocks.painted_parts import PaintedParts
-from capsule_zoo.models.blocks.parent_selection import Capsules, Level, ParentSelection
-from capsule_zoo.models.blocks.plates import per_image
-from capsule_zoo.models.blocks.selection import pose_about_rotations
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.parts.painted_parts import PaintedParts
+from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentSelection
+from capsule_zoo.models.parts.selection import pose_about_rotations
+from capsule_zoo.models.plates import per_image
 
 
 class PartWholeCapsules(PaintedParts):
@@ -79,7 +79,7 @@ class PartWholeCapsules(PaintedParts):
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W). Plates
     outside the model, at dim -3 and further left, add their dims in front of B. Presences cannot be
-    enumerated (`EnumeratedPresence`). Parameters may be a `PyroSample`; see `models.blocks.plates`.
+    enumerated (`EnumeratedPresence`). Parameters may be a `PyroSample`; see `models.plates`.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ before anything is drawn.
 
 The guide runs the model's steps and capsules on its own draws. When the model is replayed on these
 draws, it takes the drawing and the capsules' lengths from the guide
-(`capsule_zoo.models.blocks.sharing`).
+(`capsule_zoo.models.sharing`).
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
@@ -51,26 +51,26 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks.attention_window import Aim, Window
-from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
-from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
-from capsule_zoo.models.blocks.leading import joined
-from capsule_zoo.models.blocks.overlays import classes_of_pairs, with_previous
-from capsule_zoo.models.blocks.parent_law import Routing
-from capsule_zoo.models.blocks.sharing import shared
-from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.models.blocks.vector_capsules import (
-    CLASS,
-    VectorCapsules,
-    keep_scale,
-    margin_loss,
-)
 from capsule_zoo.models.checks import (
     check_at_least,
     check_labels,
     check_one_of,
     check_positive,
 )
+from capsule_zoo.models.networks.attention_window import Aim, Window
+from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
+from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
+from capsule_zoo.models.networks.leading import joined
+from capsule_zoo.models.networks.overlays import classes_of_pairs, with_previous
+from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.vector_capsules import (
+    CLASS,
+    VectorCapsules,
+    keep_scale,
+    margin_loss,
+)
+from capsule_zoo.models.sharing import shared
+from capsule_zoo.models.spaces import ImageSpace
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},  # the defaults, for two cores

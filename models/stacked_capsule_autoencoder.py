@@ -50,8 +50,9 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks import poses, templates
-from capsule_zoo.models.blocks.object_votes import (
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.parts import poses, templates
+from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
     ObjectVotes,
     PartRelation,
@@ -61,11 +62,10 @@ from capsule_zoo.models.blocks.object_votes import (
     part_pose_law,
     placed,
 )
-from capsule_zoo.models.blocks.parent_selection import Level
-from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, as_presence, log_presence
-from capsule_zoo.models.blocks.spaces import ImageSpace
-from capsule_zoo.models.blocks.tinted_mixture import TintedMixture
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.parts.parent_selection import Level
+from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, as_presence, log_presence
+from capsule_zoo.models.parts.tinted_mixture import TintedMixture
+from capsule_zoo.models.spaces import ImageSpace
 
 SCOPES = ("scene", "objects", "parts")
 _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors

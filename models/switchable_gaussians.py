@@ -40,8 +40,8 @@ from pyro.ops.indexing import Vindex
 from torch import Tensor
 
 from capsule_zoo.models.base import NamedModule, Site
-from capsule_zoo.models.blocks.parent_law import VOTE_NOISE, ParentLaw
 from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.routing.parent_law import VOTE_NOISE, ParentLaw
 
 
 class Flat(dist.ImproperUniform):

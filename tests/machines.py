@@ -27,7 +27,7 @@ from capsule_zoo.inference.evaluation.simulation_based import calibration_of
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks.exponential_family import BernoulliUnits, GaussianUnits, Units
+from capsule_zoo.models.units.exponential_family import BernoulliUnits, GaussianUnits, Units
 
 Values = Mapping[str, Tensor]
 AnyModule = TypeVar("AnyModule", bound=nn.Module)

@@ -68,5 +68,5 @@ def test_the_example_is_listed_trained_evaluated_and_shown(house):
     assert re.search(r"^blob +A spot of light", printed, re.MULTILINE)
     assert re.search(r"^elbo +-?\d", printed, re.MULTILINE)
     assert 'create("blob")' in (house / "report.html").read_text()
-    assert "autoclass:: capsule_zoo.entries.blob.BlobReader" in printed
+    assert "autoclass:: capsule_zoo.zoo.blob.BlobReader" in printed
     assert "\nothers/blob\n" in printed

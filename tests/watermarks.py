@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.experiments.energy import reconstruction_error
-from capsule_zoo.experiments.findings import squared_error
+from capsule_zoo.experiments.common.energy import reconstruction_error
+from capsule_zoo.experiments.common.findings import squared_error
 from capsule_zoo.inference import compare, evaluate, fit, pretrain
 from capsule_zoo.inference.evaluation.classification import error_rate, predictions
 
 MARKS = {"train": (1.0, 0.0), "validation": (0.0, 1.0), "test": (1.0, 1.0)}
-SHOWS_BOTH = "capsule_zoo.experiments.capsule_rbm"  # learning curves of training and test errors
+SHOWS_BOTH = "capsule_zoo.experiments.capsule_rbm.headline"  # shows curves of both
 BY_LAYERS = "capsule_zoo.inference.energy.pretrain"  # fits the upper layers to what is no image
 SPLITS = {mark: split for split, mark in MARKS.items()}
 MEASURES: dict[Callable, str] = {  # and the argument that holds the images

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.explore.view import Control, Place, View
-from capsule_zoo.figures.part_whole import colored_parts, seen_of_parts
 from capsule_zoo.guides import Guide, KnownLatents
 from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Capsules
-from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.painted_parts import PaintedParts
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import PaintedParts
+from capsule_zoo.zoo.part_whole.figures import colored_parts, seen_of_parts
 
 NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
 _SEEN = 0.05  # a pixel to which no part adds more is empty

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from capsule_zoo import registry
 from capsule_zoo.data import load_dataset
-from capsule_zoo.explore.on_request import RequestView
-from capsule_zoo.explore.part_whole import PartWholeView
-from capsule_zoo.explore.shape_codes import ShapeCodesView
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import PartWholeCapsules, ShapeCodes
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.blocks.modes import seeded
-from capsule_zoo.models.blocks.on_request import OnRequest
+from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.networks.on_request import OnRequest
 from capsule_zoo.registry import (
     Entry,
     create,
@@ -27,6 +24,9 @@ from capsule_zoo.registry import (
     unknown,
 )
 from capsule_zoo.runs.folder import open_run
+from capsule_zoo.zoo.generative_capsnet.view import RequestView
+from capsule_zoo.zoo.part_whole.view import PartWholeView
+from capsule_zoo.zoo.shape_codes.view import ShapeCodesView
 
 VIEWS: dict[type[Model], type[Any]] = {
     PartWholeCapsules: PartWholeView,

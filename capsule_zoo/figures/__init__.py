@@ -1,11 +1,12 @@
 """Pictures of entries and of experiments; matplotlib is imported when a picture is drawn."""
 
-from capsule_zoo.figures.constellations import scene_rows, template_rows
 from capsule_zoo.figures.curves import accuracy_curves, climbs, error_curves, learning_curves
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
 from capsule_zoo.figures.generic import on_scale_of, reconstructions, samples
 from capsule_zoo.figures.grids import image_rows, in_rows, part_colors, signed_colors
-from capsule_zoo.figures.part_whole import (
+from capsule_zoo.zoo.constellations.figures import scene_rows, template_rows
+from capsule_zoo.zoo.matrix_capsules.figures import by_iterations, mistakes, nudges, votes
+from capsule_zoo.zoo.part_whole.figures import (
     colored_parts,
     infer_parts,
     learned_templates,
@@ -13,8 +14,7 @@ from capsule_zoo.figures.part_whole import (
     prior_samples,
     seen_of_parts,
 )
-from capsule_zoo.figures.recurrent import animation, drawings_of, frames, strokes
-from capsule_zoo.figures.routing import by_iterations, mistakes, nudges, votes
+from capsule_zoo.zoo.recurrent_capsules.figures import animation, drawings_of, frames, strokes
 
 __all__ = [
     "accuracy_curves",

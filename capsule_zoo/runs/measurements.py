@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.guides.site_laws import innermost
+from capsule_zoo.guides.per_image.site_laws import innermost
 from capsule_zoo.inference import (
     Comparison,
     compare,
@@ -36,10 +36,10 @@ from capsule_zoo.inference.energy.log_partition import LogPartition
 from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
 from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.blocks.classifier import Classifier
-from capsule_zoo.models.blocks.exponential_family import BernoulliUnits
-from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.networks.classifier import Classifier
+from capsule_zoo.models.units.exponential_family import BernoulliUnits
 from capsule_zoo.registry import Entry, takes_images, unknown
 from capsule_zoo.runs.folder import RunSettings, check_classes
 

@@ -12,8 +12,8 @@ import torch
 
 from capsule_zoo.data.constellations import read_scenes, rescaled
 from capsule_zoo.data.files import write_whole
-from capsule_zoo.guides.amortized_constellations import AmortizedMatching
-from capsule_zoo.guides.constellations import (
+from capsule_zoo.guides.constellations.amortized import AmortizedMatching
+from capsule_zoo.guides.constellations.matching import (
     ExactMatching,
     MatchingGuide,
     MixtureMatching,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.inference.objectives.base import with_gradient
-from capsule_zoo.models.blocks.switched_units import CapsuleLaw
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.units.switched_units import CapsuleLaw
 
 MOMENTUM = 0.99
 

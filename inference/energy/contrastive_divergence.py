@@ -28,9 +28,9 @@ from capsule_zoo.guides.energy import ExactSwitches
 from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives.base import Objective
-from capsule_zoo.models.blocks.switched_units import CapsuleState
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.units.switched_units import CapsuleState
 
 
 class _WithFreeEnergy(Protocol):

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from capsule_zoo.models.blocks.exponential_family import BernoulliUnits, GaussianUnits
-from capsule_zoo.models.blocks.switched_units import CapsuleState
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.units.exponential_family import BernoulliUnits, GaussianUnits
+from capsule_zoo.models.units.switched_units import CapsuleState
 
 MOST_STATES = 2**25
 CHUNK = 2**12

@@ -24,9 +24,9 @@ from capsule_zoo.guides.recognition import RecognitionLayer, RecognitionMachine
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
-from capsule_zoo.models.blocks.exponential_family import FAMILIES, BernoulliUnits
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, GenerativeLayer
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.units.exponential_family import FAMILIES, BernoulliUnits
 
 
 def pretrain(

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from capsule_zoo.models.blocks.switched_units import CapsuleLaw, Fields
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
+from capsule_zoo.models.units.switched_units import CapsuleLaw, Fields
 
 
 class TemperedRBM:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
-from capsule_zoo.models.blocks.classifier import Classifier
-from capsule_zoo.models.blocks.modes import in_eval_mode
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.networks.classifier import Classifier
 
 
 class Share(NamedTuple):

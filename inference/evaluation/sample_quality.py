@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Split
-from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.modes import in_eval_mode, seeded
 
 
 class Reading(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from capsule_zoo.guides.amortized_constellations import AmortizedMatching, dreams
+from capsule_zoo.guides.constellations.amortized import AmortizedMatching, dreams
 from capsule_zoo.inference.objectives.base import Objective
 
 

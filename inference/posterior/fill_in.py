@@ -28,10 +28,10 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model
-from capsule_zoo.models.blocks.missing_pixels import log_prob_of_pixels
-from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
-from capsule_zoo.models.blocks.spaces import tiled
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.missing_pixels import log_prob_of_pixels
+from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.spaces import tiled
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import Corrected, FreeForm, Guide
-from capsule_zoo.guides.per_image import PerImageGuide, families_of
-from capsule_zoo.guides.site_laws import Continuous, UnservedSite
+from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
+from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.blocks.modes import in_eval_mode, seeded
+from capsule_zoo.models.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 

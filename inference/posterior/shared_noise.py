@@ -32,10 +32,14 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.inference.check import base_distribution
-from capsule_zoo.models.blocks.matching_laws import MatchedPoints, RandomMatching, corner_table
-from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
-from capsule_zoo.models.blocks.selection import ParentMixture
-from capsule_zoo.models.blocks.tinted_mixture import TintedMixture
+from capsule_zoo.models.constellations.matching_laws import (
+    MatchedPoints,
+    RandomMatching,
+    corner_table,
+)
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture
+from capsule_zoo.models.parts.selection import ParentMixture
+from capsule_zoo.models.parts.tinted_mixture import TintedMixture
 
 
 class NoRule(TypeError):

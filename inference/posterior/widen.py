@@ -24,23 +24,23 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.guides.site_laws import ByLogits, Continuous, family_of
+from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, family_of
 from capsule_zoo.inference.check import check_pair, is_delta, is_discrete, latent_sites
 from capsule_zoo.inference.evaluation.bound import point_sites
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.models.blocks.modes import frozen, in_eval_mode
-from capsule_zoo.models.blocks.spaces import space_of
 from capsule_zoo.models.checks import check_positive
+from capsule_zoo.models.modes import frozen, in_eval_mode
+from capsule_zoo.models.spaces import space_of
 
 
 class Widened(Guide):
     """A guide whose Deltas over continuous sites are Normals around the same values.
 
     A site with another support than the reals gets its Normal in the unconstrained space of
-    `torch.distributions.biject_to` (`capsule_zoo.guides.site_laws`).
+    `torch.distributions.biject_to` (`capsule_zoo.guides.per_image.site_laws`).
 
     Args:
         model: the model that both guides belong to.

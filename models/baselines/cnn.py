@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.blocks.classifier import Classifier, standardized
-from capsule_zoo.models.blocks.leading import over_leading
-from capsule_zoo.models.blocks.overlays import classes_of_pairs, with_previous
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.networks.classifier import Classifier, standardized
+from capsule_zoo.models.networks.leading import over_leading
+from capsule_zoo.models.networks.overlays import classes_of_pairs, with_previous
 
 
 class ConvolutionalClassifier(Classifier):

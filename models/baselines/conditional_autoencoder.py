@@ -36,16 +36,16 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.models.blocks.convolutional import Decoder, Upsampler
-from capsule_zoo.models.blocks.leading import joined, over_leading
-from capsule_zoo.models.blocks.on_request import (
+from capsule_zoo.models.checks import check_at_least, check_one_of
+from capsule_zoo.models.networks.convolutional import Decoder, Upsampler
+from capsule_zoo.models.networks.leading import joined, over_leading
+from capsule_zoo.models.networks.on_request import (
     Latents,
     OnRequest,
     centered_normal,
     leaky_sigmoid,
     starting_dark,
 )
-from capsule_zoo.models.checks import check_at_least, check_one_of
 
 
 class MixedDecoder(PyroModule):

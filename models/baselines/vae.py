@@ -22,9 +22,9 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks.convolutional import LIKELIHOODS, Decoder, pixel_law
-from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.networks.convolutional import LIKELIHOODS, Decoder, pixel_law
+from capsule_zoo.models.spaces import ImageSpace
 
 
 class VariationalAutoencoder(Model):

@@ -5,9 +5,11 @@ import torch
 from miniature import few_digits, names_in_record
 from pyro import poutine
 
-from capsule_zoo.experiments import Options, capsule_network, capsule_network_overlap
-from capsule_zoo.experiments.capsule_network import Ablation
-from capsule_zoo.experiments.overlaps import plain_network
+from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.capsule_network.headline import Ablation
+from capsule_zoo.experiments.capsule_network.headline import headline as capsule_network
+from capsule_zoo.experiments.capsule_network.headline import overlap as capsule_network_overlap
+from capsule_zoo.experiments.common.overlaps import plain_network
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create

@@ -12,12 +12,12 @@ from capsule_zoo import cli
 from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.constellations import SHAPES
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments import constellations as experiment
-from capsule_zoo.experiments import constellations_learned as learning
-from capsule_zoo.figures.constellations import scene_parses, scene_samples, template_rows
+from capsule_zoo.experiments.constellations.headline import headline as experiment
+from capsule_zoo.experiments.constellations.headline import learned as learning
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create
+from capsule_zoo.zoo.constellations.figures import scene_parses, scene_samples, template_rows
 
 
 def run(capsys: pytest.CaptureFixture, *words: object, status: int = 0) -> str:

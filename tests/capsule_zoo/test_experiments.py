@@ -11,7 +11,7 @@ from capsule_zoo.experiments import (
     find_experiment,
     list_experiments,
 )
-from capsule_zoo.experiments.findings import (
+from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     by_quantity,
     mean_and_error,

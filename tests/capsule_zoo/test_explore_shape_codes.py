@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from capsule_zoo.explore.shape_codes import OBJECT
 from capsule_zoo.explore.sources import view_of
 from capsule_zoo.guides import KnownLatents
 from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.zoo.shape_codes.view import OBJECT
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ import torch
 from torch.testing import assert_close
 
 from capsule_zoo.data import Shifts
-from capsule_zoo.explore.on_request import CODE, REQUEST, RequestView
-from capsule_zoo.explore.part_whole import PartWholeView
 from capsule_zoo.explore.sources import view_of, viewable
 from capsule_zoo.guides import ConditionalEncoder, FreeForm, KnownLatents
 from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules
-from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.on_request import leaky_sigmoid
 from capsule_zoo.models.generative_capsnet import Parts
+from capsule_zoo.models.networks.on_request import leaky_sigmoid
+from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.zoo.generative_capsnet.view import CODE, REQUEST, RequestView
+from capsule_zoo.zoo.part_whole.view import PartWholeView
 
 
 def part_whole_view(layers=(2, 4), off=()):

@@ -6,10 +6,11 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.figures import grids, part_whole
-from capsule_zoo.figures.routing import by_iterations
+from capsule_zoo.figures import grids
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.zoo.matrix_capsules.figures import by_iterations
+from capsule_zoo.zoo.part_whole import figures as part_whole
 
 
 @pytest.fixture

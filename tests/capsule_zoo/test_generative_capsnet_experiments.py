@@ -14,7 +14,8 @@ from capsule_zoo.experiments import (
     generative_requests,
     reproduce,
 )
-from capsule_zoo.experiments.generative_capsnet import (
+from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE
+from capsule_zoo.experiments.generative_capsnet.headline import (
     DECODERS,
     KNOWN,
     VARIANTS,
@@ -25,9 +26,8 @@ from capsule_zoo.experiments.generative_capsnet import (
     study_of,
     turned,
 )
-from capsule_zoo.experiments.generative_capsnet_bounds import CAPSNETS, EVERY_ANGLE
-from capsule_zoo.experiments.generative_capsnet_length import FAST, Lengths
-from capsule_zoo.experiments.generative_requests import RARE, SHIFTED, TURNED, on_canvas
+from capsule_zoo.experiments.generative_capsnet.length import FAST, Lengths
+from capsule_zoo.experiments.generative_capsnet.requests import RARE, SHIFTED, TURNED, on_canvas
 from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create

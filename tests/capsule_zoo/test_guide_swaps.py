@@ -7,7 +7,8 @@ import pytest
 from miniature import few_digits, names_in_record
 
 from capsule_zoo import cli
-from capsule_zoo.experiments import Options, guide_swaps
+from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save, small_sizes

@@ -4,8 +4,9 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import Options, capsule_helmholtz_samples, reproduce
-from capsule_zoo.experiments.capsule_helmholtz_samples import chains, extremes
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.capsule_helmholtz.headline import samples as capsule_helmholtz_samples
+from capsule_zoo.experiments.capsule_helmholtz.samples import chains, extremes
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save
 

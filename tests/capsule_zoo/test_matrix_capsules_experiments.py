@@ -14,9 +14,9 @@ from capsule_zoo.experiments import (
     matrix_capsules_viewpoints,
     reproduce,
 )
-from capsule_zoo.experiments.matrix_capsules_iterations import Lengths
-from capsule_zoo.experiments.matrix_capsules_pose import ink_center, nudged
-from capsule_zoo.experiments.matrix_capsules_viewpoints import matched, novel_values
+from capsule_zoo.experiments.matrix_capsules.iterations import Lengths
+from capsule_zoo.experiments.matrix_capsules.pose import ink_center, nudged
+from capsule_zoo.experiments.matrix_capsules.viewpoints import matched, novel_values
 from capsule_zoo.registry import create, save
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)

@@ -5,13 +5,14 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, part_whole_augment
-from capsule_zoo.experiments.findings import over_seeds
-from capsule_zoo.experiments.part_whole_augment import parts_kept, rotated
-from capsule_zoo.experiments.shape_codes import read_at_own_turns, read_kinds
-from capsule_zoo.inference.evaluation.template_copies import copies, likeness
+from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.common.findings import over_seeds
+from capsule_zoo.experiments.part_whole.augment import parts_kept, rotated
+from capsule_zoo.experiments.part_whole.headline import augment as part_whole_augment
+from capsule_zoo.experiments.part_whole.template_copies import copies, likeness
+from capsule_zoo.experiments.shape_codes.headline import read_at_own_turns, read_kinds
 from capsule_zoo.models import Capsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_sizes
 
 SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}

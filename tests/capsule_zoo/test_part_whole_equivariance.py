@@ -5,9 +5,10 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import transforms
-from capsule_zoo.experiments import Options, part_whole_equivariance, reproduce
-from capsule_zoo.experiments.part_whole_equivariance import as_pose, errors
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.part_whole.equivariance import as_pose, errors
+from capsule_zoo.experiments.part_whole.headline import equivariance as part_whole_equivariance
+from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, save, small_sizes
 
 SIDE = 12

@@ -4,7 +4,8 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import Options, part_whole_objectives, reproduce
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.part_whole.headline import objectives as part_whole_objectives
 from capsule_zoo.records import read_record
 
 NAMES = ("relaxed", "importance_weighted", "reweighted", "thermodynamic")

@@ -10,8 +10,10 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, part_whole, part_whole_starts, reproduce
-from capsule_zoo.experiments.part_whole_starts import Start, blank_loss
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.part_whole.headline import headline as part_whole
+from capsule_zoo.experiments.part_whole.headline import starts as part_whole_starts
+from capsule_zoo.experiments.part_whole.starts import Start, blank_loss
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
 from capsule_zoo.inference import fit

@@ -13,8 +13,8 @@ from capsule_zoo.experiments import (
     photographs,
     reproduce,
 )
-from capsule_zoo.experiments.part_whole_sensitivity import ProbesInTraining
-from capsule_zoo.experiments.part_whole_variants import Variant, learn
+from capsule_zoo.experiments.part_whole.sensitivity import ProbesInTraining
+from capsule_zoo.experiments.part_whole.variants import Variant, learn
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create

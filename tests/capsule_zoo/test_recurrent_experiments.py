@@ -19,13 +19,13 @@ from capsule_zoo.experiments import (
     recurrent_pose,
     reproduce,
 )
-from capsule_zoo.experiments.overlaps import Pairs, different_pairs, plain_network
-from capsule_zoo.figures import recurrent as recurrent_figures
+from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs, plain_network
 from capsule_zoo.guides.recurrent import OverlappingEncoder
-from capsule_zoo.models.blocks.overlays import with_previous
+from capsule_zoo.models.networks.overlays import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, save, small_sizes
+from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_figures
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
 TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)

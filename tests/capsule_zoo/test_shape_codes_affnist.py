@@ -11,9 +11,7 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments import shape_codes_affnist as experiment
-from capsule_zoo.experiments.shape_codes import read_objects
-from capsule_zoo.experiments.shape_codes_affnist import (
+from capsule_zoo.experiments.shape_codes.affnist import (
     DEGREES,
     SCALE_X,
     SCALE_Y,
@@ -23,6 +21,8 @@ from capsule_zoo.experiments.shape_codes_affnist import (
     moved_digits,
     see,
 )
+from capsule_zoo.experiments.shape_codes.headline import affnist as experiment
+from capsule_zoo.experiments.shape_codes.headline import read_objects
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.shape_codes import as_part_sets

@@ -2,7 +2,8 @@
 
 from miniature import few_digits, names_in_record
 
-from capsule_zoo.experiments import Options, guide_swaps
+from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.registry import create, small_sizes
 
 

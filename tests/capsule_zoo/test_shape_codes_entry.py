@@ -15,14 +15,14 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments import shape_codes as experiment
-from capsule_zoo.experiments.shape_codes import (
+from capsule_zoo.experiments.shape_codes.headline import (
     classes_found,
     lost,
     over_seeds,
     read_objects,
     turned_digits,
 )
+from capsule_zoo.experiments.shape_codes.headline import headline as experiment
 from capsule_zoo.inference import evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules

@@ -4,9 +4,10 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import Options, reproduce, zoo_starts
+from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.study import Study
-from capsule_zoo.experiments.zoo_starts import Task, first_step, relative_error
+from capsule_zoo.experiments.zoo import starts as zoo_starts
+from capsule_zoo.experiments.zoo.starts import Task, first_step, relative_error
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes

@@ -122,7 +122,7 @@ def test_a_page_that_asks_for_what_there_is_not_is_refused(pages):
 
 def test_names_that_a_package_exports_are_not_told_twice(pages):
     text = pages.modules("capsule_zoo.models")
-    assert "capsule_zoo.models.blocks.poses.compose" in text
+    assert "capsule_zoo.models.parts.poses.compose" in text
     assert (
         "PartWholeCapsules" not in text
         and "automodule:: capsule_zoo.models.baselines.vae\n" not in text

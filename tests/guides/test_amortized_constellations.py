@@ -10,12 +10,12 @@ import torch
 
 from capsule_zoo.data.constellations import SHAPES, draw_scenes
 from capsule_zoo.guides import AmortizedMatching, ExactMatching
-from capsule_zoo.guides.amortized_constellations import dreams, exchanges, views
-from capsule_zoo.guides.matching_exact import groups
-from capsule_zoo.guides.set_transformers import TransformerSizes
+from capsule_zoo.guides.constellations.amortized import dreams, exchanges, views
+from capsule_zoo.guides.constellations.exact import groups
+from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.inference import SleepPhase, evaluate
 from capsule_zoo.models import Constellations
-from capsule_zoo.models.blocks.similarities import as_complex
+from capsule_zoo.models.constellations.similarities import as_complex
 
 
 def pair(

@@ -12,14 +12,14 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data.constellations import SHAPES, TEMPLATES, draw_scenes
 from capsule_zoo.guides import ExactMatching, MixtureMatching, RansacMatching, SinkhornMatching
-from capsule_zoo.guides.matching_em import Corners, Poses, fit_poses, patterns, round_off
-from capsule_zoo.guides.matching_exact import groups
+from capsule_zoo.guides.constellations.em import Corners, Poses, fit_poses, patterns, round_off
+from capsule_zoo.guides.constellations.exact import groups
 from capsule_zoo.inference import evaluate
 from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
 from capsule_zoo.models import Constellations
-from capsule_zoo.models.blocks.matching_laws import RandomMatching, from_codes
-from capsule_zoo.models.blocks.scene_law import log_equivalent, log_joint
-from capsule_zoo.models.blocks.similarities import Template, as_complex, place_corners
+from capsule_zoo.models.constellations.matching_laws import RandomMatching, from_codes
+from capsule_zoo.models.constellations.scene_law import log_equivalent, log_joint
+from capsule_zoo.models.constellations.similarities import Template, as_complex, place_corners
 
 SMALL = ("square", "triangle")
 

@@ -9,12 +9,12 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import AmortizedPartWhole, Corrected, Guide
-from capsule_zoo.guides.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.blocks.spaces import ImageSpace
+from capsule_zoo.models.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 STEP, NOISE = 0.1, 0.5  # deviations of the second site and of the pixels

@@ -8,7 +8,7 @@ from pyro import poutine
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 

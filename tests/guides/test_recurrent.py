@@ -14,9 +14,9 @@ from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.inference import fit, log_weights, loss_per_image
 from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
-from capsule_zoo.models.blocks.coupled_lstm import CoupledLSTM
-from capsule_zoo.models.blocks.vector_capsules import margin_loss
+from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
 from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.models.routing.vector_capsules import margin_loss
 
 TINY = dict(classes=3, steps=3, latent=2, units=5, channels=(2, 2), types=2, window=4)
 MODES = [(mode, attention) for mode in ("every", "once", "none") for attention in (True, False)]

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models.blocks.parent_law import ParentLaw, best_belief, free_energy
-from capsule_zoo.models.blocks.votes import Votes, Windows
+from capsule_zoo.models.routing.parent_law import ParentLaw, best_belief, free_energy
+from capsule_zoo.models.routing.votes import Votes, Windows
 
 B, I, J, D = 3, 8, 4, 5  # noqa: E741
 KINDS = [EMRouting, VBRouting, DynamicRouting]

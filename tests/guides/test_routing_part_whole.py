@@ -5,10 +5,10 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import EMObjects, RoutingPartWhole
-from capsule_zoo.guides.routing_part_whole import activation, best_pose, child_log_density
+from capsule_zoo.guides.parts.routing_part_whole import activation, best_pose, child_log_density
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 
 LARGE = 60.0  # a logit so large that the presence is one to the last digit
 

@@ -10,8 +10,8 @@ import torch
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Split
-from capsule_zoo.experiments.shape_codes_overlap import different, paired, with_two_slots
-from capsule_zoo.guides.routing_slots import RoutingSlots
+from capsule_zoo.experiments.shape_codes.overlap import different, paired, with_two_slots
+from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.inference import check_pair, loss_per_image
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.shape_codes import as_part_sets

@@ -7,8 +7,8 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
 from capsule_zoo.inference import fit
 from capsule_zoo.models import MatrixCapsules
-from capsule_zoo.models.blocks.parent_law import ParentLaw
-from capsule_zoo.models.blocks.votes import Votes
+from capsule_zoo.models.routing.parent_law import ParentLaw
+from capsule_zoo.models.routing.votes import Votes
 
 B, I, J, D = 2, 9, 3, 16  # noqa: E741
 ROUTINGS = [EMRouting, lambda n: EMRouting(n, e_step="exact"), VBRouting, DynamicRouting]

@@ -11,10 +11,10 @@ from capsule_zoo.guides import (
     SetTransformerObjects,
     StackedCapsuleGuide,
 )
-from capsule_zoo.guides.stacked_capsule_autoencoder import NoisyLogit, SureLogit
+from capsule_zoo.guides.parts.stacked_capsule_autoencoder import NoisyLogit, SureLogit
 from capsule_zoo.inference import latents
 from capsule_zoo.models import StackedCapsuleAutoencoder, poses
-from capsule_zoo.models.blocks.object_votes import FeaturedCapsules
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 
 READER = PartReader(channels=4)
 

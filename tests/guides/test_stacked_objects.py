@@ -6,9 +6,9 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.guides import PartReader, PerceptronObjects, StackedCapsuleGuide
-from capsule_zoo.guides.stacked_capsule_autoencoder import as_reads, from_reads
+from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads, from_reads
 from capsule_zoo.models import StackedCapsuleAutoencoder
-from capsule_zoo.models.blocks.object_votes import FeaturedCapsules
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 
 SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 

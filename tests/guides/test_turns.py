@@ -10,11 +10,11 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
-from capsule_zoo.guides.turns import best_turn, centered, turned
+from capsule_zoo.guides.parts.turns import best_turn, centered, turned
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 QUARTER = math.pi / 2

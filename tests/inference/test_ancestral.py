@@ -11,7 +11,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
     mean_images,
 )
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 
 
 def pair(**options):

@@ -6,7 +6,7 @@ import torch
 from capsule_zoo.data import Split
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
 from capsule_zoo.models import ConvolutionalClassifier
-from capsule_zoo.models.blocks.classifier import Classifier
+from capsule_zoo.models.networks.classifier import Classifier
 
 
 class Weighing(Classifier):

@@ -5,16 +5,16 @@ import pytest
 import torch
 
 from capsule_zoo.guides import EMConstellations, PartReader, PerceptronObjects, StackedCapsuleGuide
-from capsule_zoo.guides.part_reader import Proposal
-from capsule_zoo.guides.stacked_capsule_autoencoder import as_reads
-from capsule_zoo.inference.training.clustered_objects import (
+from capsule_zoo.guides.parts.part_reader import Proposal
+from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads
+from capsule_zoo.inference.starts.clustered_objects import (
     posterior_codes,
     start_objects,
     to_parameters,
 )
-from capsule_zoo.inference.training.factor_analyzers import FactorAnalyzers
+from capsule_zoo.inference.starts.factor_analyzers import FactorAnalyzers
 from capsule_zoo.models import Capsules, StackedCapsuleAutoencoder, poses
-from capsule_zoo.models.blocks.object_votes import FeaturedCapsules
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 
 NUMBER, PARTS = 300, 4
 

@@ -5,7 +5,7 @@ import torch
 from toys import BernoulliMixture, Correlated, conjugate_images, pair
 
 from capsule_zoo.guides import FreeForm, RecognitionMachine
-from capsule_zoo.guides.site_laws import UnservedSite
+from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.posterior.fitted import auto_normal, general_guides
 from capsule_zoo.inference.posterior.refine import refine

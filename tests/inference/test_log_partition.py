@@ -17,7 +17,7 @@ from capsule_zoo.inference.energy.enumeration import (
 from capsule_zoo.inference.energy.log_partition import _anneal, annealing_schedule
 from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.blocks.exponential_family import base_rates
+from capsule_zoo.models.units.exponential_family import base_rates
 
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
 COUNTABLE = [pair for pair in PAIRS if pair != ("poisson", "poisson")]

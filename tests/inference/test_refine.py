@@ -11,7 +11,7 @@ from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 
 
 def bold(model):

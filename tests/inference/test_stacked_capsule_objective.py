@@ -25,8 +25,8 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
     squared_sparsity,
 )
 from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
-from capsule_zoo.models.blocks.object_votes import log_parents
-from capsule_zoo.models.blocks.selection import as_presence
+from capsule_zoo.models.parts.object_votes import log_parents
+from capsule_zoo.models.parts.selection import as_presence
 
 PLAIN = dict(stop_inputs=False, stop_targets=False, noise="none")
 

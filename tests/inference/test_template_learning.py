@@ -15,10 +15,10 @@ import torch
 from capsule_zoo.data.constellations import SHAPES, draw_scenes
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.guides import ExactMatching
-from capsule_zoo.guides.matching_exact import groups
+from capsule_zoo.guides.constellations.exact import groups
 from capsule_zoo.inference import learn_templates
 from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
-from capsule_zoo.inference.training.template_learning import (
+from capsule_zoo.inference.starts.template_learning import (
     expectation,
     maximization,
     mean_evidence,
@@ -26,7 +26,7 @@ from capsule_zoo.inference.training.template_learning import (
     responsibilities,
 )
 from capsule_zoo.models import Constellations
-from capsule_zoo.models.blocks.similarities import Noise, Template, as_complex
+from capsule_zoo.models.constellations.similarities import Noise, Template, as_complex
 
 NAMES = ("square", "triangle")
 

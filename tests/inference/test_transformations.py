@@ -12,7 +12,7 @@ from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference import fit, loss_per_image
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.models import ContinuousCapsNet
-from capsule_zoo.models.blocks.on_request import OnRequest, centered_normal
+from capsule_zoo.models.networks.on_request import OnRequest, centered_normal
 
 SIZE = 16
 SHIFTS = Shifts(1)  # the model is told pixels as they are

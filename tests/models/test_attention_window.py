@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from capsule_zoo.models.blocks.attention_window import Aim, filterbank
+from capsule_zoo.models.networks.attention_window import Aim, filterbank
 
 N, WIDTH, HEIGHT = 5, 9, 7
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.models.blocks import capsule_convolution, chunks
-from capsule_zoo.models.blocks.capsule_convolution import (
+from capsule_zoo.models.routing import capsule_convolution, chunks
+from capsule_zoo.models.routing.capsule_convolution import (
     CapsuleConv2d,
     CapsuleGrid,
     ClassCapsules,

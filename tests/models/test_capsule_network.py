@@ -15,8 +15,8 @@ from capsule_zoo.guides.capsule_network import (
     SmallPrimary,
 )
 from capsule_zoo.models import CapsuleNetwork
-from capsule_zoo.models.blocks.vector_capsules import margin_loss, squash
 from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
+from capsule_zoo.models.routing.vector_capsules import margin_loss, squash
 
 SHAPE, CLASSES = (2, 17, 18), 3
 

@@ -17,8 +17,8 @@ from small_rbms import (
 )
 
 from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.blocks.switched_units import CapsuleState
 from capsule_zoo.models.capsule_rbm import COUPLING_LIMIT
+from capsule_zoo.models.units.switched_units import CapsuleState
 
 EXACT = dict(rtol=0, atol=1e-10)
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])

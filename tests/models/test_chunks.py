@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from capsule_zoo.models.blocks import chunks
-from capsule_zoo.models.blocks.chunks import in_chunks
+from capsule_zoo.models.routing import chunks
+from capsule_zoo.models.routing.chunks import in_chunks
 
 
 def function(x, y, w):

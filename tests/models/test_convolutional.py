@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from capsule_zoo.models.blocks.convolutional import Conv2d, ConvTranspose2d
+from capsule_zoo.models.networks.convolutional import Conv2d, ConvTranspose2d
 
 CASES = [
     (Conv2d(2, 3, 4, stride=2).double(), F.conv2d, (4, 4)),

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from capsule_zoo.models.blocks.exact_cover import (
+from capsule_zoo.models.constellations.exact_cover import (
     TooManyCovers,
     all_covers,
     backward,

@@ -6,7 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from capsule_zoo.models.blocks.exponential_family import FAMILIES, FastBernoulli, make_units
+from capsule_zoo.models.units.exponential_family import FAMILIES, FastBernoulli, make_units
 
 
 def make(family):

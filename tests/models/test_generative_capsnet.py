@@ -9,8 +9,8 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
-from capsule_zoo.models.blocks.on_request import DARK, LEAK, leaky_sigmoid
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot, Parts, splat
+from capsule_zoo.models.networks.on_request import DARK, LEAK, leaky_sigmoid
 
 SIZE = (4, 6)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capsule_zoo.models.blocks.layers import (
+from capsule_zoo.models.networks.layers import (
     AttentionPooling,
     BalancedLogits,
     MultiheadAttentionBlock,

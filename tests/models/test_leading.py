@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_zoo.models.blocks.leading import joined, over_leading
+from capsule_zoo.models.networks.leading import joined, over_leading
 
 
 @pytest.mark.parametrize("batch", [(5,), (3, 5), (2, 1, 5)])

@@ -11,8 +11,8 @@ from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.blocks import poses
-from capsule_zoo.models.blocks.selection import as_presence, log_presence
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.selection import as_presence, log_presence
 
 SIZES = dict(template_size=4, image_size=6, epsilon=0.1, dummy_presence=0.2)
 

@@ -10,7 +10,7 @@ from pyro import poutine
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.blocks.pixel_mixture import PixelMixture
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 
 
 def random_mixture(parts=3, channels=2, batch=2, size=3):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capsule_zoo.models.blocks import poses
+from capsule_zoo.models.parts import poses
 
 
 @pytest.fixture

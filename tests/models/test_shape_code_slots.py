@@ -12,7 +12,7 @@ from pyro.poutine.util import prune_subsample_sites
 
 from capsule_zoo.guides import AmortizedShapeCodes
 from capsule_zoo.models import Capsules, ShapeCodes, poses
-from capsule_zoo.models.blocks.slots import SlotsLaw
+from capsule_zoo.models.shape_codes.slots import SlotsLaw
 
 KINDS, PARTS, CODES, BATCH, SLOTS = 2, 3, 2, 2, 2
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from capsule_zoo.data.constellations import SHAPES
-from capsule_zoo.models.blocks.similarities import (
+from capsule_zoo.models.constellations.similarities import (
     Noise,
     Template,
     as_complex,

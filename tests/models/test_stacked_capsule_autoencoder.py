@@ -9,13 +9,13 @@ from pyro import poutine
 from torch.distributions import Normal
 
 from capsule_zoo.models import StackedCapsuleAutoencoder, poses, templates
-from capsule_zoo.models.blocks.object_votes import (
+from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
     mixing_logits,
     noisy_or,
     part_pose_law,
 )
-from capsule_zoo.models.blocks.selection import as_presence
+from capsule_zoo.models.parts.selection import as_presence
 
 SIZES = dict(
     objects=2,

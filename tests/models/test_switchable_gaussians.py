@@ -9,14 +9,14 @@ from pyro.infer import TraceEnum_ELBO, config_enumerate
 
 from capsule_zoo.guides import EMRouting, RoutedParents
 from capsule_zoo.models import SwitchableGaussians
-from capsule_zoo.models.blocks.parent_law import (
+from capsule_zoo.models.routing.parent_law import (
     ParentLaw,
     free_energy,
     parent_logits,
     unclaimed_log_density,
     vote_log_density,
 )
-from capsule_zoo.models.blocks.votes import Votes
+from capsule_zoo.models.routing.votes import Votes
 
 B, I, J, D = 2, 5, 3, 4  # noqa: E741
 

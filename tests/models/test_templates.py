@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from capsule_zoo.models.blocks import poses, templates
+from capsule_zoo.models.parts import poses, templates
 
 
 def pixel_by_pixel(template, pose, height, width):

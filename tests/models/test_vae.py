@@ -13,7 +13,7 @@ from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.inference import evaluate, fit, loss_per_image, summarize
 from capsule_zoo.inference.evaluation.summary import per_image_elbo
 from capsule_zoo.models import VariationalAutoencoder
-from capsule_zoo.models.blocks.convolutional import Upsampler
+from capsule_zoo.models.networks.convolutional import Upsampler
 
 
 def pair(shape=(1, 5, 6), latent=2, **options):

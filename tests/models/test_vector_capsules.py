@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting
-from capsule_zoo.models.blocks import chunks
-from capsule_zoo.models.blocks.vector_capsules import (
+from capsule_zoo.models.routing import chunks
+from capsule_zoo.models.routing.vector_capsules import (
     ClassVectors,
     VectorCapsules,
     keep_scale,

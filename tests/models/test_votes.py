@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from capsule_zoo.models.blocks.votes import Votes, Windows, compete
+from capsule_zoo.models.routing.votes import Votes, Windows, compete
 
 GRIDS = [(4, 5, 3, 1), (5, 5, 3, 2), (6, 4, 2, 2), (3, 3, 3, 1)]  # height, width, kernel, stride
 TYPES, PARENTS = 2, 3

@@ -39,9 +39,8 @@ from capsule_zoo.models import (
     ConvolutionalClassifier,
     PartWholeCapsules,
 )
-from capsule_zoo.models.blocks.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import spread_energy
-from capsule_zoo.models.matrix_capsules import SpreadLabels
+from capsule_zoo.models.spaces import ImageSpace
 
 
 @check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)

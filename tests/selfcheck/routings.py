@@ -16,8 +16,8 @@ from torch import Tensor
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
 from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.models import SwitchableGaussians
-from capsule_zoo.models.blocks.parent_law import Belief, ParentLaw, Routing
-from capsule_zoo.models.blocks.votes import Votes
+from capsule_zoo.models.routing.parent_law import Belief, ParentLaw, Routing
+from capsule_zoo.models.routing.votes import Votes
 
 CHILDREN, PARENTS, SIZE = 4, 3, 1
 HALF_WIDTH, REACH, DEVIATION, NOISE = 6.0, 1.5, 0.8, 0.1

@@ -29,7 +29,7 @@ from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.evaluation.calibration import Outcome, same_means, unbiased
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
-from capsule_zoo.models.blocks.switched_units import CapsuleState
+from capsule_zoo.models.units.switched_units import CapsuleState
 
 SWEEPS = 8
 BETAS = (1.0, 0.6, 0.2)

@@ -17,12 +17,12 @@ from checks import CHECKS
 
 from capsule_zoo import guides, inference
 from capsule_zoo.guides import ExactLabel, VBRouting, routing
+from capsule_zoo.guides.constellations.pose_posterior import SimilarityPosterior
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives import thermodynamic, wake_sleep
 from capsule_zoo.models import PartWholeCapsules, capsule_rbm
-from capsule_zoo.models.blocks.pose_posterior import SimilarityPosterior
-from capsule_zoo.models.blocks.selection import LogitRelaxedBernoulli, ParentMixture
+from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, ParentMixture
 from capsule_zoo.registry import create, list_models, small_sizes
 
 EXACT = {name for name, check in CHECKS.items() if not check.approximate}

@@ -1,0 +1,1 @@
+"""The entry of capsule network, its figures and its view."""

@@ -1,0 +1,104 @@
+"""The capsule network (Sabour, Frosst and Hinton 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.figures.generic import samples
+from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules, VBRouting
+from capsule_zoo.guides.capsule_network import OverlappingRoutedCapsules
+from capsule_zoo.models import CapsuleNetwork
+from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
+from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.sizes import Takes
+from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
+
+ROUTINGS: dict[str, Routing] = {
+    "dynamic": DynamicRouting(3, fair=False),
+    "uniform": DynamicRouting(1, fair=False),
+    "em": EMRouting(3),
+    "vb": VBRouting(3),
+}
+TRAINING: dict[str, Any] = dict(lr=2e-3, schedule="linear", batch_size=64, labels=True, warmup=100)
+# Two primary capsules: one alone would give all classes equal presences under EM.
+SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), channels=4)
+
+
+def _with(routing: Routing) -> Callable[[Entry], RoutedCapsules]:
+    """Return a maker of the entry's guide with another routing of the same votes."""
+    return lambda entry: entry.guide.with_routing(routing)
+
+
+@register("capsule-network", small=SMALL, takes={"sizes": Takes(CapsuleNetwork)})
+def capsule_network(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    preset: str = "small",
+    routing: str = "dynamic",
+    channels: int | None = None,
+    **sizes: Any,
+) -> Entry:
+    """Class capsules by dynamic routing, and a decoder; see `capsule_zoo.models.capsule_network`.
+
+    Args:
+        image_shape: (channels, height, width), 17x17 pixels or more.
+        preset: "small" (two cores) or "paper", the networks of the guide.
+        routing: "dynamic", "uniform" (one iteration), "em" or "vb".
+        channels: maps of the guide's first convolution, over those of the preset.
+        sizes: arguments of `CapsuleNetwork`.
+    """
+    if routing not in ROUTINGS:
+        raise ValueError(unknown("routing", routing, list(ROUTINGS)))
+    model = CapsuleNetwork(image_shape, **sizes)
+    network: dict[str, Any] = {"network": preset, "channels": channels}
+    others = {name: _with(ROUTINGS[name]) for name in ROUTINGS if name != routing}
+    return Entry(
+        model=model,
+        guides={
+            routing: lambda entry: RoutedCapsules(entry.model, ROUTINGS[routing], **network),
+            **others,
+            "normal": lambda entry: entry.guide.with_poses("normal"),
+        },
+        objective=Trace_ELBO(),
+        training=TRAINING,
+        figures={
+            "reconstructions": reconstructions,
+            "dimensions": dimensions,
+            "samples": samples,
+        },
+    )
+
+
+@register(
+    "overlapping-capsule-network",
+    small=SMALL,
+    takes={"sizes": Takes(OverlappingCapsuleNetwork)},
+)
+def overlapping_capsule_network(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    preset: str = "small",
+    channels: int | None = None,
+    **sizes: Any,
+) -> Entry:
+    """Class capsules that take overlapping images apart; a batch is overlaid with itself.
+
+    Args:
+        image_shape, preset, channels: as for `capsule-network`.
+        sizes: arguments of `OverlappingCapsuleNetwork`.
+    """
+    model = OverlappingCapsuleNetwork(image_shape, **sizes)
+    network: dict[str, Any] = {"network": preset, "channels": channels}
+    return Entry(
+        model=model,
+        guides={
+            "dynamic": lambda entry: OverlappingRoutedCapsules(
+                entry.model, ROUTINGS["dynamic"], **network
+            )
+        },
+        objective=Trace_ELBO(),
+        training=TRAINING,
+        figures={"samples": samples},
+    )

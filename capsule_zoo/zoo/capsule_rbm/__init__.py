@@ -1,0 +1,1 @@
+"""The entry of capsule rbm, its figures and its view."""

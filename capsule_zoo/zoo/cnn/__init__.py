@@ -1,0 +1,1 @@
+"""The entry of cnn, its figures and its view."""

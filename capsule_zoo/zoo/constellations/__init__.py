@@ -1,0 +1,1 @@
+"""The entry of constellations, its figures and its view."""

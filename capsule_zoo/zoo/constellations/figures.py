@@ -1,0 +1,145 @@
+"""Pictures of scenes of points: points colored by object, and templates drawn through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.constellations.matching import MatchingGuide
+from capsule_zoo.models.constellations import Constellations
+from capsule_zoo.models.constellations.matching_laws import from_codes
+from capsule_zoo.models.constellations.scene_law import SceneLaw, object_fit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+CLUTTER = "#777777"
+SHOWN = 8  # scenes
+
+Parse = tuple[Tensor, Tensor]  # objects and corners, (S, N) each
+
+
+def scene_rows(
+    law: SceneLaw,
+    points: Tensor,
+    rows: Mapping[str, Parse],
+    title: str,
+    others: Mapping[str, SceneLaw] = MappingProxyType({}),
+) -> Figure:
+    """Draw up to eight scenes, once for each parse, with templates through their points.
+
+    A template is laid through an object's points by least squares. Clutter is a gray cross.
+
+    Args:
+        law: holds the templates.
+        points: (S, N, 2), NaN where a point is absent.
+        rows: parses of the scenes by name.
+        others: holds the templates of rows that have their own, by name.
+    """
+    from matplotlib import pyplot as plt
+
+    points = points[:SHOWN].double()
+    figure, axes = plt.subplots(
+        len(rows),
+        len(points),
+        figsize=(1.3 * len(points) + 0.8, 1.35 * len(rows) + 0.4),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+    )
+    for line, (name, parse) in zip(axes, rows.items(), strict=True):
+        for scene, axis in enumerate(line):
+            objects, corners = (each[scene : scene + 1] for each in parse)
+            own = others.get(name, law)
+            _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+    figure.suptitle(title, fontsize=9)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def _draw_scene(
+    axis: Axes, law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
+) -> None:
+    for k, template in enumerate(law.templates):
+        color = COLORS[k % len(COLORS)]
+        own = points[0][objects[0] == k]
+        axis.plot(own[:, 0], own[:, 1], "o", color=color, markersize=4)
+        fit, _, whole = object_fit(law, points, objects, corners, k)
+        if not whole.item():  # a free assignment need not give every corner one point
+            continue
+        turn = fit.cross[0] / fit.number
+        around = template.corners[template.corners.angle().argsort()]
+        outline = fit.center[0] + turn * torch.cat([around, around[:1]])
+        axis.plot(outline.real, outline.imag, color=color, linewidth=0.9)
+    stray = points[0][(objects[0] < 0) & ~points[0, :, 0].isnan()]
+    axis.plot(stray[:, 0], stray[:, 1], "x", color=CLUTTER, markersize=4)
+    axis.set(xticks=[], yticks=[], xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal")
+    axis.spines[:].set_color("#dddddd")
+
+
+def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Figure:
+    """Draw the templates of laws, one row for each law, with a disk of the noise at every corner.
+
+    Templates are centered and scaled, and turned so that the first corner points upwards.
+
+    Args:
+        laws: by name.
+    """
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Circle
+
+    columns = max(len(law.templates) for law in laws.values())
+    figure, axes = plt.subplots(
+        len(laws), columns, figsize=(1.3 * columns + 0.8, 1.35 * len(laws) + 0.4), squeeze=False
+    )
+    for line, (name, law) in zip(axes, laws.items(), strict=True):
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        for axis in line:
+            axis.set(xticks=[], yticks=[], xlim=(-2, 2), ylim=(-2, 2), aspect="equal")
+            axis.spines[:].set_color("#dddddd")
+        for k, (axis, template) in enumerate(zip(line, law.templates, strict=False)):
+            color = COLORS[k % len(COLORS)]
+            corners = in_turn(template.corners)
+            axis.fill(corners.real, corners.imag, facecolor="none", edgecolor=color, linewidth=0.9)
+            for corner in corners:
+                place = corner.real.item(), corner.imag.item()
+                axis.add_patch(Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3))
+            axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
+    figure.suptitle(title, fontsize=9)
+    figure.set_layout_engine("constrained")
+    return figure
+
+
+def in_turn(corners: Tensor) -> Tensor:
+    """Return complex corners in the order of their angles, turned so that the first points up."""
+    ordered = corners[corners.angle().argsort()]
+    return ordered * 1j * ordered[0].conj() / ordered[0].abs()
+
+
+@torch.no_grad()
+def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) -> Figure:
+    """Draw up to eight scenes as the guide parses them."""
+    found = guide.parse(points[:SHOWN])
+    rows = {"parse": (found.objects, found.corners)}
+    return scene_rows(model.law(), points, rows, "Scenes of points, and the objects in them")
+
+
+@torch.no_grad()
+def scene_samples(model: Constellations, seed: int = 0) -> Figure:
+    """Draw eight scenes from the prior, with the objects that they were drawn from."""
+    from pyro import poutine
+
+    from capsule_zoo.models.modes import seeded
+
+    with seeded(seed):
+        nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes
+    law = model.law()
+    rows = {"sample": from_codes(law, nodes["point_corner"]["value"])}
+    return scene_rows(law, nodes["points"]["value"], rows, "Scenes drawn from the prior")

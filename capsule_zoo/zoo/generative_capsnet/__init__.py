@@ -1,0 +1,1 @@
+"""The entry of generative capsnet, its figures and its view."""

@@ -1,0 +1,112 @@
+"""Generative CapsNets (Potapov 2018), and the baseline decoders without capsules.
+
+All entries take the same guides: "variational" (with densities, so the loss is a bound) and
+"deterministic" (the article's autoencoder).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.data import Rotations, Shifts
+from capsule_zoo.figures.generic import reconstructions, samples
+from capsule_zoo.guides import ConditionalEncoder
+from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
+from capsule_zoo.models.checks import check_one_of
+from capsule_zoo.models.networks.on_request import OnRequest
+from capsule_zoo.registry import Entry, register
+from capsule_zoo.sizes import Takes
+
+IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
+PICTURES = {"samples": samples, "reconstructions": reconstructions}
+SMALL: dict[str, Any] = dict(
+    image_shape=(1, 5, 6), window=(4, 5), guide_sizes=dict(channels=3, hidden=6), channels=3
+)
+SMALL_CAPSULES: dict[str, Any] = {**SMALL, "parts": 3, "maps": 2, "hidden": 4, "jitter": 0.1}
+
+
+ARGUMENTS = """
+
+    Args:
+        image_shape: (channels, height, width).
+        requests: transformations that the model can render, "rotations" or "shifts".
+        window: (height, width) of the middle part that the guide reads; default: the whole image.
+        guide_sizes: further arguments of `ConditionalEncoder`.
+        sizes: arguments of `{kind}`.
+    """
+
+
+def _register(
+    name: str, kind: type[OnRequest], summary: str, small: Mapping[str, Any], **fixed: Any
+) -> Callable[..., Entry]:
+    """Register an entry for a class of models and return its factory.
+
+    Args:
+        summary: the first line of the factory's docstring, which lists show.
+        fixed: defaults of arguments of `kind` that replace its own.
+    """
+
+    def factory(
+        image_shape: tuple[int, int, int] = (1, 28, 28),
+        requests: str = "rotations",
+        window: tuple[int, int] | None = None,
+        guide_sizes: Mapping[str, Any] = {},
+        **sizes: Any,
+    ) -> Entry:
+        check_one_of("requests", requests, tuple(IDENTITY))
+        model = kind(image_shape, identity=IDENTITY[requests], **{**fixed, **sizes})
+        options = {"window": window, **guide_sizes}
+
+        def guide(entry: Entry, deterministic: bool) -> ConditionalEncoder:
+            return ConditionalEncoder(entry.model, deterministic=deterministic, **options)
+
+        return Entry(
+            model=model,
+            guides={
+                "variational": partial(guide, deterministic=False),
+                "deterministic": partial(guide, deterministic=True),
+            },
+            objective=Trace_ELBO(),
+            training=dict(lr=1e-3, schedule="linear", batch_size=64),
+            figures=PICTURES,
+        )
+
+    factory.__name__ = factory.__qualname__ = name.replace("-", "_")
+    factory.__doc__ = summary + ARGUMENTS.format(kind=kind.__name__)
+    takes = {
+        "sizes": Takes(kind, without=("identity",), defaults=fixed),
+        "guide_sizes": Takes(ConditionalEncoder, without=("deterministic",)),
+    }
+    return register(name, small=small, takes=takes)(factory)
+
+
+generative_capsnet = _register(
+    "generative-capsnet",
+    GenerativeCapsNet,
+    "Kinds of objects route parts by address; see `capsule_zoo.models.generative_capsnet`.",
+    {**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3},
+)
+generative_capsnet_continuous = _register(
+    "generative-capsnet-continuous",
+    ContinuousCapsNet,
+    "A code without kinds routes parts by address; see `models.generative_capsnet`.",
+    {**SMALL_CAPSULES, "latent": 2},
+)
+conditional_autoencoder = _register(
+    "conditional-autoencoder",
+    ConditionalAutoencoder,
+    "A convolutional decoder of code and request; see `models.baselines.conditional_autoencoder`.",
+    {**SMALL, "latent": 2, "hidden": 4},
+)
+broadcast_autoencoder = _register(
+    "broadcast-autoencoder",
+    ConditionalAutoencoder,
+    "Code and request at every cell of a grid; see `models.baselines.conditional_autoencoder`.",
+    {**SMALL, "latent": 2, "hidden": 4},
+    decoder="broadcast",
+    hidden=64,
+)

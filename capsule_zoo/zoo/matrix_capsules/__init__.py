@@ -1,0 +1,1 @@
+"""The entry of matrix capsules, its figures and its view."""

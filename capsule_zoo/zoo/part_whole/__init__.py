@@ -1,0 +1,1 @@
+"""The entry of part whole, its figures and its view."""

@@ -1,0 +1,90 @@
+"""Part-whole capsules with their amortized guide (Smith et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pyro.infer import Trace_ELBO
+
+from capsule_zoo.guides import AmortizedPartWhole, EMObjects, PartWholeGuide
+from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.registry import Entry, register
+from capsule_zoo.sizes import Takes
+from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
+
+GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
+SMALL = dict(
+    image_shape=(1, 12, 12),
+    objects=2,
+    parts=3,
+    template_size=5,
+    guide_sizes=dict(channels=6, width=8, heads=2, blocks=1, inducing=3),
+)
+
+
+def _with_poses(entry: Entry, pose: str) -> PartWholeGuide:
+    """Return the entry's guide with another law of the poses and the same trained weights."""
+    return entry.guide_of(PartWholeGuide).with_poses(pose)
+
+
+def _routing(entry: Entry) -> PartWholeGuide:
+    """Return a guide with EM routing above the entry's own reader of parts."""
+    return entry.guide_of(PartWholeGuide).with_poses("delta").with_objects(EMObjects())
+
+
+PICTURES = {
+    "parses": lambda entry, images: parses(entry.model, entry.guide, images),
+    "templates": lambda entry, images: learned_templates(entry.model),
+    "samples": lambda entry, images: prior_samples(entry.model),
+}
+
+
+@register(
+    "part-whole",
+    small=SMALL,
+    takes={
+        "sizes": Takes(PartWholeCapsules, without=("channels", "image_size")),
+        "guide_sizes": Takes(AmortizedPartWhole, without=("pose",), defaults=GUIDE_SIZES),
+    },
+)
+def part_whole(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    guide_sizes: Mapping[str, Any] = GUIDE_SIZES,
+    objects: int = 32,
+    parts: int = 16,
+    sigma_top: float = 0.1,
+    sigma_min: float = 0.02,
+    **sizes: Any,
+) -> Entry:
+    """Objects choose and place their parts; see `capsule_zoo.models.part_whole`.
+
+    Few, large parts of bounded stretch become strokes; many free ones become blobs.
+
+    Args:
+        image_shape: (channels, height, width).
+        guide_sizes: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
+        objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
+    """
+    channels, height, width = image_shape
+    model = PartWholeCapsules(
+        objects,
+        parts,
+        channels=channels,
+        image_size=(height, width),
+        sigma_top=sigma_top,
+        sigma_min=sigma_min,
+        **sizes,
+    )
+    return Entry(
+        model=model,
+        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **guide_sizes}),
+        guides={
+            **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
+            "routing": _routing,
+        },
+        objective=Trace_ELBO(),
+        training=dict(AmortizedPartWhole.fit_settings),
+        figures=PICTURES,
+    )

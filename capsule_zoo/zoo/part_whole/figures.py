@@ -1,0 +1,66 @@
+"""Pictures of part-whole capsules: parses into colored parts, templates, prior samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference.evaluation.ancestral import mean_images
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.parts import templates
+from capsule_zoo.models.parts.painted_parts import PaintedParts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def colored_parts(model: PaintedParts, parts: Capsules) -> Tensor:
+    """Return the mean image with every part in its own color, (B, H, W, 3)."""
+    seen = seen_of_parts(model, parts)
+    hues = part_colors(len(seen)).to(seen)
+    return torch.einsum("pbhw,pc->bhwc", seen, hues).clamp(0, 1)
+
+
+def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
+    """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
+    color, alpha = model.layers(parts)
+    if model.likelihood == "mixture":
+        share = model.image_law(parts).mixing[1:]
+    else:
+        share = templates.visibility(alpha)
+    return (share * color).mean(1)
+
+
+@torch.no_grad()
+def infer_parts(guide: Guide, images: Tensor) -> Capsules:
+    """Return the parts that the guide draws for the discrete model."""
+    with in_eval_mode(guide):
+        nodes = poutine.trace(guide.discretized()).get_trace(images).nodes
+    return Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
+
+
+@torch.no_grad()
+def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
+    """Draw up to 12 images, their reconstructions, and each part in its own color."""
+    model, images = model.discretized(), images[:12]
+    parts = infer_parts(guide, images)
+    rows = {"image": images, "reconstruction": model.render(parts)}
+    return image_rows({**rows, "parts": colored_parts(model, parts)}, "Images and their parts")
+
+
+@torch.no_grad()
+def learned_templates(model: PartWholeCapsules) -> Figure:
+    """Draw every part's template on black: color times alpha."""
+    color, alpha = model.templates()
+    return image_rows(in_rows("parts", color * alpha), "Learned templates (color x alpha)")
+
+
+def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
+    """Draw the mean images of 36 samples from the discrete model's prior."""
+    return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")

@@ -1,0 +1,1 @@
+"""The entry of recurrent capsules, its figures and its view."""

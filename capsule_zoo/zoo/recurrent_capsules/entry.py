@@ -1,0 +1,85 @@
+"""Recurrent capsules (Sastry), and the DRAW that they are compared with (Gregor et al. 2015)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyro.infer import TraceMeanField_ELBO
+
+from capsule_zoo.figures.generic import samples
+from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
+from capsule_zoo.guides.recurrent import OverlappingEncoder
+from capsule_zoo.models import RecurrentCapsules
+from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
+from capsule_zoo.registry import Entry, register, unknown
+from capsule_zoo.sizes import Takes
+from capsule_zoo.zoo.recurrent_capsules.figures import strokes
+
+PICTURES = {"strokes": strokes, "samples": samples}
+SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), steps=2, latent=2, units=4, window=3)
+
+
+@register(
+    "recurrent-capsules",
+    small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2},
+    takes={"sizes": Takes(RecurrentCapsules, defaults=PRESETS["small"])},
+)
+def recurrent_capsules(
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    preset: str = "small",
+    iterations: int = 3,
+    **sizes: Any,
+) -> Entry:
+    """A drawing in a few strokes, planned by capsules; see `models.recurrent_capsules`.
+
+    Args:
+        image_shape: (channels, height, width), 17x17 pixels or more.
+        preset: "small" (CPU) or "paper".
+        iterations: routing iterations; 0 replaces routing by linear layers.
+        sizes: arguments of `RecurrentCapsules` that replace the preset's values.
+    """
+    if preset not in PRESETS:
+        raise ValueError(unknown("preset", preset, list(PRESETS)))
+    routing = DynamicRouting(iterations, fair=False) if iterations else None
+    return _entry(RecurrentCapsules(routing, image_shape, **{**PRESETS[preset], **sizes}))
+
+
+@register(
+    "overlapping-capsules",
+    small={**SMALL, "classes": 2, "channels": (3, 3), "types": 2},
+    takes={"sizes": Takes(OverlappingCapsules, defaults=PRESETS["small"])},
+)
+def overlapping_capsules(
+    image_shape: tuple[int, int, int] = (1, 28, 28), iterations: int = 3, **sizes: Any
+) -> Entry:
+    """Recurrent capsules that take overlapping images apart; a batch is overlaid with itself.
+
+    Args:
+        image_shape: (channels, height, width), 17x17 pixels or more.
+        iterations: routing iterations; 0 replaces routing by linear layers.
+        sizes: arguments of `OverlappingCapsules` that replace those of the small preset.
+    """
+    routing = DynamicRouting(iterations, fair=False) if iterations else None
+    model = OverlappingCapsules(routing, image_shape, **{**PRESETS["small"], **sizes})
+    return _entry(model, OverlappingEncoder)
+
+
+@register("draw", small=SMALL, takes={"sizes": Takes(RecurrentCapsules, without=("capsules",))})
+def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry:
+    """DRAW: recurrent capsules without the capsules, codes straight into the recurrent cell.
+
+    Args:
+        image_shape: (channels, height, width).
+        sizes: arguments of `RecurrentCapsules`.
+    """
+    return _entry(RecurrentCapsules(None, image_shape, capsules="none", **sizes))
+
+
+def _entry(model: RecurrentCapsules, guide: type[RecurrentEncoder] = RecurrentEncoder) -> Entry:
+    return Entry(
+        model=model,
+        guides={"recurrent": lambda entry: guide(entry.model)},
+        objective=TraceMeanField_ELBO(),
+        training=dict(lr=1e-3, schedule="linear", batch_size=64, clip=100.0),
+        figures=PICTURES,
+    )

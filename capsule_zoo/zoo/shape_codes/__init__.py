@@ -1,0 +1,1 @@
+"""The entry of shape codes, its figures and its view."""

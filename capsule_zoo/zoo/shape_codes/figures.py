@@ -1,0 +1,79 @@
+"""Pictures of shape codes: kinds that their codes bend, and one digit that becomes another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models import Capsules, ShapeCodes
+from capsule_zoo.models.modes import in_eval_mode
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STEPS = 9  # columns
+_FARTHEST = 2.5  # deviations of a code's prior
+
+
+@torch.no_grad()
+def foretold_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) -> Capsules:
+    """Return the parts that objects vote for, with the probabilities of their presence.
+
+    Args:
+        kind, pose, code: of B objects, (B,), (B, 6) and (B, d).
+    """
+    place, logits = model.shapes.votes(kind[:, None], pose[:, None], code[:, None])
+    return Capsules(logits.sigmoid(), place)
+
+
+@torch.no_grad()
+def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> Figure:
+    """Draw the likeliest kinds, each bent by one number of its code, from -2.5 to 2.5.
+
+    Args:
+        kinds: number of kinds.
+        number: index of the number; codes of published weights begin with what parts show best.
+    """
+    model = model.discretized()
+    rows = {}
+    for kind in model.kind_logits.argsort(descending=True)[:kinds].tolist():
+        code = model.kind_logits.new_zeros(_STEPS, model.codes)
+        code[:, number] = torch.linspace(-_FARTHEST, _FARTHEST, _STEPS)
+        pose = model.object_pose_law().mean.expand(_STEPS, 6)
+        which = torch.full((_STEPS,), kind, device=code.device)
+        rows[f"kind {kind}"] = model.render(foretold_parts(model, which, pose, code))
+    return image_rows(rows, f"Kinds, bent by number {number} of their codes")
+
+
+@torch.no_grad()
+def morphs(model: ShapeCodes, guide: Guide, images: Tensor, pairs: int = 4) -> Figure:
+    """Draw how one image becomes another: the objects are inferred, and their parts move across.
+
+    Parts are where the objects vote for them, and move along straight lines. Between two objects of
+    one kind this is the same as moving the code.
+
+    Args:
+        images: (B, C, H, W), of which the first and the second are a pair, and so on.
+        pairs: number of pairs that are drawn at most.
+    """
+    model, guide = model.discretized(), guide.discretized()
+    images = images[: 2 * min(pairs, len(images) // 2)]
+    with in_eval_mode(guide):
+        drawn = poutine.trace(guide).get_trace(images).nodes
+    kind, pose, code = (drawn[f"object_{n}"]["value"][:, 0] for n in ("kind", "pose", "code"))
+    parts = foretold_parts(model, kind, pose, code)
+    share = torch.linspace(0, 1, _STEPS, dtype=images.dtype, device=images.device)
+    rows = {}
+    for i in range(0, len(images), 2):
+        presence = torch.lerp(parts.presence[i], parts.presence[i + 1], share[:, None])
+        place = torch.lerp(parts.pose[i], parts.pose[i + 1], share[:, None, None])
+        painted = model.render(Capsules(presence, place))
+        ends = images[i : i + 2].split(1)
+        name = f"{int(kind[i])} to {int(kind[i + 1])}"
+        rows[name] = torch.cat([ends[0], painted, ends[1]])
+    return image_rows(rows, "From the object of one image to the object of another")

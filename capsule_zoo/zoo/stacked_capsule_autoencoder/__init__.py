@@ -1,0 +1,1 @@
+"""The entry of stacked capsule autoencoder, its figures and its view."""

@@ -1,0 +1,72 @@
+"""Pictures of stacked capsule autoencoders: reconstructions, templates, parts by object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules
+from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.registry import Entry
+
+
+def infer_capsules(
+    guide: Guide, images: Tensor, seed: int = 0
+) -> tuple[FeaturedCapsules, FeaturedCapsules]:
+    """Return the objects and the parts that the guide draws for the discrete model."""
+    with in_eval_mode(guide), seeded(seed):
+        nodes = poutine.trace(guide.discretized()).get_trace(images).nodes
+    levels = []
+    for level in ("object", "part"):
+        names = (f"{level}_{quantity}" for quantity in ("presence", "pose", "feature"))
+        levels.append(FeaturedCapsules(*(nodes[name]["value"] for name in names)))
+    return levels[0], levels[1]
+
+
+def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
+    """Return the mean image (B, H, W, 3), the light of every part in its hue (B, parts, 3)."""
+    law = model.image_law(parts)
+    color, _ = law.layers()  # (parts, C, B, H, W)
+    seen = (law.mixing[1:] * color).mean(1)  # (parts, B, H, W)
+    return torch.einsum("pbhw,bpc->bhwc", seen, hues.to(seen)).clamp(0, 1)
+
+
+@torch.no_grad()
+def reconstructions(entry: Entry, images: Tensor) -> Figure:
+    """Draw up to 12 images, what parts and objects draw of them, and parts by their objects.
+
+    In the row "from objects" each part has the pose that its object votes for. In the last row
+    parts of one object have one color, and parts of the dummy are gray.
+    """
+    model, images = entry.model.discretized(), images[:12]
+    objects, parts = infer_capsules(entry.guide, images)
+    owner = model.responsibilities(objects, parts).argmax(-1)  # (B, parts); 0: dummy
+    number = model.levels[0].size
+    palette = torch.cat([torch.full((1, 3), 0.6), part_colors(number)])
+    each = part_colors(model.levels[1].size).expand(len(images), -1, 3)
+    rows = {
+        "image": images,
+        "from parts": model.render(parts),
+        "from objects": model.render(model.predicted(objects, parts)),
+        "parts": colored(model, parts, each),
+        "objects": colored(model, parts, palette[owner]),
+    }
+    return image_rows(rows, "Images and their capsules")
+
+
+@torch.no_grad()
+def learned_templates(entry: Entry, images: Tensor | None = None) -> Figure:
+    """Draw every part's template, above the alpha that claims its pixels."""
+    color, alpha = entry.model.templates()
+    rows = {**in_rows("template", color), **in_rows("alpha", alpha)}
+    return image_rows(rows, "Templates and alphas")

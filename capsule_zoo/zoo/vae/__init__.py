@@ -1,0 +1,1 @@
+"""The entry of vae, its figures and its view."""

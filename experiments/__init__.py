@@ -1,0 +1,287 @@
+"""The papers' experiments, each run by `capsule-zoo reproduce <model>/<name>`.
+
+An experiment is a function from `Options`, and settings of its own, to a `Result`. A decorator
+registers it, in any module of this package:
+
+    @experiment("part-whole/guides", data="mnist", minutes=30)
+    def guides(options: Options, *, images: int = 1000, particles: int = 100) -> Result: ...
+
+`capsule-zoo reproduce part-whole/guides --set images=500` changes a setting, and the record says
+which settings were used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import pkgutil
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import pyro
+
+from capsule_zoo.data.plugins import import_plugins, modules_outside
+from capsule_zoo.experiments.options import Options as Options
+from capsule_zoo.experiments.session import Session as Session
+from capsule_zoo.nearest import unknown
+from capsule_zoo.records import (
+    REPRODUCED,
+    Metrics,
+    check_experiment_name,
+    flatten,
+    read_record,
+    write_record,
+)
+from capsule_zoo.sizes import Size, Takes, check_sizes, known_sizes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from capsule_zoo.registry import Entry
+
+ROLES = ("comparison",)
+
+
+@dataclass
+class Result:
+    """The results of an experiment.
+
+    Attributes:
+        metrics: headline numbers by name, and tables of them; see `capsule_zoo.records.Metrics`.
+        figures: by name.
+        table: what to print next to the metrics.
+        entry: the trained entry, which can be kept.
+    """
+
+    metrics: Metrics
+    figures: dict[str, Figure] = field(default_factory=dict)
+    table: pd.DataFrame | None = None
+    entry: Entry | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A registered experiment: call it with options, and with settings of its own.
+
+    Attributes:
+        name: `<model>/<name>`.
+        function: the function that runs it; its keyword arguments are the settings.
+        takes: a dataclass of settings, if the function takes them as `**settings`.
+        data: name of the data set that it is about.
+        minutes: training time of a full run; None if it has no fixed length.
+        about: name of the entry whose family it belongs to.
+        role: "comparison" if it compares the model's guides, routings or decoders, and opens the
+            model's section of the report.
+        lead: name of the figure with which the model's section begins, if it is one of this
+            experiment's figures.
+    """
+
+    name: str
+    function: Callable[..., Result]
+    data: str
+    minutes: float | None = None
+    about: str = ""
+    role: str | None = None
+    lead: str | None = None
+    takes: type | None = None
+
+    def __call__(self, options: Options, **settings: object) -> Result:
+        """Run the experiment; without `options.runs` its training runs are not kept.
+
+        Raises:
+            ValueError: a setting is unknown, or of another type than its default.
+        """
+        self.check(settings)
+        with ExitStack() as stack:
+            runs = options.runs or Path(stack.enter_context(TemporaryDirectory()))
+            options = replace(options, runs=runs, full=self.minutes)
+            pyro.set_rng_seed(options.seed)  # parameters are drawn before anything else is seeded
+            return self.function(options, **settings)
+
+    @property
+    def summary(self) -> str:
+        """The first line of its docstring."""
+        return (self.function.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def settings(self) -> dict[str, Size]:
+        """The settings by name, with defaults, types and descriptions."""
+        takes = {} if self.takes is None else {"settings": Takes(self.takes)}
+        return known_sizes(self.function, takes)
+
+    def check(self, settings: Mapping[str, object]) -> None:
+        """Raise ValueError unless all settings are known, of the right type, and positive."""
+        known = self.settings
+        for name in settings:
+            if name not in known:
+                raise ValueError(unknown(f"setting of {self.name}", name, list(known)))
+        check_sizes(self.name, settings, known)
+        for name, value in settings.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+                raise ValueError(f"{name} of {self.name} must be positive, not {value!r}")
+
+    def filled(self, settings: Mapping[str, object]) -> dict[str, object]:
+        """Return all settings of a run: the given ones, and the defaults of the others."""
+        defaults = {name: setting.default for name, setting in self.settings.items()}
+        return {**defaults, **settings}
+
+
+_Function = Callable[..., Result]
+_experiments: dict[str, Experiment] = {}
+
+
+def experiment(
+    name: str,
+    *,
+    data: str | None = None,
+    minutes: float | None = None,
+    about: str | None = None,
+    role: str | None = None,
+    lead: str | None = None,
+    takes: type | None = None,
+) -> Callable[[_Function], _Function]:
+    """Return a decorator that lists a function under `<model>/<name>`.
+
+    Args:
+        data: the data set's name; by default `<name>`.
+        minutes: see `Experiment`.
+        about: the entry whose family it belongs to; by default `<model>`.
+        role, lead, takes: see `Experiment`.
+
+    Raises:
+        ValueError: the name is taken, or not of that form, or the role is unknown.
+    """
+    check_experiment_name(name)
+    if role is not None and role not in ROLES:
+        raise ValueError(unknown("role", role, ROLES))
+    model, _, own = name.partition("/")
+
+    def decorate(function: _Function) -> _Function:
+        if modules_outside(function):
+            _import_own()  # the zoo's own experiments keep their names
+        if name in _experiments:
+            raise ValueError(
+                f"an experiment named {name!r} is registered already, by "
+                f"{_experiments[name].function.__module__}; choose another name"
+            )
+        _experiments[name] = Experiment(
+            name, function, data or own, minutes, about or model, role, lead, takes
+        )
+        return function
+
+    return decorate
+
+
+def list_experiments(pattern: str = "*") -> list[str]:
+    """Return the sorted names of experiments that match a pattern such as `"part-whole/*"`."""
+    _import_own()
+    import_plugins()
+    return sorted(fnmatch.filter(_experiments, pattern))
+
+
+def _import_own() -> None:
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        import_module(module.name)
+
+
+def find_experiment(name: str) -> Experiment:
+    """Return the experiment of a name.
+
+    Raises:
+        ValueError: there is none; the message names the nearest ones.
+    """
+    known = list_experiments()
+    if name not in known:
+        raise ValueError(unknown("experiment", name, known))
+    return _experiments[name]
+
+
+def reproduce(
+    name: str,
+    options: Options,
+    /,
+    *,
+    folder: str | Path = REPRODUCED,
+    keep: str | Path | None = None,
+    **settings: object,
+) -> tuple[Result, Path]:
+    """Run an experiment and write its record and its figures.
+
+    Training runs are saved as they go, in the folder `.unfinished` next to the records. The same
+    call goes on from there if it was interrupted. When the record is written, they are deleted, or
+    moved to `keep`.
+
+    Args:
+        folder: folder of the records; `results` replaces those of a checkout.
+        keep: an empty or new folder for the trained entry, as a run folder, and for all runs of a
+            study, in its folder `runs`.
+        settings: settings of the experiment that replace its defaults.
+
+    Returns:
+        The result and the path of the record.
+
+    Raises:
+        ValueError: there is no such experiment, setting or device, or `keep` is in use.
+    """
+    from capsule_zoo.inference.training.workers import usable_device
+    from capsule_zoo.runs.folder import in_use
+
+    chosen = find_experiment(name)
+    chosen.check(settings)
+    usable_device(options.device)
+    if keep is not None and in_use(Path(keep)):
+        raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
+    filled = chosen.filled(settings)
+    session = Session.begin(Path(folder), name, options, filled)
+    if session.seconds_before:
+        options.say(f"Going on with {session.folder}; delete that folder to begin again")
+    result = chosen(replace(options, runs=session.folder), **settings)
+    metrics, tables = flatten(result.metrics)
+    path = write_record(
+        name,
+        metrics,
+        tables=tables,
+        command=command_of(name, options, settings),
+        settings=filled,
+        seed=options.seed,
+        data=chosen.data,
+        seconds=session.seconds,
+        figures=result.figures,
+        folder=folder,
+    )
+    if keep is not None:
+        _keep(Path(keep), result, chosen, options, read_record(name, folder))
+        session.move(Path(keep) / "runs")
+    else:
+        session.delete()
+    return result, path
+
+
+def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, record: dict) -> None:
+    """Write the trained entry of a result into a run folder."""
+    from capsule_zoo.registry import save
+
+    if result.entry is None:
+        options.say(f"{chosen.name} has no single entry to keep in {keep}")
+        return
+    made = {key: record[key] for key in ("command", "versions", "machine", "seconds")}
+    save(result.entry, keep, data=chosen.data, seed=options.seed, training=made)
+
+
+def command_of(name: str, options: Options, settings: Mapping[str, object]) -> str:
+    """Return the command line that runs an experiment with these options and settings."""
+    modules = modules_outside(find_experiment(name).function)
+    imports = "".join(f" --import {module}" for module in modules)
+    minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
+    seed = f" --seed {options.seed}" if options.seed else ""
+    run = f" --run {options.run}" if options.run else ""
+    values = {key: v if isinstance(v, str) else json.dumps(v) for key, v in settings.items()}
+    chosen = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
+    return f"capsule-zoo{imports} reproduce {name}{minutes}{seed}{run}{chosen}"

@@ -1,0 +1,141 @@
+"""A capsule RBM next to a plain RBM of as many hidden units, in equal updates and in equal time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Binarize
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.energy import binary_mnist, log_likelihoods, probe
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.records import Numbers
+from capsule_zoo.registry import Entry, create
+
+MACHINES = {"capsules": "capsule-rbm", "rbm": "rbm"}  # 40 capsules of 16 units, and 640 units
+ROUNDS = 3  # in which the machines are timed in turn
+TIMED = 100  # updates of a machine in a round
+SEEN = 1000  # training images of these updates
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training of a machine, and the length of its annealings."""
+
+    entry: str
+    updates: int
+    temperatures: int
+    chains: int
+
+
+@experiment("capsule-rbm/beside-rbm", data="mnist", minutes=25)
+def beside_rbm(
+    options: Options,
+    *,
+    updates: int = 20_000,
+    temperatures: int = 14_500,
+    chains: int = 100,
+    seeds: int = 1,
+) -> Result:
+    """Compare 40 capsules of 16 units with a plain RBM of 640 units (25 core-minutes for a seed).
+
+    Both are trained on MNIST that is binarized again at each visit, with the settings of their
+    entries. They take the same number of updates. The faster machine is then trained again from
+    the start (`longer`), with as many updates as it takes in the time of the slower one. The rate
+    of learning falls to zero at the end of each training.
+
+    `seconds_per_update` is processor time of one thread, from updates that the two machines make
+    in turn before the trainings, so that other work on the computer hardly changes it.
+    `core_minutes` is this time for all updates.
+
+    `probe` is the accuracy of a linear probe on the means of all 640 hidden units, which are zero
+    where a switch is off. `probe_switches` is the accuracy of one on the means of the 40 switches.
+    Errors are over images, or over seeds if there are several.
+
+    Args:
+        updates: updates of both machines; fewer if fewer minutes are given.
+        temperatures: number of temperatures of the annealing.
+        chains: number of annealed chains.
+        seeds: number of seeds for each machine.
+    """
+    options.refuse_run()
+    steps = options.shortened(updates)
+    untimed = replace(options, minutes=None)
+    options.say("Timing the updates")
+    clock = Study({"clock": tuple(MACHINES)}).run(time_updates, untimed)["clock", options.seed]
+    seconds = {name: mean_and_error(rounds) for name, rounds in clock.items()}
+    lengths = {name: (name, steps) for name in MACHINES}
+    lengths |= longer({name: number[0] for name, number in seconds.items()}, steps)
+    tasks = {
+        name: Task(MACHINES[machine], number, temperatures, chains)
+        for name, (machine, number) in lengths.items()
+    }
+    options.say(f"Training {len(tasks) * seeds} machines")
+    outcomes = Study(tasks, seeds).run(measure, untimed)
+    found: dict[str, Numbers] = {}
+    for name, (machine, number) in lengths.items():
+        own = [outcome for (task, _), outcome in outcomes.items() if task == name]
+        found[name] = over_seeds(own) | {
+            "updates": (float(number), None, 1),
+            "core_minutes": (number * seconds[machine][0] / 60, None, 1),
+        }
+    return Result({**by_quantity(found), "seconds_per_update": seconds})
+
+
+def time_updates(job: Job[tuple[str, ...]]) -> dict[str, list[float]]:
+    """Return processor seconds per update of each machine in each round."""
+    options = replace(job.options, runs=None)
+    data = binary_mnist(options)
+    few = data.train[:SEEN]
+    how: dict[str, Any] = dict(steps=TIMED, transform=Binarize())
+    found: dict[str, list[float]] = {name: [] for name in job.variant}
+    for _ in range(ROUNDS):
+        for name, rounds in found.items():
+            entry = create(MACHINES[name], image_shape=data.image_shape)
+            began = time.process_time()
+            train(entry, few, options, name=name, **how)
+            rounds.append((time.process_time() - began) / TIMED)
+    return found
+
+
+def longer(seconds: dict[str, float], updates: int) -> dict[str, tuple[str, int]]:
+    """Return the faster machine and the updates that it makes while the slower makes `updates`.
+
+    Args:
+        seconds: per update of each machine.
+
+    Returns:
+        `<machine>_longer`: the machine and its number of updates.
+    """
+    faster = min(seconds, key=seconds.__getitem__)
+    ratio = max(seconds.values()) / seconds[faster]
+    return {f"{faster}_longer": (faster, round(updates * ratio))}
+
+
+def measure(job: Job[Task]) -> Numbers:
+    """Train one machine; return its likelihoods and the accuracies of its probes."""
+    task, options = job.variant, job.options
+    data = binary_mnist(options)
+    pyro.set_rng_seed(options.seed)
+    entry = create(task.entry, image_shape=data.image_shape)
+    train(entry, data, options, name="run", steps=task.updates, transform=Binarize())
+    found = log_likelihoods(entry, data, options, task.temperatures, task.chains)
+    found["probe"] = probe(entry, data, hidden_means)[0]
+    if entry.model.switched:
+        found["probe_switches"] = probe(entry, data)[0]
+    return found
+
+
+@torch.no_grad()
+def hidden_means(entry: Entry, images: Tensor) -> np.ndarray:
+    """Return the posterior means of switch times unit, (N, hidden units)."""
+    found = [entry.guide.expectations(x).activity.flatten(1) for x in images.split(500)]
+    return torch.cat(found).numpy()

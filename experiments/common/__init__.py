@@ -1,0 +1,1 @@
+"""What experiments of several families share."""

@@ -1,0 +1,156 @@
+"""Training and measurements shared by the experiments on capsule RBMs and Helmholtz machines.
+
+Every likelihood is of test images binarized once, with seed 0 (`Dataset.binarized`). Training
+images are binarized again whenever they are seen, so that no machine can memorize one
+binarization. (The paper trains on gray pixels and gives no likelihood.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
+from capsule_zoo.experiments import Options, Result
+from capsule_zoo.experiments.common.findings import mean_and_error, pictures
+from capsule_zoo.experiments.training import trained
+from capsule_zoo.figures import energy as energy_figures
+from capsule_zoo.inference.evaluation.probe import (
+    Accuracy,
+    Information,
+    latents,
+    probe_scores,
+)
+from capsule_zoo.records import Metrics, Number, Numbers, Table
+from capsule_zoo.registry import Entry
+from capsule_zoo.runs import measurements
+
+PROBED = 10_000  # images that a probe is fitted on
+DRAWN = 100  # images that pictures are made of
+SILENT = 0.01  # a switch that is on in a smaller share of the images is silent
+
+
+def binary_mnist(options: Options) -> Dataset:
+    """Return MNIST, gray for training, with validation and test images binarized once."""
+    gray = load_dataset("mnist", root=options.data_root)
+    return replace(gray.binarized(), train=gray.train)
+
+
+def standard_fashion(options: Options) -> tuple[Dataset, Standardize]:
+    """Return Fashion-MNIST as standard scores, and the transform that made them."""
+    pixels = load_dataset("fashion-mnist", root=options.data_root)
+    standard = Standardize.of(pixels.train.images)
+    return pixels.transformed(standard), standard
+
+
+def measured(
+    name: str,
+    options: Options,
+    numbers: Callable[[Entry, Dataset, Options], Numbers],
+    **settings: Any,
+) -> Result:
+    """Train an entry on MNIST, or load the run that the options name; measure and draw it.
+
+    Args:
+        numbers: what is measured for this entry alone.
+        settings: arguments of `train` that replace the entry's.
+    """
+    data = binary_mnist(options)
+    entry = trained(name, data, options, transform=Binarize(), **settings)
+    options.say("Measuring")
+    found = spectra(entry, data.test.images)
+    metrics: Metrics = {
+        "reconstruction_error": reconstruction_error(entry, data.test.images),
+        **numbers(entry, data, options),
+        "probe_switches": probe(entry, data)[0],
+        "switches": use_of_switches(found),
+    }
+    labels = data.test.labels.numpy()
+    drawn = pictures(entry, data.test.images[:DRAWN])
+    figures = {"spectra": energy_figures.spectra(found, labels), **drawn}
+    return Result(metrics, figures, None, entry)
+
+
+@torch.no_grad()
+def reconstruction_error(entry: Entry, images: Tensor, scale: float = 1.0) -> Number:
+    """Return the mean absolute error of a pixel times a scale, with its error over images.
+
+    Images are reconstructed from the means of the capsules nearest to them.
+    """
+    model, guide = entry.model, entry.guide
+    return pixel_error(lambda x: model.mean_image(guide.expectations(x)), images, scale)
+
+
+def pixel_error(
+    reconstruct: Callable[[Tensor], Tensor], images: Tensor, scale: float = 1.0
+) -> Number:
+    """Return the mean absolute error of a pixel times a scale, with its error over images."""
+    errors = [(reconstruct(x) - x).abs().flatten(1).mean(1) for x in images.split(500)]
+    return mean_and_error(scale * torch.cat(errors))
+
+
+def log_likelihoods(
+    entry: Entry, data: Dataset, options: Options, temperatures: int, chains: int
+) -> Numbers:
+    """Return the mean log p(x) of the test images, see `measurements.log_likelihoods`."""
+    found = measurements.log_likelihoods(
+        entry.model,
+        data.train.images,
+        data.test.images,
+        chains=chains,
+        temperatures=temperatures,
+        seed=options.seed,
+    )
+    return {
+        f"log_likelihood_{method}": (nats.value, nats.standard_error, len(data.test))
+        for method, nats in found.items()
+    }
+
+
+def spectra(entry: Entry, images: Tensor, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return what the guide infers at every switch, (N, K) by site.
+
+    A model without switches gives all its sites. The site nearest to the image is the last.
+    """
+    names = [site.name for site in entry.model.latent_sites]
+    names = [name for name in names if name.endswith("_switch")] or names
+    return {name: latents(entry.guide, images, [name], seed=seed) for name in names}
+
+
+def use_of_switches(found: Mapping[str, np.ndarray]) -> Table:
+    """Return how often the switches of each layer are on, and how many of them are silent.
+
+    Args:
+        found: what is inferred at every switch, (N, K) by site. A switch is silent if it is on in
+            less than a hundredth of the images.
+    """
+    on = {site: (float(s.mean()), None, len(s)) for site, s in found.items()}
+    silent = {
+        site: (float((s.mean(0) < SILENT).sum()), None, s.shape[1]) for site, s in found.items()
+    }
+    return Table({"on": on, "silent": silent}, names="{variant}_{quantity}")
+
+
+def nearest_spectra(entry: Entry, images: Tensor) -> np.ndarray:
+    """Return the spectra nearest to the image, (N, K)."""
+    return list(spectra(entry, images).values())[-1]
+
+
+def probe(
+    entry: Entry, data: Dataset, read: Callable[[Entry, Tensor], np.ndarray] = nearest_spectra
+) -> tuple[Accuracy, Information]:
+    """Fit a linear probe that reads the class from what is inferred of training images.
+
+    These images are binarized once.
+
+    Args:
+        read: a function of entry and images that returns the features of each image, (N, K).
+    """
+    known = data.train[:PROBED].binarized()
+    train, test = (read(entry, x) for x in (known.images, data.test.images))
+    return probe_scores(train, known.labels, test, data.test.labels)

@@ -1,0 +1,105 @@
+"""Pairs of overlapping test images of different classes, and networks that take them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyro.infer import Trace_ELBO
+from torch import Tensor
+
+from capsule_zoo.data import Split
+from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides import ExactLabel
+from capsule_zoo.models.baselines.cnn import OverlappingClassifier
+from capsule_zoo.records import Number, Numbers
+from capsule_zoo.registry import Entry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Images, and images of other classes that lie over them.
+
+    Attributes:
+        images, others: (B, C, H, W) each.
+        labels, other_labels: their classes, (B,) each.
+    """
+
+    images: Tensor
+    labels: Tensor
+    others: Tensor
+    other_labels: Tensor
+
+    @property
+    def overlays(self) -> Tensor:
+        """The brighter pixels of both images of every pair, (B, C, H, W)."""
+        return torch.maximum(self.images, self.others)
+
+    def both_right(self, scores: Tensor) -> Number:
+        """Return the share of pairs whose classes have the two highest scores (B, classes)."""
+        highest = scores.topk(2).indices.sort(1).values
+        classes = torch.stack([self.labels, self.other_labels], 1).sort(1).values
+        return mean_and_error((highest == classes).all(1).float())
+
+    def missed(self, scores: Tensor) -> Number:
+        """Return the share of pairs whose two classes are not both found; see `both_right`."""
+        right, error, count = self.both_right(scores)
+        return 1 - right, error, count
+
+
+def different_pairs(split: Split, scatter: Callable[..., Tensor], seed: int) -> Pairs:
+    """Return each image over the one before it, without the pairs of one class.
+
+    Args:
+        scatter: a transform that moves images, called with images and a `generator`.
+    """
+    images = scatter(split.images, generator=torch.Generator().manual_seed(seed))
+    others, other_labels = images.roll(1, 0), split.labels.roll(1, 0)
+    differ = split.labels != other_labels
+    return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
+
+
+def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
+    """Draw single capsules of overlays with the guide's `take_out`.
+
+    Returns:
+        Squared errors, sums over pixels, from the image to the drawing of its own capsule, to the
+        drawing of the other image's capsule, and to the overlay; and a picture of twelve pairs.
+    """
+    overlays = pairs.overlays
+    own = entry.guide.take_out(overlays, pairs.labels)
+    other = entry.guide.take_out(overlays, pairs.other_labels)
+    drawn = {"own": own, "other": other, "pair": overlays}
+    errors = {name: squared_error(found, pairs.images) for name, found in drawn.items()}
+    rows = {
+        "pair": overlays,
+        "digit": pairs.images,
+        "its capsule": own,
+        "other's capsule": other,
+    }
+    shown = {name: images[:12] for name, images in rows.items()}
+    return errors, image_rows(shown, "Pairs of digits, and what single capsules draw of them")
+
+
+def plain_network(
+    image_shape: tuple[int, int, int], sizes: Mapping[str, Any], training: Mapping[str, Any]
+) -> Entry:
+    """Return a convolutional network for overlays of two images.
+
+    Args:
+        image_shape: (channels, height, width).
+        sizes: arguments of `OverlappingClassifier`.
+        training: arguments of `fit`.
+    """
+    return Entry(
+        model=OverlappingClassifier(image_shape, **sizes),
+        guides={"exact": lambda entry: ExactLabel(entry.model)},
+        objective=Trace_ELBO(),
+        training=dict(training),
+    )

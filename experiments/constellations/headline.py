@@ -1,0 +1,194 @@
+"""Constellations parsed by every guide, on the same scenes (Nazabal, Tsagkas and Williams 2021).
+
+Scenes hold a square, a triangle and a square, each present with probability 1/2, at least one of
+them. The templates and the noise are given. Names end in the noise sigma on the templates: 0, 01
+for 0.1 and 025 for 0.25.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.constellations import Scenes, draw_scenes
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.guides.constellations.exact import Group, Matchings, groups
+from capsule_zoo.guides.constellations.matching import MatchingGuide
+from capsule_zoo.inference.evaluation.segmentation import (
+    adjusted_rand_index,
+    relabeled,
+    segmentation_accuracy,
+    variation_of_information,
+)
+from capsule_zoo.models.constellations.exact_cover import all_covers
+from capsule_zoo.models.constellations.scene_law import SceneLaw
+from capsule_zoo.records import Metrics, Number, Numbers, Table
+from capsule_zoo.registry import create
+from capsule_zoo.runs.scenes import GUIDES
+from capsule_zoo.zoo.constellations.figures import SHOWN, scene_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TIMED = 512  # scenes
+
+
+@experiment("constellations/parse", data="constellations", role="comparison", lead="025")
+def parse(
+    options: Options,
+    *,
+    scenes: int = 1024,
+    sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
+    guides: tuple[str, ...] = tuple(GUIDES),
+) -> Result:
+    """Scenes of points parsed by exact inference, RANSAC and two kinds of EM (minutes).
+
+    `segmentation` is the share of points with the right object, where equal squares may be
+    exchanged, `scenes` the share of scenes that are right altogether, `rand` the adjusted Rand
+    index, `variation` the variation of information in nats. `evidence` is log p(points) in nats for
+    the exact guide and a lower bound for the others; the mixture's is left out because it puts
+    scenes into no matching at all. `expected_segmentation` and `expected_scenes` are what the exact
+    posterior expects of its own parse: no method can do better on average. `ambiguous` is the share
+    of scenes with a second reading at least half as likely as the first. `seconds` are seconds of
+    one core for 512 scenes.
+
+    Args:
+        scenes: scenes for each noise.
+        sigmas: noises on the templates.
+        guides: names of the guides that parse the scenes.
+    """
+    options.refuse_run()
+    grids: dict[str, Table] = {}
+    own: dict[str, Numbers] = {}
+    speed: Numbers = {}
+    figures: dict[str, Figure] = {}
+    for sigma in sigmas:
+        suffix = f"{sigma:g}".replace(".", "")
+        drawn = draw_scenes(scenes, sigma, seed=options.seed)
+        entry = create("constellations", sigma=sigma)
+        model = entry.model.double()
+        law, parses = model.law(), {}
+        grid: dict[str, dict[str, Number]] = {}
+        for name in guides:
+            options.say(f"{name} on scenes with sigma {sigma:g}")
+            guide = GUIDES[name](model)
+            found, seconds = timed(guide, drawn)
+            parses[name] = (found.objects, found.corners)
+            for measure, row in measures(found, drawn, law.kinds).items():
+                grid.setdefault(measure, {})[name] = row
+            if suffix == "01":
+                speed[name] = (seconds, None, TIMED)
+        grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
+        options.say("The exact posterior's own accuracy")
+        for quantity, number in ceilings(law, drawn.points).items():
+            own.setdefault(quantity, {})[suffix] = number
+        title = f"Scenes with noise {sigma:g}, as each guide parses them"
+        chosen = hard_scenes(parses, drawn, law)
+        shown = {"true": (drawn.objects[chosen], drawn.corners[chosen])}
+        for name, (objects, corners) in parses.items():
+            alike = relabeled(objects[chosen], drawn.objects[chosen], law.kinds)
+            shown[name] = (alike, corners[chosen])
+        figures[suffix] = scene_rows(law, drawn.points[chosen], shown, title)
+        if suffix == "025":
+            figures["ambiguous"] = two_readings(law, drawn)
+    metrics: Metrics = {
+        **grids,
+        "speed": Table({"seconds": speed}),
+        "the exact posterior, noise": Table(own),
+    }
+    return Result(metrics, figures)
+
+
+def timed(guide: MatchingGuide, scenes: Scenes) -> tuple[Matchings, float]:
+    """Return the guide's parse of all scenes, and the seconds of a core for the first 512."""
+    began = time.process_time()
+    first = guide.parse(scenes.points[:TIMED])
+    seconds = time.process_time() - began
+    if len(scenes) <= TIMED:
+        return first, seconds
+    rest = guide.parse(scenes.points[TIMED:])
+    pairs = zip(vars(first).values(), vars(rest).values(), strict=True)
+    return Matchings(*(torch.cat(pair) for pair in pairs)), seconds
+
+
+def measures(found: Matchings, scenes: Scenes, kinds: Sequence[int]) -> Numbers:
+    """Compute all measures of a parse against the truth; objects of one kind may be exchanged."""
+    compared = found.objects, scenes.objects, scenes.present
+    accuracy = segmentation_accuracy(*compared, kinds)
+    rows = {
+        "segmentation": mean_and_error(accuracy),
+        "scenes": mean_and_error((accuracy > 1 - 1e-6).float()),
+        "rand": mean_and_error(adjusted_rand_index(*compared)),
+        "variation": mean_and_error(variation_of_information(*compared)),
+    }
+    if found.log_evidence.isfinite().all():
+        rows["evidence"] = mean_and_error(found.log_evidence)
+    return rows
+
+
+@torch.no_grad()
+def ceilings(law: SceneLaw, points: Tensor) -> Numbers:
+    """Compute what the exact posterior expects of its own parse; see `parse`."""
+    rows = [row for group in groups(law, points) for row in _expected(group)]
+    names = ("expected_segmentation", "expected_scenes", "ambiguous")
+    found = zip(names, torch.tensor(rows).T, strict=True)
+    return {name: mean_and_error(values) for name, values in found}
+
+
+def _expected(group: Group) -> list[tuple[float, float, float]]:
+    """Return a scene's expected accuracy, probability of its parse, and whether it is ambiguous."""
+    objects, probability = group.posterior()
+    here = torch.ones_like(objects, dtype=torch.bool)
+    found = []
+    for own in probability:
+        parse = objects[own.argmax()].expand_as(objects)
+        accuracy = segmentation_accuracy(parse, objects, here, group.law.kinds).to(own)
+        same = accuracy > 1 - 1e-6
+        first = own[same].sum()
+        exchanged = same.sum()  # readings that differ by an exchange of equal objects only
+        second = own[~same].max() * exchanged if (~same).any() else own.new_zeros(())
+        found.append(((own * accuracy).sum().item(), first.item(), float(second > first / 2)))
+    return found
+
+
+@torch.no_grad()
+def two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
+    """Draw scenes whose two likeliest readings are most nearly as likely as each other."""
+    first, second = Matchings.empty(scenes.points), Matchings.empty(scenes.points)
+    ratio = torch.zeros(len(scenes))
+    for group in groups(law, scenes.points):
+        objects, probability = group.posterior()
+        ways, best = all_covers(group.plan), probability.argmax(1)
+        rest = probability.clone()
+        for own, reading in zip(rest, objects[best], strict=True):
+            here = torch.ones_like(objects, dtype=torch.bool)
+            accuracy = segmentation_accuracy(reading.expand_as(objects), objects, here, law.kinds)
+            own[accuracy > 1 - 1e-6] = 0
+        ratio[group.rows] = (rest.amax(1) / probability.amax(1)).float()
+        group.write(first, list(ways[best].T))
+        group.write(second, list(ways[rest.argmax(1)].T))
+    chosen = ratio.argsort(descending=True)[:SHOWN]
+    shown = {"true": (scenes.objects[chosen], scenes.corners[chosen])}
+    for name, found in (("first reading", first), ("second reading", second)):
+        alike = relabeled(found.objects[chosen], scenes.objects[chosen], law.kinds)
+        shown[name] = (alike, found.corners[chosen])
+    title = "Scenes with two readings that are nearly as likely as each other"
+    return scene_rows(law, scenes.points[chosen], shown, title)
+
+
+def hard_scenes(parses: dict[str, tuple[Tensor, Tensor]], scenes: Scenes, law: SceneLaw) -> Tensor:
+    """Return eight scenes with all objects or two: four that guides parse differently, four not."""
+    right = [
+        segmentation_accuracy(objects, scenes.objects, scenes.present, law.kinds)
+        for objects, _ in parses.values()
+    ]
+    wrong = torch.stack(right).lt(1 - 1e-6).sum(0)
+    many = scenes.present.sum(1) >= 2 * min(law.sizes)
+    order = (wrong * many).argsort(descending=True, stable=True)
+    easy = (many & (wrong == 0)).nonzero()[:, 0]
+    return torch.cat([order[:4], easy[:4]])

@@ -1,0 +1,404 @@
+"""Digits requested where no training image was: CapsNets and plain decoders (Potapov 2018).
+
+The encoder sees each image untransformed, and the decoder must draw it under a given
+transformation. Digits 4 and 9 are trained on a narrower range of transformations than the other
+classes; in two experiments all classes are. The numbers are the errors on test images of 4 and 9,
+at requests within the range of training (`inside`) and beyond it (`outside`).
+
+All decoders share the encoder and the length of the code. Capsules move as in the article, and
+linearly with the request, which is ours. `autoencoder_linear` has a hidden layer that is linear in
+the request and no capsules: it shows what linearity alone gives. Errors are mean squared errors of
+pixels in [-1, 1], as in the article. `ratio` is outside over inside. `to_blank` divides by the
+error of a black image at the same requests, because a curve can be flat when it is bad everywhere.
+Values are means over the seeds, each with its standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Rotations
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, median_and_error
+from capsule_zoo.experiments.generative_capsnet.requests import (
+    PROTOCOLS,
+    RARE,
+    Protocol,
+    of_class,
+    on_canvas,
+    some_requests,
+)
+from capsule_zoo.experiments.study import Job, Study, choose
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.curves import error_curves
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
+from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.registry import Entry, create, load, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+DIGIT = 28
+CONCEPTS = ("autoencoder", "digit_capsules")  # decoders whose codes are shown
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A trained pair: an entry under one of its guides."""
+
+    entry: str
+    guide: str = "deterministic"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+SMALL_ENCODER: Mapping[str, Any] = dict(channels=32, hidden=256)
+CONVOLUTIONAL = {"hidden": 256}
+LINEAR = {"motion": "linear"}
+DECODERS = {
+    "autoencoder": Decoder("conditional-autoencoder", sizes=CONVOLUTIONAL),
+    "autoencoder_linear": Decoder(
+        "conditional-autoencoder", sizes={**CONVOLUTIONAL, "decoder": "linear"}
+    ),
+    "vae": Decoder("conditional-autoencoder", "variational", CONVOLUTIONAL),
+    "broadcast": Decoder("broadcast-autoencoder"),
+    "digit_capsules": Decoder("generative-capsnet"),
+    "continuous": Decoder("generative-capsnet-continuous"),
+    "digit_capsules_linear": Decoder("generative-capsnet", sizes=LINEAR),
+    "continuous_linear": Decoder("generative-capsnet-continuous", sizes=LINEAR),
+}
+VARIANTS = {
+    "autoencoder_long": Decoder("conditional-autoencoder", sizes={**CONVOLUTIONAL, "latent": 128}),
+    "digit_capsules_learned": Decoder("generative-capsnet", sizes={"address": "learned"}),
+}
+KNOWN = {**DECODERS, **VARIANTS}
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The settings of an experiment on requests.
+
+    Args:
+        decoders: names of the decoders that are trained.
+        seeds: number of seeds for each decoder.
+        steps: updates of every run, unless minutes are given; these are shared by all runs.
+        images: number of test images of each rare class.
+        inferred: number of images whose transformation is inferred.
+        encoder: sizes of the encoder that replace 32 channels and 256 hidden units.
+        capsules: sizes of the capsule networks that replace the entries' own.
+        plain: sizes of the other decoders that replace the entries' own.
+        fitting: arguments of `fit` that replace the entries' own.
+    """
+
+    decoders: tuple[str, ...] = tuple(DECODERS)
+    seeds: int = 3
+    steps: int = 3000
+    images: int = 300
+    inferred: int = 60
+    encoder: Mapping[str, Any] | None = None
+    capsules: Mapping[str, Any] | None = None
+    plain: Mapping[str, Any] | None = None
+    fitting: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        choose("decoder", self.decoders, KNOWN)
+
+    def sizes(self, decoder: Decoder) -> dict[str, Any]:
+        """Return the sizes of a decoder."""
+        own = self.capsules if decoder.entry.startswith("generative-capsnet") else self.plain
+        return {**decoder.sizes, **(own or {})}
+
+
+@experiment("generative-capsnet/shift", data="mnist", takes=Trainings)
+def shift(options: Options, **settings: Any) -> Result:
+    """Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes)."""
+    return on_request(PROTOCOLS["shift"], Trainings(**settings), options)
+
+
+@experiment("generative-capsnet/shift-beyond", data="mnist", takes=Trainings)
+def shift_beyond(options: Options, **settings: Any) -> Result:
+    """Shift all digits by up to 10 pixels, and request them at up to 20 (200 core-minutes)."""
+    return on_request(PROTOCOLS["shift-beyond"], Trainings(**settings), options)
+
+
+@experiment("generative-capsnet/rotate", data="mnist", takes=Trainings)
+def rotate(options: Options, **settings: Any) -> Result:
+    """Turn all digits to every angle, 4 and 9 within 45 degrees; infer angles (85 core-minutes).
+
+    The figures `concepts` are the article's: a single unit or kind of a code at every angle.
+    """
+    return on_request(PROTOCOLS["rotate"], Trainings(**settings), options, infer=True)
+
+
+@experiment("generative-capsnet/one-shot", data="mnist", takes=Trainings)
+def one_shot(options: Options, **settings: Any) -> Result:
+    """Turn all digits to every angle, 4 and 9 to 18 degrees only (85 core-minutes)."""
+    return on_request(PROTOCOLS["one-shot"], Trainings(**settings), options)
+
+
+@experiment(
+    "generative-capsnet/rotate-beyond",
+    data="mnist",
+    role="comparison",
+    lead="painted",
+    takes=Trainings,
+)
+def rotate_beyond(options: Options, **settings: Any) -> Result:
+    """Turn all digits within 90 degrees, and request the whole circle (85 core-minutes)."""
+    return on_request(PROTOCOLS["rotate-beyond"], Trainings(**settings), options)
+
+
+@dataclass(frozen=True)
+class Task:
+    """The training of one decoder: the requests, the settings, and a guide if not its usual one."""
+
+    decoder: str
+    protocol: Protocol
+    settings: Trainings
+    guide: str | None = None
+
+
+Errors = dict[str, np.ndarray]  # by line: (rare classes, points)
+
+
+def on_request(
+    protocol: Protocol, settings: Trainings, options: Options, infer: bool = False
+) -> Result:
+    """Train every decoder from every seed, and measure all in the same way.
+
+    Args:
+        infer: also infer how test images of the other classes were turned, and show concepts.
+    """
+    options.refuse_run()
+    study = study_of(protocol, settings)
+    options.say(f"Training {len(settings.decoders)} decoders from {settings.seeds} seeds each")
+    found = study.run(learn, options)
+    entries = {name: load(folder) for name, folder in study.folders(options).items()}
+    data = on_canvas(protocol, options)
+    blank = errors_of_rare(None, data, protocol, settings.images)
+    errors: dict[str, Errors] = {}
+    runs: dict[str, Numbers] = {}
+    for name, entry in entries.items():
+        own = [outcome for (decoder, _), outcome in found.items() if decoder == name]
+        errors[name], runs[name] = of_runs(own, entry)
+        if infer:
+            options.say(f"Inferring by {name} how images were turned")
+            runs[name]["inferred_degrees"] = inferred_angles(
+                entry, data, options, settings.inferred
+            )
+    tables = measured(errors, blank, protocol)
+    training = Table(by_quantity(runs), names="{variant}_{quantity}")
+    drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
+    drawn["painted"] = painted(entries, data, protocol)
+    for name in CONCEPTS if infer else ():
+        if name in entries:
+            drawn[f"concepts_{name}"] = concepts(entries[name], data, protocol)
+    metrics = {**tables, "training": training}
+    return Result(metrics, drawn, as_table(tables), entries.get("digit_capsules"))
+
+
+def of_runs(runs: list[dict[str, Any]], entry: Entry) -> tuple[Errors, Numbers]:
+    """Return the errors (seeds, rare classes, points) by line, and the size of the training.
+
+    Args:
+        runs: what `learn` returned for one decoder, seed by seed.
+        entry: the decoder's entry.
+    """
+    errors = {line: np.stack([run["errors"][line] for run in runs]) for line in runs[0]["errors"]}
+    return errors, {
+        "steps": mean_and_error([float(run["steps"]) for run in runs]),
+        "parameters": (float(entry.model.num_parameters), None, 1),
+    }
+
+
+def study_of(protocol: Protocol, settings: Trainings, guide: str | None = None) -> Study[Task]:
+    """Return the training runs of every decoder from every seed."""
+    tasks = {name: Task(name, protocol, settings, guide) for name in settings.decoders}
+    return Study(tasks, settings.seeds)
+
+
+def learn(job: Job[Task]) -> dict[str, Any]:
+    """Train one decoder and save it; return its steps, and its errors on the rare classes."""
+    task, options = job.variant, job.options
+    decoder, protocol, settings = KNOWN[task.decoder], task.protocol, task.settings
+    data = on_canvas(protocol, options)
+    pyro.set_rng_seed(options.seed)
+    entry = create(
+        decoder.entry,
+        image_shape=data.image_shape,
+        requests=protocol.kind,
+        window=(DIGIT, DIGIT),
+        guide_sizes={**SMALL_ENCODER, **(settings.encoder or {})},
+        **settings.sizes(decoder),
+    ).use_guide(task.guide or decoder.guide)
+    classes = range(data.num_classes)
+    ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
+    requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
+    how: dict[str, Any] = {**(settings.fitting or {}), **options.limit(settings.steps)}
+    steps = train(requested, data, options, name="run", labels=True, **how).steps
+    if job.folder:
+        save(entry, job.folder, data=data.name, seed=options.seed)
+    errors = errors_of_rare(entry, data, protocol, settings.images)
+    return {"steps": steps, "errors": {line: found.tolist() for line, found in errors.items()}}
+
+
+@torch.no_grad()
+def errors_of_rare(entry: Entry | None, data: Dataset, protocol: Protocol, images: int) -> Errors:
+    """Return errors along every line, of test images of the rare classes.
+
+    Args:
+        entry: the entry that draws the images; None for black images.
+        images: number of images of each class.
+    """
+    found: dict[str, list] = {line: [] for line in protocol.lines}
+    for digit in RARE:
+        shown = of_class(data, digit)[:images]
+        latents = entry and entry.guide.expectations(shown)
+        for line, points in protocol.lines.items():
+            errors = []
+            for point in points:
+                request = shown.new_tensor([point])
+                error = protocol.requests.move(shown, request)
+                if entry is not None:
+                    numbers = protocol.requests.numbers(request)
+                    error = error - entry.model.mean_image(latents, numbers)
+                errors.append(4 * error.square().mean().item())
+            found[line].append(errors)
+    return {line: np.array(errors) for line, errors in found.items()}
+
+
+def measured(
+    errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, prefix: str = ""
+) -> dict[str, Table]:
+    """Return tables of errors for every rare class and line: absolute ones, and "to blank".
+
+    Args:
+        errors: by decoder and line, (seeds, rare classes, points).
+        blank: by line, (rare classes, points).
+        prefix: the first words of every metric's name.
+    """
+    tables: dict[str, Table] = {}
+    for line, points in protocol.lines.items():
+        inside = protocol.inside(points)
+        is_first = line == next(iter(protocol.lines))
+        suffix, words = ("", "") if is_first else (f"_{line}", f", {line}")
+        for i, digit in enumerate(RARE):
+            own = {name: found[line][:, i] for name, found in errors.items()}
+            absolute, relative = inside_and_outside(own, blank[line][i], inside)
+            names = f"{prefix}{{variant}}_digit{digit}_{{quantity}}{suffix}"
+            tables[f"digit {digit}{words}"] = Table(absolute, names)
+            tables[f"digit {digit}{words}, to blank"] = Table(relative, f"{names}_to_blank")
+    return tables
+
+
+def inside_and_outside(
+    errors: Mapping[str, np.ndarray], blank: np.ndarray, inside: np.ndarray
+) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+    """Return errors inside and outside and their ratio, and errors relative to a black image's.
+
+    Args:
+        errors: by decoder, (seeds, points).
+        blank: of a black image, (points,).
+        inside: True for requests that were seen in training, (points,).
+    """
+    absolute: dict[str, Numbers] = {}
+    relative: dict[str, Numbers] = {}
+    for where, chosen in (("inside", inside), ("outside", ~inside)):
+        black = blank[chosen].mean()
+        means = {name: error[:, chosen].mean(1) for name, error in errors.items()}
+        absolute[where] = {"blank": (float(black), None, 1)}
+        absolute[where] |= {name: mean_and_error(error) for name, error in means.items()}
+        relative[where] = {name: mean_and_error(error / black) for name, error in means.items()}
+    absolute["ratio"] = {
+        name: mean_and_error(error[:, ~inside].mean(1) / error[:, inside].mean(1))
+        for name, error in errors.items()
+    }
+    return absolute, relative
+
+
+def inferred_angles(entry: Entry, data: Dataset, options: Options, number: int) -> Number:
+    """Return the median error, in degrees, of the angles inferred from turned test images.
+
+    Args:
+        number: number of images, which are of the usual classes.
+    """
+    usual = torch.isin(data.test.labels, torch.tensor(RARE), invert=True)
+    _, angles, found = turned(entry, data.test.images[usual][:number], options.seed)
+    error = ((found - angles + 180) % 360 - 180).abs()
+    return median_and_error(error.squeeze(1), seed=options.seed)
+
+
+def turned(entry: Entry, images: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return images at random angles, the angles (B, 1), and the inferred angles, in degrees."""
+    generator = torch.Generator().manual_seed(seed)
+    angles = 360 * torch.rand(len(images), 1, generator=generator) - 180
+    requests = Rotations()
+    moved = requests.move(images, angles)
+    grid = torch.arange(-180.0, 180.0, 15.0)
+    found = infer_transformation(entry.model, entry.guide, moved, requests, grid=grid)
+    return moved, angles, found.best
+
+
+def as_table(tables: Mapping[str, Table]) -> pd.DataFrame:
+    """Return errors inside and outside, and their ratio, with a row for each decoder."""
+    columns = {
+        f"digit{digit}_{quantity}": {name: number[0] for name, number in numbers.items()}
+        for digit in RARE
+        for quantity, numbers in tables[f"digit {digit}"].numbers.items()
+    }
+    return pd.DataFrame(columns).drop(index="blank")
+
+
+def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:
+    """Draw the errors along one line, with a panel for each rare class."""
+    units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
+    titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}
+    return error_curves(
+        {title: {n: e[line][:, i] for n, e in errors.items()} for title, i in titles.items()},
+        [point[0] for point in protocol.lines[line]],
+        protocol.rare,
+        {title: blank[line][i] for title, i in titles.items()},
+        f"request ({units})",
+    )
+
+
+@torch.no_grad()
+def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
+    """Draw a digit 4 as requested along the first line, and as every decoder renders it."""
+    requests = some_requests(data, protocol)
+    images = of_class(data, RARE[0])[:1].expand(len(requests), -1, -1, -1)
+    numbers = protocol.requests.numbers(requests)
+    rows = {"requested": protocol.requests.move(images, requests)}
+    for name, entry in entries.items():
+        rows[name] = entry.model.mean_image(entry.guide.expectations(images), numbers)
+    return image_rows(rows, "A test digit of a rare class, as requested")
+
+
+@torch.no_grad()
+def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
+    """Draw the first ten codes with a single unit, or a single kind, along the first line.
+
+    A unit has its largest value on test images; a kind is certain, and its pose is zero.
+    """
+    numbers = protocol.requests.numbers(some_requests(data, protocol))
+    codes = entry.guide.expectations(data.test.images[:1000])
+    latents = {name: torch.zeros_like(code[: len(numbers)]) for name, code in codes.items()}
+    first, units = next(iter(codes.items()))
+    kinds, count = "object_kind" in codes, units.shape[1]
+    rows = {}
+    for i in range(min(10, count)):
+        one = F.one_hot(torch.tensor([i]), count)
+        code = one.log() if kinds else one * units.abs().amax(0)
+        latents[first] = code.expand(len(numbers), -1)
+        rows[f"{'kind' if kinds else 'unit'} {i}"] = entry.model.mean_image(latents, numbers)
+    return image_rows(rows, "One unit of the code at a time, as requested")

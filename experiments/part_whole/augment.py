@@ -1,0 +1,261 @@
+"""Part-whole capsules trained on rotated images: what that costs, and a remedy.
+
+The paper (Smith et al. 2020) finds that rotating the training images hurts on upright ones, and
+attributes it to parts that are affine copies of each other. `augment` measures the effect with
+three kinds of features: the presences of objects (t), presences and poses (t, A), and the kind and
+the shape code that explain the parts (see `models.shape_codes`). It counts the copies, and how
+often the same ink is found by another part when the image turns.
+
+The remedy: kinds and codes are fitted to parts that are read at every turn of every image, and the
+fit itself chooses the turn. Nobody says which way is up, but turns at which many digits are alike
+win. Each kind then has an upright of its own. An image is read by every kind at the turn at which
+this kind explains its parts best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds
+from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
+from capsule_zoo.experiments.part_whole.template_copies import copies, likeness
+from capsule_zoo.experiments.shape_codes.headline import (
+    ObjectSettings,
+    read_at_own_turns,
+    read_objects,
+    sets_at_turns,
+)
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.curves import accuracy_curves
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides.parts.turns import turned
+from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents, linear_probe
+from capsule_zoo.inference.starts.kinds import start_turned_kinds
+from capsule_zoo.models.parts import poses
+from capsule_zoo.records import Number, Numbers
+from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
+from capsule_zoo.zoo.shape_codes.entry import on_parts_of, part_sets, start_objects
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEGREES = (0, 45, 90, 180)
+TURNED = (45, 90, 180)  # degrees by which images are turned, to see whether parts swap
+COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
+UPRIGHT, ROTATED = "probe", "rotated"
+READING = ObjectSettings()  # temperature and penalty of the probes on kinds and codes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Args:
+        degrees: largest rotations of training images, one for each model.
+        seeds: number of seeds for each model.
+        steps: updates of each model in a full run.
+        batch_size: images of an update. Small batches learn faster for their time.
+        kinds: kinds of objects that are fitted to parts.
+        probed: training images that kinds and probes are fitted on.
+        turns: turns of the circle at which parts are read for the remedy.
+        turned_training: training images of the remedy, each of which is read at every turn.
+        turned_images: test images of the remedy, each of which is read at every turn.
+        sizes: sizes of every entry that replace the zoo's own.
+    """
+
+    degrees: tuple[int, ...] = DEGREES
+    seeds: int = 3
+    steps: int = 3000
+    batch_size: int = 32
+    kinds: int = 64
+    probed: int = 10_000
+    turns: int = 24
+    turned_training: int = 5000
+    turned_images: int = 2000
+    sizes: Mapping[str, Any] | None = None
+
+
+class Task(NamedTuple):
+    """The training of one model: the rotation of its images, its updates, and the settings."""
+
+    degrees: int
+    steps: int
+    settings: Settings
+
+
+@experiment("part-whole/augment", data="mnist", minutes=70, takes=Settings)
+def augment(options: Options, **settings: Any) -> Result:
+    """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
+
+    A model is trained for each range of rotations and each seed, all for equally many updates.
+    Linear probes are fitted on training images alone. `probe_...` are fitted and tested on upright
+    images, `rotated_...` on images rotated as in training. `..._turned` is the remedy: kinds and
+    codes are fitted to the rotated training images at the turns that they choose, and every kind
+    reads an image at the turn at which it explains the image best. Its probe is fitted on rotated
+    images, and tested on rotated (`rotated_turned`) and on upright ones (`probe_turned`).
+
+    `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
+    that are found by the same part when the image is turned by 45 degrees.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    steps = options.shortened(chosen.steps)
+    timed = replace(options, minutes=None)
+    study = Study({str(each): Task(each, steps, chosen) for each in chosen.degrees}, chosen.seeds)
+    options.say(f"Training {len(chosen.degrees)} models from {chosen.seeds} seeds each")
+    outcomes = study.run(learn, timed)
+    by_degrees: dict[str, list[dict[str, list]]] = {}
+    for (name, _), found in outcomes.items():
+        by_degrees.setdefault(name, []).append(found)
+    numbers = {name: over_seeds(found) for name, found in by_degrees.items()}
+    data = load_dataset("mnist", root=options.data_root)
+    found = by_quantity(numbers)
+    name = str(max(chosen.degrees))
+    widest = load(study.folders(timed)[name])
+    shown = {
+        "": curves(found, chosen.degrees, 1 / data.num_classes),
+        f"parts_{name}": parts_of(widest, data),
+        "templates": learned_templates(widest.model),
+    }
+    return Result({**found}, shown, None, widest)
+
+
+def learn(job: Job[Task]) -> dict[str, Number]:
+    """Train one model, save it into the job's folder, and measure it."""
+    (degrees, steps, settings), options = job.variant, job.options
+    data = load_dataset("mnist", root=options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
+    rotation = transforms.Rotate(degrees)
+    limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
+    train(entry, data, options, name="run", transform=rotation, **limits)
+    if job.folder:
+        save(entry, job.folder, data=data.name, seed=options.seed)
+    return {"steps": (float(steps), None, 1), **measure(entry, data, degrees, settings, options)}
+
+
+def measure(
+    entry: Entry, data: Dataset, degrees: int, settings: Settings, options: Options
+) -> Numbers:
+    """Return the accuracies of all probes of a trained model, its copies, and its swaps."""
+    few = data.train[: settings.probed]
+    codes = on_parts_of(entry, kinds=settings.kinds)
+    start_objects(codes.guide, part_sets_of(codes, rotated(few, degrees)), options.seed)
+    splits = {UPRIGHT: (few, data.test)}
+    if degrees:
+        splits[ROTATED] = rotated(few, degrees), rotated(data.test, degrees)
+    found: Numbers = {}
+    for name, pair in splits.items():
+        features = [features_of(entry, codes, split) for split in pair]
+        labels = [split.labels for split in pair]
+        for column in COLUMNS:
+            given, asked = (each[column] for each in features)
+            penalty = READING.penalty if column == "kind_code" else 1.0
+            found[f"{name}_{column}"] = linear_probe(given, labels[0], asked, labels[1], penalty)
+    if degrees:
+        few, test = few[: settings.turned_training], data.test[: settings.turned_images]
+        tests = {ROTATED: rotated(test, degrees), UPRIGHT: test}
+        read = remedy(entry, rotated(few, degrees), tests, settings, options.seed)
+        found |= {f"{name}_turned": accuracy for name, accuracy in read.items()}
+    color, alpha = entry.model.templates()
+    found["copies"] = (float(copies(likeness((color * alpha).mean(1)))), None, 1)
+    for angle in TURNED:
+        found[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
+    return found
+
+
+def part_sets_of(codes: Entry, split: Split) -> Split:
+    """Return the parts that are read in every image."""
+    return part_sets(codes.guide.with_scope("parts"), split)
+
+
+def features_of(entry: Entry, codes: Entry, split: Split) -> dict[str, np.ndarray]:
+    """Return the features of every image (N, features), by column."""
+    return {
+        "presence": latents(entry.guide, split.images, PRESENCES),
+        "presence_pose": latents(entry.guide, split.images, WITH_POSES),
+        "kind_code": read_objects(
+            codes.guide, part_sets_of(codes, split).images, READING.temperature
+        ).features(),
+    }
+
+
+def remedy(
+    entry: Entry, train: Split, tests: Mapping[str, Split], settings: Settings, seed: int
+) -> dict[str, Accuracy]:
+    """Fit kinds and codes to images at the turns that they choose; probe test images by name."""
+    codes = on_parts_of(entry, kinds=settings.kinds)
+    views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
+    start_turned_kinds(codes.model, views, seed)
+    codes.guide.start_at_posterior()
+    given = read_at_own_turns(codes.guide, views, READING.temperature).features()
+    probe = fit_probe(given, train.labels, READING.penalty)
+    found: dict[str, Accuracy] = {}
+    for name, test in tests.items():
+        seen = sets_at_turns(codes.guide, test, settings.turns)
+        rows = read_at_own_turns(codes.guide, seen, READING.temperature).features()
+        found[name] = Accuracy.of(torch.from_numpy(probe.predict(rows)) == test.labels)
+    return found
+
+
+@torch.no_grad()
+def parts_kept(entry: Entry, images: Tensor, degrees: float) -> Number:
+    """Return the share of present parts that are found by the same part when the image is turned.
+
+    A part of the image as it is corresponds to the present part of the turned image whose pose,
+    turned back, is nearest to its own.
+    """
+    angle = images.new_full((len(images),), math.radians(degrees))
+    before, after = (infer_parts(entry.guide, each) for each in (images, turned(images, angle)))
+    back = poses.compose(poses.rotation(angle)[:, None], after.pose)
+    away = (before.pose[:, :, None] - back[:, None]).square().sum(-1)  # (N, P, P)
+    away = away.masked_fill(after.presence[:, None] == 0, math.inf)
+    same = away.argmin(-1) == torch.arange(away.shape[-1])
+    there = (before.presence > 0) & (after.presence.sum(-1, keepdim=True) > 0)
+    share = (same & there).sum(-1) / there.sum(-1).clamp(min=1)
+    return mean_and_error(share[there.any(-1)])
+
+
+def rotated(split: Split, degrees: float) -> Split:
+    """Return images rotated by angles uniform up to `degrees`, the same ones on every call."""
+    generator = torch.Generator().manual_seed(4)
+    images = [transforms.Rotate(degrees)(s, generator=generator) for s in split.images.split(2000)]
+    return replace(split, images=torch.cat(images))
+
+
+def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> Figure:
+    """Draw accuracy against the range of rotations in training."""
+    kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
+    names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
+    for kind, words in kinds.items():
+        names[f"{kind}_turned"] = f"{words}, (kind, code), turn inferred"
+    drawn: dict[str, dict[float, Accuracy]] = {}
+    for name, label in names.items():
+        for each in degrees:
+            if number := found.get(name, {}).get(str(each)):
+                value, error, count = number
+                drawn.setdefault(label, {})[each] = Accuracy(value, error or 0.0, count)
+    axis = "rotation of the training images (degrees, up to)"
+    return accuracy_curves(drawn, axis, chance)
+
+
+@torch.no_grad()
+def parts_of(entry: Entry, data: Dataset) -> Figure:
+    """Draw three test digits at four turns, and the parts that are found, each in its color."""
+    digits = data.test.images[:3].repeat_interleave(4, 0)
+    angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)
+    images = turned(digits, angle)
+    painted = colored_parts(entry.model.discretized(), infer_parts(entry.guide, images))
+    return image_rows({"image": images, "parts": painted}, "Digits as they turn, and their parts")

@@ -1,0 +1,257 @@
+"""Samples of the prior of part-whole capsules, and how much of a parse its objects predict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Categorical
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    held_out_bounds,
+    mean_and_error,
+    ratio,
+)
+from capsule_zoo.experiments.part_whole.headline import WITH_POSES, tighten
+from capsule_zoo.experiments.training import train, trained
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference.evaluation.ancestral import (
+    Sites,
+    image_log_likelihood,
+    infer,
+    log_prior,
+    mean_images,
+)
+from capsule_zoo.inference.evaluation.sample_quality import (
+    FeatureClassifier,
+    Reading,
+    frechet,
+    train_classifier,
+)
+from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
+from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.modes import seeded
+from capsule_zoo.records import Metrics, Number, Numbers, Table
+from capsule_zoo.registry import Entry, create
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MINUTES = 40
+VAE_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
+PARTS = ["part_presence", "part_pose"]
+
+
+@experiment("part-whole/prior", data="mnist", minutes=MINUTES)
+def prior(
+    options: Options,
+    *,
+    images: int = 5000,
+    tightening: int = 600,
+    components: int = 100,
+    redraws: int = 10,
+    epochs: int = 3,
+) -> Result:
+    """Compare prior samples with a VAE's, and measure what objects predict (40 minutes).
+
+    The autoencoder's code is as long as the objects' latents: a presence and the six numbers of a
+    pose for each. Both are sampled from their own prior and from a mixture fitted to what their
+    guides infer on the training images; the parts are then drawn from the objects. Three rows show
+    where samples lose. "Parts kept" is the reconstruction of digits. "Parents kept" redraws every
+    part from the object that it is inferred to belong to. "Objects kept" draws that choice too, so
+    that no prior over objects could do better.
+
+    Args:
+        images: number of images in every Frechet distance; by default half of MNIST's test images,
+            so that halves compare.
+        tightening: updates of the guide with normal poses; they shrink with minutes.
+        components: components of a fitted top prior.
+        redraws: number of redrawn parses over which likelihoods are averaged.
+        epochs: epochs of the classifier whose features are compared.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    share = replace(options, minutes=(1 - VAE_SHARE) * options.budget)
+    ours = trained("part-whole", data, share)
+    ours = tighten(ours, data, options, steps=options.shortened(tightening))
+    vae = autoencoder(ours, data, options, VAE_SHARE * options.budget)
+    bounds: dict[str, Numbers] = {}
+    tops = {"part_whole": (ours, WITH_POSES), "vae": (vae, list(vae.guide.covers))}
+
+    lost = predicted(ours, data.test.images[:1000], options.seed, redraws)
+    number = min(images, len(data.test) // 2)
+    rows = draws_of_parse(ours, data, number, options.seed)
+    for name, (entry, sites) in tops.items():
+        options.say(f"Fitting a top prior to what the guide of {name} infers")
+        entry.model.cpu()
+        entry.guide.cpu()
+        top = fitted_top(entry, data, sites, options, components)
+        rows[name] = mean_images(entry.model, number, seed=options.seed)
+        rows[f"{name}_fitted"] = mean_images(
+            entry.model, number, top.sample(number, options.seed), options.seed
+        )
+        bounds[name] = nats(entry, data, top, sites, options.seed)
+
+    options.say("Training a classifier on the digits, for its features")
+    classifier = train_classifier(data.train, data.num_classes, epochs=epochs, seed=options.seed)
+    real = classifier.read(data.test.images[:number])
+    seen = {name: looks(classifier.read(drawn), real) for name, drawn in rows.items()}
+    metrics: Metrics = {
+        **lost,
+        "classifier_accuracy": accuracy(classifier, data),
+        **by_quantity(bounds),
+        "draws": Table(by_quantity(seen)),
+    }
+    return Result(metrics, {"": draw(rows)}, as_table(seen), ours)
+
+
+def draws_of_parse(ours: Entry, data: Dataset, number: int, seed: int) -> dict[str, Tensor]:
+    """Return digits and draws (number, C, H, W) that keep parts, parents or objects of a parse."""
+    parsed = infer(ours.guide, data.train.images[:number], seed=seed)
+    objects = {name: parsed[name] for name in WITH_POSES}
+    return {
+        "train": data.train.images[:number],
+        "test": data.test.images[number : 2 * number],
+        "parts_kept": mean_images(ours.model, number, parsed),
+        "parents_kept": mean_images(
+            ours.model, number, redrawn_from_parents(ours.model, parsed, seed)
+        ),
+        "objects_kept": mean_images(ours.model, number, objects, seed),
+    }
+
+
+def autoencoder(ours: Entry, data: Dataset, options: Options, minutes: float) -> Entry:
+    """Train a VAE with as many latent numbers as the objects have, and the same pixels."""
+    latent = 7 * ours.model.levels[0].size
+    pyro.set_rng_seed(options.seed)
+    sizes = dict(latent=latent, sigma_image=ours.model.sigma_image)
+    vae = create("vae", image_shape=data.image_shape, **sizes)
+    options.say(
+        f"Training a VAE with {latent} latents and {vae.model.num_parameters:,} model parameters; "
+        f"the capsules have {ours.model.num_parameters:,}"
+    )
+    train(vae, data, options, minutes, name="vae")
+    return vae
+
+
+def predicted(entry: Entry, images: Tensor, seed: int, redraws: int) -> Numbers:
+    """Return what images lose, in nats, when parts are drawn from objects instead of inferred.
+
+    The share refers to what the parts explain: their log likelihood above the background's. Some of
+    it is lost because objects do not say which of them a part belongs to. The share that is lost
+    with known parents ("parents kept") is the cost of the parts' own places.
+    """
+    parsed = infer(entry.guide, images, seed=seed)
+    objects = {name: parsed[name] for name in WITH_POSES}
+    empty = {"part_presence": torch.zeros_like(parsed["part_presence"])}
+    inferred = image_log_likelihood(entry.model, images, parsed)
+    background = image_log_likelihood(entry.model, images, empty)
+    found: Numbers = {
+        "log_likelihood_inferred": mean_and_error(inferred),
+        "log_likelihood_background": mean_and_error(background),
+    }
+    for name in ("", "_parents_kept"):
+        total = torch.zeros_like(inferred)
+        for i in range(seed, seed + redraws):
+            given = redrawn_from_parents(entry.model, parsed, i) if name else objects
+            total += image_log_likelihood(entry.model, images, given, i)
+        redrawn = total / redraws
+        found[f"log_likelihood_redrawn{name}"] = mean_and_error(redrawn)
+        found[f"share_lost{name}"] = ratio(inferred - redrawn, inferred - background)
+    return found
+
+
+@torch.no_grad()
+def redrawn_from_parents(model: PartWholeCapsules, parsed: Sites, seed: int) -> dict[str, Tensor]:
+    """Return a parse with every part drawn again from the parent that it is inferred to have."""
+    model = model.sharing_parameters(presence="discrete", selection="enumerate")
+    kept = {name: parsed[name] for name in WITH_POSES}
+    objects, parts = Capsules(*kept.values()), Capsules(*(parsed[name] for name in PARTS))
+    with seeded(seed):
+        kept["part_parent"] = Categorical(model.responsibilities(objects, parts)).sample()
+        nodes = (
+            poutine.trace(poutine.condition(model, kept)).get_trace(batch_size=len(parts[0])).nodes
+        )
+    return {**kept, **{name: nodes[name]["value"] for name in PARTS}}
+
+
+def fitted_top(
+    entry: Entry, data: Dataset, sites: list[str], options: Options, components: int
+) -> TopPrior:
+    """Fit a mixture over an entry's top sites to its guide's draws on training images."""
+    drawn = infer(entry.guide, data.train.images, sites, options.seed)
+    kinds = min(components, len(data.train) // 10)
+    return fit_top_prior(entry.model, drawn, kinds, seed=options.seed)
+
+
+def nats(entry: Entry, data: Dataset, top: TopPrior, sites: list[str], seed: int) -> Numbers:
+    """Return bounds on 1,000 held-out images, and what the fitted top adds to the ELBO."""
+    held_out = data.test[:1000]
+    drawn = infer(entry.guide, held_out.images, sites, seed)
+    gain = top.log_prob(drawn) - log_prior(entry.model, drawn)
+    return {
+        **held_out_bounds(entry, held_out, 50, seed),
+        "top_gain": mean_and_error(gain),
+        "model_parameters": (float(entry.model.num_parameters), None, 1),
+    }
+
+
+def accuracy(classifier: FeatureClassifier, data: Dataset) -> Number:
+    """Return the accuracy on the test images."""
+    right = classifier.read(data.test.images).classes == data.test.labels.numpy()
+    return mean_and_error(right.astype(float))
+
+
+def looks(seen: Reading, real: Reading) -> Numbers:
+    """Return the Frechet distance to real images, the confidence, and the number of used classes.
+
+    The number is the exponential of the classes' entropy: the number of all classes if they are
+    equally frequent.
+    """
+    share = np.bincount(seen.classes) / len(seen.classes)
+    used = share[share > 0]
+    return {
+        "frechet": frechet(seen.features, real.features),
+        "confidence": mean_and_error(seen.confidence),
+        "classes": (float(np.exp(-(used * np.log(used)).sum())), None, len(seen.classes)),
+    }
+
+
+def as_table(seen: dict[str, Numbers]) -> pd.DataFrame:
+    """Return a table with one row for each kind of image."""
+    rows = {
+        name: {
+            "frechet": found["frechet"][0],
+            "frechet_se": found["frechet"][1],
+            "confidence": found["confidence"][0],
+            "classes": found["classes"][0],
+        }
+        for name, found in seen.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
+LABELS = {
+    "train": "digits",
+    "parts_kept": "their parts",
+    "parents_kept": "their parents",
+    "objects_kept": "their objects",
+    "part_whole": "capsules",
+    "part_whole_fitted": "fitted top",
+    "vae": "VAE",
+    "vae_fitted": "VAE, fitted",
+}
+
+
+def draw(rows: dict[str, Tensor]) -> Figure:
+    """Draw twelve of each kind next to real digits."""
+    shown = {label: rows[name][:12] for name, label in LABELS.items()}
+    return image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")

@@ -1,0 +1,134 @@
+"""A race of test-time inference: scheduled steps against plain Adam, to the same objective."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity
+from capsule_zoo.experiments.training import trained
+from capsule_zoo.figures.curves import climbs
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.records import Numbers, Table
+from capsule_zoo.registry import Entry
+
+NEAR = 1.0  # nats below the best objective at which a race ends
+SMOOTHED = 10  # steps over which the objective, which is noisy, is averaged
+
+
+@experiment("part-whole/refine", data="mnist", minutes=30)
+def refinement(
+    options: Options,
+    *,
+    images: int = 128,
+    plain_steps: int = 1000,
+    plain_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2),
+    budgets: tuple[int, ...] = (30, 60, 120, 240),
+    rates: tuple[float, ...] = (0.03, 0.06),
+) -> Result:
+    """Race scheduled test-time inference against plain Adam, on upright and turned digits.
+
+    Both methods are run at several rates, and the scheduled one, whose rate falls to zero, at
+    several lengths. The goal of the race is one nat below the best objective that any run ends
+    with. Each method counts at its best: the least time in which one of its runs gets there. A
+    method that never gets there counts with the time of its longest run, and `..._arrived` is 0;
+    `speedup` is then a lower bound.
+
+    Args:
+        images: number of test images, upright and then turned by a quarter.
+        plain_steps: steps of plain Adam.
+        plain_rates: learning rates of plain Adam.
+        budgets: numbers of scheduled steps.
+        rates: largest rates of the scheduled method.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained("part-whole", data, options)
+    few = data.test.images[-images:]  # the schedule was chosen on others
+    races: dict[str, Numbers] = {}
+    paths: dict[str, Tensor] = {}
+    for name, shown in (("upright", few), ("rotated", few.rot90(1, (2, 3)))):
+        options.say(f"{name} digits")
+        runs = {
+            "plain": [race(entry, shown, options, plain_steps, r, "adam") for r in plain_rates],
+            "scheduled": [
+                race(entry, shown, options, n, r, "scheduled") for n in budgets for r in rates
+            ],
+        }
+        goal = max(run.end for own in runs.values() for run in own) - NEAR
+        races[name] = {
+            "goal": (goal, None, images),
+            "start": (runs["plain"][0].begin, None, images),
+        }
+        for method, own in runs.items():
+            first = fastest(own, goal)
+            races[name] |= {
+                f"{method}_{key}": number for key, number in first.numbers(goal).items()
+            }
+            paths[f"{name}, {method}"] = first.path
+        plain, ours = (races[name][f"{method}_seconds"][0] for method in runs)
+        races[name]["speedup"] = (plain / ours, None, 1)
+    table = by_quantity(races)
+    names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
+    return Result({"digits": Table(table, names)}, {"": climbs(paths)}, None, entry)
+
+
+class Race(NamedTuple):
+    """One run of test-time inference.
+
+    Attributes:
+        path: mean objective of the images at each step, nats.
+        begin, end: the objective before and after the run, under noise that it was not fitted to.
+        seconds: time of the run.
+        rate: largest learning rate.
+    """
+
+    path: Tensor
+    begin: float
+    end: float
+    seconds: float
+    rate: float
+
+    def arrival(self, goal: float) -> float:
+        """Return the seconds until the objective, smoothed, reaches the goal; infinite if never."""
+        steps = len(self.path) - 1
+        smooth = self.path.unfold(0, min(SMOOTHED, steps + 1), 1).mean(-1)
+        there = (smooth >= goal).nonzero()
+        if len(there):
+            return self.seconds * (int(there[0]) + len(self.path) - len(smooth)) / steps
+        return self.seconds if self.end >= goal else math.inf
+
+    def numbers(self, goal: float) -> Numbers:
+        """Return when the run reached the goal, after how many steps, and with which rate."""
+        arrival = self.arrival(goal)
+        seconds, steps = min(arrival, self.seconds), len(self.path) - 1
+        return {
+            "arrived": (float(math.isfinite(arrival)), None, 1),
+            "seconds": (seconds, None, 1),
+            "steps": (float(round(steps * seconds / self.seconds)), None, 1),
+            "rate": (self.rate, None, 1),
+            "end": (self.end, None, 1),
+        }
+
+
+def fastest(runs: Sequence[Race], goal: float) -> Race:
+    """Return the run that reaches the goal first, or else the one that comes nearest."""
+    return min(runs, key=lambda run: (run.arrival(goal), -run.end))
+
+
+def race(
+    entry: Entry, images: Tensor, options: Options, steps: int, rate: float, method: str
+) -> Race:
+    """Refine the poses of images, and score them with noise that they were not fitted to."""
+    model, seed = entry.model, options.seed
+    began = time.perf_counter()
+    found = refine(model, entry.guide, images, steps=steps, lr=rate, method=method, seed=seed)
+    seconds = time.perf_counter() - began
+    fresh = refine(model, found.guide, images, steps=0, seed=seed + 1).start.mean().item()
+    options.say(f"{method}, {steps} steps at {rate}: {fresh:.1f} nats in {seconds:.0f} seconds")
+    return Race(found.path.detach(), found.start.mean().item(), fresh, seconds, rate)

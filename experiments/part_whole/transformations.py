@@ -1,0 +1,231 @@
+"""Part-whole capsules that were trained on shifted digits, on affine changes and rotations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, pictures
+from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.curves import accuracy_curves
+from capsule_zoo.guides import Guide, PartWholeGuide
+from capsule_zoo.guides.parts.turns import best_turn, centered, turned
+from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.models import Capsules
+from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.zoo.part_whole.entry import GUIDE_SIZES
+
+BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
+# On 40x40 pixels the digits are as large as on 28x28, so the bound on the parts' size shrinks in
+# proportion. Places must be known farther from the edge than the encoder sees, and digits move.
+LARGE: dict[str, Any] = {
+    "guide_sizes": {
+        **GUIDE_SIZES,
+        "max_scale": 0.8 * 28 / 40,
+        "coordinates": True,
+        "centered": True,
+    },
+    "sigma_place": 0.2,
+}
+AT_ONCE = 500  # images that are read or refined together
+DEGREES = tuple(range(0, 181, 15))
+Sizes = Mapping[str, Any]
+Features = Callable[[Any, Tensor], np.ndarray]
+
+
+class ObjectProbe:
+    """A linear probe on what a guide infers of objects, fitted on training images alone.
+
+    Args:
+        entry: the trained entry.
+        train: the images and labels that the probe is fitted on.
+        features: a function of guide and images that returns one row for each image.
+    """
+
+    def __init__(self, entry: Entry, train: Split, features: Features) -> None:
+        self.guide = entry.guide
+        self.features = features
+        self.classifier = fit_probe(features(self.guide, train.images), train.labels)
+
+    def __call__(self, images: Tensor, labels: Tensor, guide: Guide | None = None) -> Accuracy:
+        """Return the accuracy of the probe on images (B, C, H, W), read by a guide."""
+        rows = self.features(self.guide if guide is None else guide, images)
+        return Accuracy.of(torch.from_numpy(self.classifier.predict(rows)) == labels)
+
+
+@torch.no_grad()
+def chosen_objects(guide: Guide, images: Tensor) -> np.ndarray:
+    """Return how many parts choose each object, (N, objects), in expectation."""
+    found = []
+    for few in images.split(AT_ONCE):
+        drawn = infer(guide, few)
+        model = guide.model.discretized()
+        objects, parts = (
+            Capsules(drawn[f"{level.name}_presence"], drawn[f"{level.name}_pose"])
+            for level in (model.levels[0], model.levels[-1])
+        )
+        share = model.responsibilities(objects, parts)[..., 1:]
+        found.append((parts.presence[..., None] * share).sum(1))
+    return torch.cat(found).numpy()
+
+
+def refined_objects(guide: Guide, images: Tensor, steps: int, seed: int) -> np.ndarray:
+    """Return presences and poses of objects that are refined for each image, (N, features)."""
+    rows = []
+    for few in images.split(AT_ONCE):
+        free = refine(guide.model, guide, few, steps=steps, seed=seed).guide
+        rows.append(latents(free, few, WITH_POSES))
+    return np.concatenate(rows)
+
+
+FEATURES: dict[str, Features] = {
+    "presence": partial(latents, sites=PRESENCES),
+    "presence_pose": partial(latents, sites=WITH_POSES),
+    "chosen": chosen_objects,
+}
+
+
+def best_turns(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
+    """Return the turn at which the model explains each image best, if objects had free angles."""
+    model = guide.model.sharing_parameters(rotations=turns)
+    return torch.cat([best_turn(guide, few, turns, model) for few in images.split(AT_ONCE)])
+
+
+def held_best(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
+    """Return each image with its ink in the middle, turned to where the model explains it best."""
+    return turned(centered(images)[0], best_turns(guide, images, turns))
+
+
+def begin(data: Dataset, options: Options, sizes: Sizes) -> Entry:
+    """Return an untrained entry for images of this size."""
+    pyro.set_rng_seed(options.seed)
+    return create("part-whole", image_shape=data.image_shape, **sizes)
+
+
+def merged(sizes: Sizes, other: Sizes | None) -> dict[str, Any]:
+    """Return sizes with others in their place; both may have `guide_sizes`, which are merged."""
+    other = other or {}
+    guide_sizes = {**sizes.get("guide_sizes", {}), **other.get("guide_sizes", {})}
+    return {**sizes, **other, **({"guide_sizes": guide_sizes} if guide_sizes else {})}
+
+
+def bordered(images: Tensor) -> Tensor:
+    """Return 28x28 images in the middle of 40x40 pixels."""
+    return F.pad(images, (BORDER,) * 4)
+
+
+@experiment("part-whole/generalise", data="affnist", minutes=30)
+def generalize(
+    options: Options,
+    *,
+    turns: int = 16,
+    turned_images: int = 2000,
+    refined_images: int = 500,
+    refined_training: int = 2000,
+    refining: int = 100,
+    curve_images: int = 500,
+    degrees: tuple[int, ...] = DEGREES,
+    sizes: Mapping[str, Any] | None = None,
+) -> Result:
+    """Train on shifted digits; test on affine changes and rotations up to 180 degrees (30 minutes).
+
+    MNIST on 40x40 pixels, without labels. The probe is fitted on objects inferred from shifted
+    training images and tested on images of three kinds: `upright` in the middle, `affnist`, and
+    `rotated` by angles uniform up to 180 degrees either way. "Turned" is the same probe when every
+    image is first turned to where the model explains it best, one of 16 turns. "Refined" are
+    free-form poses and presences, which start at the guide's and are optimized for each image; a
+    probe of their own is fitted on refined training images, because refinement moves presences
+    towards 0 and 1. "Few" is the probe on the guide's own answers for the same few training images.
+
+    The features are the objects' presences (`presence`), these and their poses (`presence_pose`),
+    or the expected number of parts that choose each object (`chosen`), which is what the parts say
+    of the objects' presence, as the guide's presences are what the image says.
+
+    Args:
+        turns: number of turns that are tried; each needs a parse.
+        turned_images: number of test images of each kind that are turned.
+        refined_images: number of test images of each kind whose poses are refined.
+        refined_training: number of training images of the probe on refined poses.
+        refining: steps of the refinement.
+        curve_images: number of test images at each rotation.
+        degrees: rotations of the curve.
+        sizes: sizes of the entry that replace the experiment's.
+    """
+    mnist = load_dataset("mnist", root=options.data_root).transformed(bordered)
+    moved = load_dataset("affnist", root=options.data_root)
+    rotated = load_dataset("rotated-mnist", root=options.data_root).test
+    metrics: dict[str, Number | Table] = {}
+    found: dict[str, Numbers] = {}
+    if options.run:
+        entry = load(options.run)
+    else:
+        entry = begin(mnist, options, merged(LARGE, sizes))
+        how: dict[str, Any] = dict(name="trained", transform=transforms.Shift(BORDER))
+        steps = train(entry, mnist, options, options.budget, **how).steps
+        metrics["steps"] = (float(steps), None, 1)
+    pyro.set_rng_seed(options.seed)
+    options.say(f"Fitting probes on {len(moved.train):,} shifted images")
+    probes = {name: ObjectProbe(entry, moved.train, read) for name, read in FEATURES.items()}
+    probe = probes["presence_pose"]
+    options.say(f"Refining {refined_training:,} training images for a probe")
+    fitted = moved.train[:refined_training]
+    refined = partial(refined_objects, steps=refining, seed=options.seed)
+    probes_of_few = {
+        "presence_pose{}_few": ObjectProbe(entry, fitted, FEATURES["presence_pose"]),
+        "presence_pose{}_refined": ObjectProbe(entry, fitted, refined),
+    }
+    tested = {
+        "upright": mnist.test,
+        "affnist": moved.test,
+        "rotated": replace(rotated, images=bordered(rotated.images)),
+    }
+    for name, split in tested.items():
+        options.say(f"Testing on {len(split):,} {name} images")
+        accuracies = {kind: read(split.images, split.labels) for kind, read in probes.items()}
+        few = split[:turned_images]
+        best = replace(few, images=held_best(entry.guide, few.images, turns))
+        accuracies["presence_pose_turned"] = probe(best.images, best.labels)
+        for ending, seen in (("", split), ("_turned", best)):
+            own = seen[:refined_images]
+            accuracies |= {
+                kind.format(ending): read(own.images, own.labels)
+                for kind, read in probes_of_few.items()
+            }
+        found[name] = {**accuracies}
+    curves = rotation_curves(probe, mnist.test[:curve_images], degrees, turns)
+    metrics["accuracy on images"] = Table(by_quantity(found), "{variant}_{quantity}")
+    rotations = {n: {str(angle): a for angle, a in c.items()} for n, c in curves.items()}
+    names = {"as they are": "rotation_{variant}", "turned best": "rotation_{variant}_turned"}
+    metrics["accuracy at degrees"] = Table(rotations, names)
+    table = pd.DataFrame({n: {d: a.value for d, a in c.items()} for n, c in curves.items()})
+    drawn = accuracy_curves(curves, "rotation of the test images (degrees)", 1 / mnist.num_classes)
+    shown = {"rotations": drawn, **pictures(entry, moved.test.images)}
+    return Result(metrics, shown, table, entry)
+
+
+def rotation_curves(
+    probe: ObjectProbe, split: Split, degrees: Sequence[int], turns: int
+) -> dict[str, dict[float, Accuracy]]:
+    """Return the probe's accuracy on images rotated by each angle, as they are and turned best."""
+    curves: dict[str, dict[float, Accuracy]] = {"as they are": {}, "turned best": {}}
+    for angle in degrees:
+        images = transforms.warp_images(split.images, transforms.motion(float(angle))).clamp(0, 1)
+        curves["as they are"][angle] = probe(images, split.labels)
+        best = held_best(probe.guide, images, turns)
+        curves["turned best"][angle] = probe(best, split.labels)
+    return curves

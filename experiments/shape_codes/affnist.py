@@ -1,0 +1,160 @@
+"""Shape codes on shifted digits, tested on digits under affine maps, which training never saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, snake_case
+from capsule_zoo.experiments.shape_codes.headline import (
+    PROBED,
+    ObjectSettings,
+    on_published_parts,
+    read_objects,
+    train_objects,
+)
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides.parts.turns import centered
+from capsule_zoo.inference.evaluation.probe import fit_probe
+from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.records import Number
+from capsule_zoo.registry import Entry
+from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
+# What is tried at each step of the search: the columns that change together, and by how much.
+SEARCH: tuple[tuple[str, tuple[int, ...], tuple[float, ...]], ...] = (
+    ("turned", (DEGREES,), (-20.0, -10.0, 10.0, 20.0)),
+    ("scaled", (SCALE_X, SCALE_Y), (-0.17, 0.17)),
+    ("sheared", (SHEAR,), (-0.15, 0.15)),
+    ("stretched along x", (SCALE_X,), (-0.12, 0.12)),
+    ("stretched along y", (SCALE_Y,), (-0.12, 0.12)),
+    ("turned again", (DEGREES,), (-5.0, 5.0)),
+)
+
+
+@dataclass(frozen=True)
+class Settings(ObjectSettings):
+    """The settings of the experiment, and of its objects.
+
+    Args:
+        images: digits under affine maps that are tested.
+    """
+
+    parts_of: str = "part-whole-affnist"
+    sigma_min: float = 0.0175
+    images: int = 10_000
+
+
+class Seen(NamedTuple):
+    """What is read of digits (N,) that were moved before they were parsed.
+
+    Attributes:
+        explained: log density of the parts in the frame of the digits as given, (N,), in nats.
+        answers: classes, (N,).
+    """
+
+    explained: Tensor
+    answers: Tensor
+
+
+@experiment("shape-codes/affnist", data="affnist", minutes=30, takes=Settings)
+def affnist(options: Options, **settings: Any) -> Result:
+    """Digits under affine maps, read by objects of shifted digits (30 minutes).
+
+    The parts are those of published weights, frozen, and every digit is seen with its ink in the
+    middle. Objects and a linear probe are fitted to shifted training digits alone. Each test digit
+    is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
+    best. `accuracy_...` is the probe's accuracy after each step.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    data = load_dataset("affnist", root=options.data_root).transformed(in_the_middle)
+    entry = on_published_parts(chosen.main, chosen, options.seed)
+    options.say("Parsing all images")
+    sets = parsed(data, options.seed, guide=entry.guide)
+    options.say(f"Training objects of {chosen.main} kinds")
+    train_objects(entry, sets, chosen, options)
+    known = sets.train[:PROBED]
+    features = read_objects(entry.guide, known.images, chosen.temperature).features()
+    probe = fit_probe(features, known.labels, chosen.penalty)
+    options.say(f"Moving {chosen.images:,} images")
+    test = data.test[: chosen.images]
+    accuracies, motions = moved_digits(entry, probe, test, chosen.temperature)
+    return Result(
+        by_quantity({snake_case(n): {"accuracy": found} for n, found in accuracies.items()}),
+        {"": draw(test.images[:12], motions[:12])},
+        None,
+        entry,
+    )
+
+
+def in_the_middle(images: Tensor) -> Tensor:
+    """Return images (N, C, H, W) with their ink in the middle."""
+    return torch.cat([centered(few)[0] for few in images.split(2000)])
+
+
+def moved_digits(
+    entry: Entry, probe: Any, test: Split, temperature: float
+) -> tuple[dict[str, Number], Tensor]:
+    """Classify digits, each moved to where the objects explain its parts best.
+
+    Returns:
+        The accuracy before the search and after each of its steps, and the best motions found,
+        (N, 4).
+    """
+    motions = torch.zeros(len(test), 4)
+    best = see(entry, probe, test, motions, temperature)
+    found = {"as they are": accuracy(best, test)}
+    for name, columns, amounts in SEARCH:
+        start = motions.clone()
+        for amount in amounts:
+            tried = start.clone()
+            tried[:, list(columns)] += amount
+            seen = see(entry, probe, test, tried, temperature)
+            better = seen.explained > best.explained
+            best = Seen(*(torch.where(better, *both) for both in zip(seen, best, strict=True)))
+            motions = torch.where(better[:, None], tried, motions)
+        found[name] = accuracy(best, test)
+    return found, motions
+
+
+def see(entry: Entry, probe: Any, test: Split, motions: Tensor, temperature: float) -> Seen:
+    """Read the objects of digits that are moved by `motions` (N, 4) and parsed.
+
+    Poses of parts grow with the digit. Their density in the frame of the digit as given has a
+    factor |det L|^3 for each present part, where L is the linear map of the motion.
+    """
+    matrices = matrices_of(motions)
+    moved = in_the_middle(transforms.warp_images(test.images, matrices).clamp(0, 1))
+    sets = part_sets(entry.guide.with_scope("parts"), replace(test, images=moved))
+    seen = read_objects(entry.guide, sets.images, temperature)
+    present = from_part_sets(sets.images).presence.sum(-1)
+    grown = 3 * present * torch.linalg.det(matrices[..., :2]).log()
+    return Seen(seen.explained + grown, torch.from_numpy(probe.predict(seen.features())))
+
+
+def matrices_of(motions: Tensor) -> Tensor:
+    """Return motions (N, 4) as affine matrices (N, 2, 3)."""
+    degrees, shear, scale_x, scale_y = motions.unbind(-1)
+    return transforms.motion(degrees, shear, (scale_x.exp(), scale_y.exp()))
+
+
+def accuracy(seen: Seen, test: Split) -> Number:
+    """Return the share of right answers."""
+    return mean_and_error((seen.answers == test.labels).double())
+
+
+def draw(images: Tensor, motions: Tensor) -> Figure:
+    """Draw digits as they are given, and as they are read."""
+    moved = transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
+    rows = {"given": images, "as read": moved}
+    return image_rows(rows, "Digits under affine maps, and where their objects are likeliest")

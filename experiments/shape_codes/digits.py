@@ -1,0 +1,169 @@
+"""Shape codes on scikit-learn's digits, from images on: all levels in one short run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import pyro
+from torch import nn
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    held_out_bounds,
+    mean_and_error,
+    pictures,
+)
+from capsule_zoo.experiments.part_whole.headline import JITTER, tighten
+from capsule_zoo.experiments.part_whole.prior import looks
+from capsule_zoo.experiments.part_whole.starts import threads
+from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train_stages
+from capsule_zoo.guides import RoutingShapeCodes
+from capsule_zoo.inference import compare
+from capsule_zoo.inference.evaluation.ancestral import mean_images
+from capsule_zoo.inference.evaluation.probe import linear_probe
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.records import Metrics, Numbers, Table
+from capsule_zoo.registry import Entry, create
+from capsule_zoo.zoo.shape_codes.entry import part_sets
+
+STEPS, TIGHTENING = 4800, 400
+SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
+
+
+@experiment("shape-codes/digits", data="digits", minutes=3)
+def digits(
+    options: Options,
+    *,
+    steps: int = STEPS,
+    tightening: int = TIGHTENING,
+    images: int = 48,
+    particles: int = 50,
+    samples: int = 300,
+) -> Result:
+    """Learn scikit-learn's digits level by level, draw new ones, and compare guides (5 minutes).
+
+    Args:
+        steps: updates of all stages, unless minutes are given; then all other steps shrink too.
+        tightening: updates of the guide with normal poses.
+        images: number of held-out digits on which guides are compared.
+        particles: number of draws of the IWAE bound.
+        samples: number of samples of the prior, which are compared with as many test digits.
+    """
+    options.refuse_run()
+    data = load_dataset("digits")
+    entry = learn_digits(data, options, **options.limit(steps))
+    options.say("Tightening: the parts' points become normals, the model stays as it is")
+    normal = tighten(entry, data, options, steps=options.shortened(tightening), transform=JITTER)
+    few = data.test[:images]
+    options.say(f"Comparing guides on {len(few)} held-out digits")
+    routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(RoutingShapeCodes)
+    guides: dict[str, nn.Module] = {
+        "network": normal.guide,
+        "routing": routing.with_poses("normal"),
+        "points": entry.guide,
+    }
+    pairs = {name: (entry.model, guide) for name, guide in guides.items()}
+    table = compare(pairs, few, num_particles=particles, seed=options.seed)
+    found = found_in(entry, data)
+    read = {name: found.pop(name) for name in ("probe", "probe_parts")}
+    seen = sampled(entry, data, samples, options.seed)
+    metrics: Metrics = {
+        **held_out_bounds(normal, data.test, particles, options.seed),
+        **read,
+        "classes": Table(by_quantity({"kinds": found}), "{quantity}"),
+        "samples": Table(by_quantity({"prior": seen}), "{quantity}"),
+    }
+    shown = {**pictures(entry, data.test.images), "guides": table.draw()}
+    return Result(metrics, shown, table, normal)
+
+
+def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
+    """Return a pair that was trained in stages on jittered digits."""
+    entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
+    size = f"{entry.model.num_parameters:,} model parameters"
+    options.say(f"Training {size} on {len(data.train):,} digits")
+    train_stages(entry, data, options, name="digits", transform=JITTER, **limit)
+    return entry
+
+
+def found_in(entry: Entry, data: Dataset) -> Numbers:
+    """Measure the classes that kinds find, and linear probes on objects and on parts."""
+    splits = data.train, data.test
+    sets = [part_sets(entry.guide.with_scope("parts"), split).images for split in splits]
+    reading = ObjectSettings()
+    read = [read_objects(entry.guide, each, reading.temperature) for each in sets]
+    labels = [split.labels for split in splits]
+    codes = [each.features() for each in read]
+    parts = [each.flatten(1).numpy() for each in sets]
+    return {
+        **classes_found([each.belief for each in read], labels),
+        "probe": linear_probe(codes[0], labels[0], codes[1], labels[1], reading.penalty),
+        "probe_parts": linear_probe(parts[0], labels[0], parts[1], labels[1]),
+    }
+
+
+def sampled(entry: Entry, data: Dataset, number: int, seed: int) -> Numbers:
+    """Compare samples of the prior with test digits, in the features of a classifier."""
+    classifier = train_classifier(data.train, data.num_classes, epochs=10, seed=seed)
+    real = classifier.read(data.test.images[:number])
+    drawn = mean_images(entry.model, len(real.features), seed=seed)
+    return looks(classifier.read(drawn), real)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The updates of a training run, and the threads of torch that it uses."""
+
+    steps: int
+    threads: int = 1
+
+
+@experiment("shape-codes/digits-seeds", data="digits", minutes=45)
+def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Result:
+    """Train on scikit-learn's digits from five seeds, on one thread and on two (45 minutes).
+
+    For each quantity: the mean over seeds, and the median, lowest and highest value.
+
+    Args:
+        seeds: number of seeds.
+        steps: updates of every run in a full run.
+    """
+    options.refuse_run()
+    demos = {"one": Demo(options.shortened(steps), 1), "two": Demo(options.shortened(steps), 2)}
+    options.say(f"Training from {seeds} seeds, on one thread and on two")
+    runs = Study(demos, seeds).run(from_seed, replace(options, minutes=None))
+    tables: dict[str, Table] = {}
+    for number in demos:
+        outcomes = [outcome for (name, _), outcome in runs.items() if name == number]
+        found = {name: spread([each[name] for each in outcomes]) for name in outcomes[0]}
+        words = "one thread" if number == "one" else "two threads"
+        tables[words] = Table(by_quantity(found), f"{{variant}}_{{quantity}}_{number}")
+    return Result(tables)
+
+
+def spread(values: list[float]) -> Numbers:
+    """Return the mean over seeds with its error, and the median, lowest and highest value."""
+    return {
+        "mean": mean_and_error(values),
+        "median": (median(values), None, len(values)),
+        "lowest": (min(values), None, len(values)),
+        "highest": (max(values), None, len(values)),
+    }
+
+
+def from_seed(job: Job[Demo]) -> dict[str, float]:
+    """Return what one run finds."""
+    options = job.options
+    with threads(job.variant.threads):
+        pyro.set_rng_seed(options.seed)
+        data = load_dataset("digits")
+        entry = learn_digits(data, options, steps=job.variant.steps)
+        found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
+    wanted = ("classes_found", "kinds_in_use", "probe", "probe_parts", "frechet")
+    return {name: float(found[name][0]) for name in wanted}

@@ -1,0 +1,481 @@
+"""Shape codes on published parts: prior samples, classes without labels, and turned digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyro
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, pictures, ratio
+from capsule_zoo.experiments.part_whole.prior import looks
+from capsule_zoo.experiments.training import trained
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
+from capsule_zoo.guides.parts.turns import turned
+from capsule_zoo.inference import fit
+from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
+from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
+from capsule_zoo.inference.evaluation.sample_quality import (
+    FeatureClassifier,
+    Reading,
+    train_classifier,
+)
+from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.records import Metrics, Numbers, Table
+from capsule_zoo.registry import Entry, load
+from capsule_zoo.zoo.shape_codes.entry import (
+    ON_PART_SETS,
+    on_parts_of,
+    parsed,
+    part_sets,
+    start_objects,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REDRAWS, PROBED = 10, 10_000
+TURNS = 24
+OBJECT = ["object_kind", "object_pose", "object_code"]
+REPEATED = ("classes_found", "drawn_class", "frechet", "probe", "probe_all")
+
+
+@dataclass(frozen=True)
+class ObjectSettings:
+    """The settings of objects on published parts.
+
+    Args:
+        parts_of: name of the published weights whose parts are used.
+        main: the number of kinds that is measured in all ways.
+        codes: numbers of a shape code.
+        sigma_min: least deviation of a part's pose.
+        sigma_top: deviation of an object's pose.
+        steps: updates after the start from factor analyzers.
+        batch_size: part sets of an update.
+        temperature: of the belief in the features of the probes; see `Object`.
+        penalty: inverse strength of the penalty of the probes on objects.
+    """
+
+    parts_of: str = "shape-codes-mnist"
+    main: int = 64
+    codes: int = 16
+    sigma_min: float = 0.025
+    sigma_top: float = 0.005
+    steps: int = 200
+    batch_size: int = 256
+    temperature: float = 100.0
+    penalty: float = 0.1
+
+
+@dataclass(frozen=True)
+class Settings(ObjectSettings):
+    """The settings of the experiment, and of its objects.
+
+    Args:
+        kinds: numbers of kinds that are tried.
+        images: images in every Frechet distance.
+        held_out: images on which the loss of redrawn parts is measured.
+        turned: digits that are turned by any angle.
+        seeds: number of seeds of what is measured again with other starts of the objects.
+    """
+
+    kinds: tuple[int, ...] = (10, 64)
+    images: int = 5000
+    held_out: int = 1000
+    turned: int = 10_000
+    seeds: int = 3
+
+
+@experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
+def objects(options: Options, **settings: Any) -> Result:
+    """Objects with shape codes on frozen, published parts of MNIST (30 minutes).
+
+    For each number of kinds: prior samples compared with digits in the features of a classifier,
+    and the classes found without labels (each kind counts as its commonest training class). For
+    64 kinds also: what is lost when parts are drawn from their object, linear probes, and digits
+    that are turned by any angle, read at the turn at which the objects explain the parts best.
+    `..._over_seeds` is the mean over several starts of the objects, `..._worst` the worst of them.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    data = load_dataset("mnist", root=options.data_root)
+    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
+    real = classifier.read(data.test.images[: chosen.images])
+    options.say("Parsing all images")
+    published = on_published_parts(chosen.main, chosen, options.seed).guide
+    sets = parsed(data, options.seed, guide=published)
+    sets = replace(sets, test=part_sets(published.with_scope("parts"), data.test, options.seed))
+    numbers: Numbers = {}
+    main: Entry | None = None
+    rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
+    by_kinds: dict[str, Numbers] = {}
+    for kinds in chosen.kinds:
+        options.say(f"Training objects of {kinds} kinds")
+        entry = on_published_parts(kinds, chosen, options.seed)
+        train_objects(entry, sets, chosen, options)
+        options.say("Measuring")
+        read = read_both(entry.guide, sets, chosen)
+        samples = mean_images(entry.model, chosen.images, seed=options.seed)
+        rows[f"{kinds} kinds"] = samples[:12]
+        by_kinds[str(kinds)] = {**in_short(read, sets), **looks(classifier.read(samples), real)}
+        if kinds == chosen.main:
+            main = entry
+            numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
+    again = [
+        started_again(options.seed + more, sets, chosen, options, classifier, real)
+        for more in range(1, chosen.seeds if main else 1)
+    ]
+    first = {**by_kinds.get(str(chosen.main), {}), **numbers}
+    starts: Metrics = {}
+    if again:
+        starts = {"starts of the objects": Table(over_seeds(first, again), "{variant}_{quantity}")}
+    metrics: Metrics = {**by_quantity(by_kinds), **numbers, **starts}
+    table = {
+        f"{kinds} kinds": {name: value[0] for name, value in found.items()}
+        for kinds, found in by_kinds.items()
+    }
+    shown = {"": draw(rows)}
+    return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
+
+
+@experiment("shape-codes/mnist", data="mnist", minutes=60)
+def mnist(
+    options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
+) -> Result:
+    """Learn parts and objects from images on, and measure objects as `objects` does (90 minutes).
+
+    Args:
+        images: images in the Frechet distance.
+        held_out: images on which the loss of redrawn parts is measured.
+        turned: digits that are turned by any angle.
+    """
+    data = load_dataset("mnist", root=options.data_root)
+    entry = trained("shape-codes", data, options)
+    chosen = Settings(images=images, held_out=held_out, turned=turned)
+    options.say("Parsing all images")
+    sets = parsed(data, options.seed, guide=entry.guide)
+    sets = replace(sets, test=part_sets(entry.guide.with_scope("parts"), data.test, options.seed))
+    options.say("Measuring")
+    read = read_both(entry.guide, sets, chosen)
+    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
+    samples = mean_images(entry.model, images, seed=options.seed)
+    seen = looks(classifier.read(samples), classifier.read(data.test.images[:images]))
+    found = in_all_ways(entry, data, sets, read, chosen, options.seed)
+    unsupervised = {**in_short(read, sets), **seen, "share_lost": found.pop("share_lost")}
+    tables = {"objects": unsupervised, "linear probes": found}
+    row = f"{entry.model.kinds} kinds"
+    metrics = {
+        title: Table(by_quantity({row: numbers}), "{quantity}") for title, numbers in tables.items()
+    }
+    return Result(metrics, pictures(entry, data.test.images), None, entry)
+
+
+def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> list[Object]:
+    """Infer the objects of training and test sets."""
+    both = sets.train.images, sets.test.images
+    return [read_objects(guide, images, chosen.temperature) for images in both]
+
+
+def in_short(read: list[Object], sets: Dataset) -> Numbers:
+    """Measure the classes that are found in training and test sets."""
+    return classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels])
+
+
+def started_again(
+    seed: int,
+    sets: Dataset,
+    chosen: Settings,
+    options: Options,
+    classifier: FeatureClassifier,
+    real: Reading,
+) -> Numbers:
+    """Train objects of the main number of kinds from another seed, and measure them in short."""
+    options.say(f"Training objects of {chosen.main} kinds from seed {seed}")
+    entry = on_published_parts(chosen.main, chosen, seed)
+    train_objects(entry, sets, chosen, replace(options, seed=seed))
+    read = read_both(entry.guide, sets, chosen)
+    samples = mean_images(entry.model, chosen.images, seed=seed)
+    features = [each.features() for each in read]
+    labels = sets.train.labels, sets.test.labels
+    return {
+        **in_short(read, sets),
+        **looks(classifier.read(samples), real),
+        **probes(features, labels, "probe", chosen.penalty),
+    }
+
+
+def over_seeds(first: Numbers, again: Sequence[Numbers]) -> dict[str, Numbers]:
+    """Return means (`over_seeds`) and worst values over the seeds of what was measured again.
+
+    Args:
+        first: numbers of the first seed.
+        again: numbers of each other seed, at least one.
+    """
+    found: dict[str, Numbers] = {"over_seeds": {}, "worst": {}}
+    for name in REPEATED:
+        values = [numbers[name][0] for numbers in (first, *again)]
+        found["over_seeds"][name] = mean_and_error(values)
+        worst = max(values) if name == "frechet" else min(values)
+        found["worst"][name] = worst, None, len(values)
+    return found
+
+
+def in_all_ways(
+    entry: Entry, data: Dataset, sets: Dataset, read: list[Object], chosen: Settings, seed: int
+) -> Numbers:
+    """Measure what objects lose of the images, linear probes, and turned digits.
+
+    Args:
+        entry: the trained entry.
+        data, sets: images, and the part sets that were found in them.
+        read: what the guide infers of training and test sets.
+    """
+    labels = sets.train.labels, sets.test.labels
+    parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
+    features = [each.features() for each in read]
+    probe = fit_probe(features[0][:PROBED], labels[0][:PROBED], chosen.penalty)
+    return {
+        **lost(entry, data.test.images[: chosen.held_out], seed),
+        **probes(features, labels, "probe", chosen.penalty),
+        **probes(parts, labels, "probe_parts"),
+        **turned_digits(entry, probe, data.test[: chosen.turned], chosen.temperature),
+    }
+
+
+def on_published_parts(kinds: int, chosen: ObjectSettings, seed: int) -> Entry:
+    """Return an untrained entry whose parts are those of published weights."""
+    source = load(chosen.parts_of)
+    pyro.set_rng_seed(seed)
+    return on_parts_of(
+        source,
+        kinds=kinds,
+        codes=chosen.codes,
+        sigma_min=chosen.sigma_min,
+        sigma_top=chosen.sigma_top,
+    )
+
+
+def train_objects(entry: Entry, sets: Dataset, chosen: ObjectSettings, options: Options) -> None:
+    """Train objects on part sets."""
+    pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
+    shared: dict[str, Any] = dict(ON_PART_SETS)
+    shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
+    start_objects(entry.guide, sets.train, options.seed)
+    fit(*pair, sets, steps=options.shortened(chosen.steps), **shared)
+
+
+class Object(NamedTuple):
+    """What a guide infers of the objects of N part sets.
+
+    The law of a part set has about a hundred numbers, so that q(k) is nearly always certain of one
+    kind: what the likeliest kind cannot say of a part set is lost. The features therefore weigh
+    kinds by a tempered belief, softmax_k(log q(k) / T). At T = 7 P the weights are those of the
+    geometric mean density of a number of the part set.
+
+    Attributes:
+        belief: q(k), (N, K).
+        tempered: belief at the temperature T, (N, K).
+        pose: mean over the tempered belief of the pose's center for every kind, (N, 6).
+        codes: center of the code for every kind, times the tempered belief in it, (N, K, d).
+        explained: estimate of log p(parts), (N,), in nats.
+    """
+
+    belief: Tensor
+    tempered: Tensor
+    pose: Tensor
+    codes: Tensor
+    explained: Tensor
+
+    def features(self) -> np.ndarray:
+        """Return the tempered belief, the codes and the pose side by side.
+
+        The codes of different kinds have different meanings, so each kind has columns of its own.
+        """
+        return torch.cat([self.tempered, self.codes.flatten(1), self.pose], dim=-1).numpy()
+
+
+class Kinds(NamedTuple):
+    """What a guide infers of N part sets for every kind of object.
+
+    Attributes:
+        logits: log q(k) up to a constant, an estimate of log p(parts, k), (N, K).
+        pose: center of the pose, were the object of kind k, (N, K, 6).
+        code: center of the code, were the object of kind k, (N, K, d).
+    """
+
+    logits: Tensor
+    pose: Tensor
+    code: Tensor
+
+    def weighed(self, temperature: float = 1.0) -> Object:
+        """Return the objects, with kinds weighed by the belief in them at this temperature."""
+        tempered = (self.logits / temperature).softmax(-1)
+        codes = tempered[..., None] * self.code
+        pose = (tempered[..., None] * self.pose).sum(-2)
+        explained = self.logits.logsumexp(-1)
+        return Object(self.logits.softmax(-1), tempered, pose, codes, explained)
+
+
+@torch.no_grad()
+def read_kinds(guide: ShapeCodesGuide, sets: Tensor) -> Kinds:
+    """Infer what every kind of object would be in part sets (N, 1, P, 7)."""
+    guide, found = guide.with_scope("objects"), []
+    for few in sets.split(500):
+        parts = from_part_sets(few)
+        proposals = guide.propose(parts)
+        found.append(Kinds(guide.kind_logits(parts, proposals), proposals.pose, proposals.code))
+    return Kinds(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def read_objects(guide: ShapeCodesGuide, sets: Tensor, temperature: float = 1.0) -> Object:
+    """Infer the objects of part sets (N, 1, P, 7).
+
+    Args:
+        temperature: T, of the belief in the features.
+    """
+    return read_kinds(guide, sets).weighed(temperature)
+
+
+def read_at_own_turns(
+    guide: ShapeCodesGuide, views: Iterable[Tensor], temperature: float = 1.0
+) -> Object:
+    """Infer the objects of images, each kind at the turn at which it explains the parts best.
+
+    Kinds that were fitted to turned images have an upright of their own, so that what they explain
+    can be compared only at a turn that each of them chooses.
+
+    Args:
+        views: part sets (N, 1, P, 7) of the images, at each of their turns.
+        temperature: T, of the belief in the features.
+    """
+    read = (read_kinds(guide, sets) for sets in views)
+    best = next(read, None)
+    if best is None:
+        raise ValueError("views is empty; give the part sets of at least one turn")
+    for seen in read:
+        _exchange(best, seen, seen.logits > best.logits)
+    return best.weighed(temperature)
+
+
+def _exchange(kept: Sequence[Tensor], new: Sequence[Tensor], better: Tensor) -> None:
+    """Replace rows of tensors by new ones where these are better, in place."""
+    for old, other in zip(kept, new, strict=True):
+        old[better] = other[better]
+
+
+def sets_at_turns(guide: ShapeCodesGuide, split: Split, turns: int) -> Iterator[Tensor]:
+    """Yield the part sets (N, 1, P, 7) of images at each of `turns` even steps of the circle."""
+    reader = guide.with_scope("parts")
+    for turn in range(turns):
+        angle = split.images.new_full((len(split),), 2 * math.pi * turn / turns)
+        yield part_sets(reader, replace(split, images=turned(split.images, angle))).images
+
+
+def read_at_best_turn(
+    guide: ShapeCodesGuide, split: Split, turns: int, temperature: float = 1.0
+) -> tuple[Object, Tensor]:
+    """Infer the objects of images at the turn at which the objects explain the parts best.
+
+    Returns:
+        The objects, and the number of the turn of every image, (N,).
+    """
+    views = (read_objects(guide, s, temperature) for s in sets_at_turns(guide, split, turns))
+    best = next(views)
+    chosen = torch.zeros(len(split))
+    for turn, seen in enumerate(views, start=1):
+        better = seen.explained > best.explained
+        chosen[better] = turn
+        _exchange(best, seen, better)
+    return best, chosen
+
+
+def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
+    """Measure how well kinds match the classes, which training never saw, and how many are used.
+
+    A kind counts as its commonest class among training images, for the likeliest kind
+    (`classes_found`) and for one that is drawn (`drawn_class`). Where there are as many kinds as
+    classes, also with one kind for each class (`classes_one_to_one`).
+
+    Args:
+        beliefs: q(k) of training and test images, (N, K) each.
+        labels: their classes, (N,) each.
+    """
+    belief, asked = beliefs
+    known, truth = labels
+    kinds = belief.shape[1]
+    classes = int(known.max()) + 1
+    count = torch.zeros(kinds, classes)
+    count.index_put_((belief.argmax(-1), known), torch.ones(len(belief)), accumulate=True)
+    commonest = count.argmax(1)
+    drawn = torch.multinomial(asked, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+    answers = {"classes_found": commonest[asked.argmax(-1)], "drawn_class": commonest[drawn]}
+    if kinds == classes:
+        kind, own = linear_sum_assignment(-count.numpy())
+        single = torch.zeros(kinds, dtype=torch.long)
+        single[torch.from_numpy(kind)] = torch.from_numpy(own)
+        answers["classes_one_to_one"] = single[asked.argmax(-1)]
+    found: Numbers = {
+        name: mean_and_error((given == truth).double()) for name, given in answers.items()
+    }
+    share = belief.mean(0)
+    entropy = torch.special.entr(share).sum()
+    found["kinds_in_use"] = (float((share > 0.1 / kinds).sum()), None, len(belief))
+    found["kinds_perplexity"] = (float(entropy.exp()), None, len(belief))
+    return found
+
+
+def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
+    """Measure the share of what parts explain that is lost if their object draws them again."""
+    drawn = infer(entry.guide, images, seed=seed)
+    held = {name: drawn[name] for name in OBJECT}
+    empty = {**drawn, "part_presence": torch.zeros_like(drawn["part_presence"])}
+    inferred = image_log_likelihood(entry.model, images, drawn)
+    background = image_log_likelihood(entry.model, images, empty)
+    again = [image_log_likelihood(entry.model, images, held, seed + i) for i in range(REDRAWS)]
+    redrawn = torch.stack(again).mean(0)
+    return {"share_lost": ratio(inferred - redrawn, inferred - background)}
+
+
+def probes(
+    features: Sequence[np.ndarray], labels: Sequence[Tensor], name: str, penalty: float = 1.0
+) -> Numbers:
+    """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
+    (given, asked), (known, truth) = features, labels
+    return {
+        name + ending: linear_probe(given[:n], known[:n], asked, truth, penalty)
+        for ending, n in {"": PROBED, "_all": len(given)}.items()
+    }
+
+
+def turned_digits(entry: Entry, probe: Any, test: Split, temperature: float = 1.0) -> Numbers:
+    """Classify digits turned by any angle with a probe that was fitted on upright ones.
+
+    Each is parsed at every one of 24 turns, and read where its parts are explained best.
+
+    Args:
+        temperature: of the belief in the features of the probe.
+    """
+    degrees = 360 * torch.rand(len(test), generator=torch.Generator().manual_seed(4))
+    images = transforms.warp_images(test.images, transforms.motion(degrees)).clamp(0, 1)
+    seen, turn = read_at_best_turn(entry.guide, replace(test, images=images), TURNS, temperature)
+    right = probe.predict(seen.features()) == test.labels.numpy()
+    away = (degrees + 360 * turn / TURNS + 180) % 360 - 180  # from upright, after the turn
+    return {
+        "rotated_turned": mean_and_error(right.astype(float)),
+        "turn_within_20": mean_and_error((away.abs() <= 20).double()),
+    }
+
+
+def draw(rows: dict[str, Tensor]) -> Figure:
+    """Draw digits, and twelve samples of the prior for each number of kinds."""
+    return image_rows(rows, "Digits, and samples of the prior of shape codes")

@@ -1,0 +1,239 @@
+"""Shape codes beside what is like them: real digits, VAEs with a fitted prior, and k-means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyro
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity
+from capsule_zoo.experiments.part_whole.prior import looks
+from capsule_zoo.experiments.shape_codes.headline import (
+    ObjectSettings,
+    classes_found,
+    on_published_parts,
+    read_objects,
+    train_objects,
+)
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.records import Metrics, Numbers, Table
+from capsule_zoo.registry import create, load, save
+from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LATENT = 22  # as many as an object has: six numbers of its pose, sixteen of its code
+COMPONENTS = 64  # Gaussians of a fitted prior: as many as there are kinds
+
+
+@experiment("shape-codes/peers", data="mnist", minutes=20)
+def peers(
+    options: Options,
+    *,
+    weights: tuple[str, ...] = ("shape-codes-mnist", "part-whole-mnist"),
+    steps: int = 5000,
+    sigmas: tuple[float, ...] = (0.15, 0.3),
+    images: int = 5000,
+) -> Result:
+    """Compare samples of published weights and of VAEs with real digits (20 minutes).
+
+    The test images are divided at random into two halves. Every Frechet distance is to the first
+    half, also the distances of training digits and of the second half: samples cannot be ranked
+    below these. A VAE has a code as long as an object's pose and code together. It is sampled
+    from its own prior and from a mixture of 64 Gaussians, fitted to codes of the training images.
+    `late_gain` is the fall of the loss on validation images over the last quarter of the training,
+    in nats an image.
+
+    Args:
+        weights: names of trained weights whose priors are sampled.
+        steps: updates of 128 images for each VAE; they shrink with minutes.
+        sigmas: deviations of a pixel, with a VAE for each.
+        images: images in every Frechet distance, at most half of the test images.
+    """
+    options.refuse_run()
+    data = load_dataset("mnist", root=options.data_root)
+    number = min(images, len(data.test) // 2)
+    first, second = halves(data.test.images, number, options.seed)
+    rows = {"training digits": some(data.train.images, number, options.seed)}
+    rows |= {"other test digits": second}
+    for name in weights:
+        rows[name] = mean_images(load(name).model, number, seed=options.seed)
+    study = Study({f"vae sigma {sigma:g}": (sigma, options.shortened(steps)) for sigma in sigmas})
+    options.say(f"Training {len(sigmas)} VAEs")
+    outcomes = study.run(learn, replace(options, minutes=None))
+    trained: dict[str, Numbers] = {name: outcomes[name, options.seed] for name in study.variants}
+    for name, folder in study.folders(options).items():
+        entry = load(folder)
+        rows[name] = mean_images(entry.model, number, seed=options.seed)
+        codes = infer(entry.guide, data.train.images, ["image_code"], options.seed)["image_code"]
+        fitted = {"image_code": from_mixture(codes, number, options.seed)}
+        rows[f"{name}, fitted"] = mean_images(entry.model, number, fitted, options.seed)
+    classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
+    real = classifier.read(first)
+    seen = {name: looks(classifier.read(drawn), real) for name, drawn in rows.items()}
+    metrics: Metrics = {
+        "samples": Table(by_quantity({as_key(name): found for name, found in seen.items()})),
+        "VAEs": Table(by_quantity({as_key(name): found for name, found in trained.items()})),
+    }
+    return Result(metrics, {"": draw(rows)})
+
+
+def learn(job: Job[tuple[float, int]]) -> Numbers:
+    """Train a VAE, save it in the job's folder, and tell how far its loss still fell."""
+    (sigma, steps), options = job.variant, job.options
+    data = load_dataset("mnist", root=options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create("vae", image_shape=data.image_shape, latent=LATENT, sigma_image=sigma)
+    run = train(entry, data, options, name="run", steps=steps, validate_every=max(1, steps // 40))
+    assert job.folder is not None
+    save(entry, job.folder, data=data.name, seed=options.seed)
+    held = run.history["held_out"].dropna()
+    gain = float(held[run.history["step"] <= 3 * steps / 4].min() - held.min())
+    number = len(data.validation)
+    return {
+        "updates": (float(run.steps), None, 1),
+        "minutes": (run.seconds / 60, None, 1),
+        "validation_loss": (float(held.min()), None, number),
+        "late_gain": (gain, None, number),
+    }
+
+
+def halves(images: Tensor, number: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return two sets of `number` images each, drawn from images (N, ...) without repetition."""
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    return images[order[:number]], images[order[number : 2 * number]]
+
+
+def some(images: Tensor, number: int, seed: int) -> Tensor:
+    """Return `number` images of (N, ...), drawn without repetition."""
+    return halves(images, number, seed)[0]
+
+
+def from_mixture(codes: Tensor, number: int, seed: int) -> Tensor:
+    """Draw codes (number, D) from a mixture of Gaussians that is fitted to codes (N, D)."""
+    from sklearn.mixture import GaussianMixture  # takes a second, and few need it
+
+    mixture = GaussianMixture(min(COMPONENTS, len(codes) // 10 or 1), random_state=seed)
+    drawn, _ = mixture.fit(codes.numpy()).sample(number)
+    return torch.from_numpy(drawn).to(codes)
+
+
+def as_key(name: str) -> str:
+    """Return a row's name as a part of a metric's name, with its digits."""
+    return name.replace(", ", "_").replace(" ", "_").replace("-", "_").replace(".", "")
+
+
+@experiment("shape-codes/clusters", data="mnist", minutes=5)
+def clusters(
+    options: Options,
+    *,
+    weights: str = "shape-codes-mnist",
+    components: int = 50,
+    numbers: tuple[int, ...] = (10, 64),
+) -> Result:
+    """Find classes by k-means, on what shape codes see, beside their kinds (5 minutes).
+
+    Clusters are fitted to training images and named like kinds: each counts as its commonest class
+    among training images, where there are ten also one to one.
+
+    Args:
+        weights: name of the weights that find the parts and the kinds.
+        components: principal components of the pixels.
+        numbers: numbers of clusters.
+    """
+    from sklearn.decomposition import PCA
+
+    options.refuse_run()
+    data = load_dataset("mnist", root=options.data_root)
+    guide = load(weights).guide
+    sets = parsed(data, options.seed, guide=guide)
+    sets = replace(sets, test=part_sets(guide.with_scope("parts"), data.test, options.seed))
+    labels = sets.train.labels, sets.test.labels
+    kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
+    found = {"kinds_64": classes_found(kinds, labels)}
+    pixels = [split.images.flatten(1).numpy() for split in (data.train, data.test)]
+    known = PCA(components, random_state=options.seed).fit(pixels[0])
+    features = {
+        "pixels": [known.transform(each) for each in pixels],
+        "parts": [present(split.images) for split in (sets.train, sets.test)],
+    }
+    for number in numbers:
+        for name, (train_rows, test_rows) in features.items():
+            options.say(f"Fitting {number} clusters to {name}")
+            belief = cluster(train_rows, test_rows, number, options.seed)
+            found[f"k_means_{name}_{number}"] = classes_found(belief, labels)
+    return Result(by_quantity(found))
+
+
+def present(sets: Tensor) -> np.ndarray:
+    """Return part sets (N, 1, P, 7) as rows: presences, and poses, 0 where a part is off."""
+    presence, pose = sets[..., :1], sets[..., 1:]
+    return torch.cat([presence, presence * pose], -1).flatten(1).numpy()
+
+
+def cluster(
+    train_rows: np.ndarray, test_rows: np.ndarray, number: int, seed: int
+) -> Sequence[Tensor]:
+    """Return the clusters of rows (N, D), one-hot (N, number), which training rows alone make."""
+    from sklearn.cluster import KMeans
+
+    made = KMeans(number, n_init=10, random_state=seed).fit(train_rows)
+    both = (made.labels_, made.predict(test_rows))
+    return [F.one_hot(torch.from_numpy(each).long(), number).float() for each in both]
+
+
+@experiment("shape-codes/choices", data="mnist", minutes=15)
+def choices(
+    options: Options,
+    *,
+    kinds: tuple[int, ...] = (10, 32, 64),
+    sigmas: tuple[float, ...] = (0.0125, 0.025, 0.05),
+    steps: int = 200,
+) -> Result:
+    """Choose the number of kinds and the least deviation on validation images (15 minutes).
+
+    Objects are learned on the parsed parts of published weights. Kinds are named on training
+    images, and the classes that they find are counted on 5,000 validation images. No test image is
+    read.
+
+    Args:
+        kinds: numbers of kinds, tried at the least deviation of the published weights.
+        sigmas: least deviations of a part's pose, tried with the most kinds.
+        steps: updates after the start from factor analyzers.
+    """
+    options.refuse_run()
+    chosen = ObjectSettings(steps=steps)
+    data = load_dataset("mnist", root=options.data_root)
+    published = on_published_parts(max(kinds), chosen, options.seed).guide
+    sets = parsed(data, options.seed, guide=published)
+    found: dict[str, Numbers] = {}
+    tried = [(number, chosen.sigma_min) for number in kinds]
+    tried += [(max(kinds), sigma) for sigma in sigmas if sigma != chosen.sigma_min]
+    for number, sigma in tried:
+        options.say(f"Training objects of {number} kinds with sigma_min={sigma}")
+        own = replace(chosen, main=number, sigma_min=sigma)
+        entry = on_published_parts(number, own, options.seed)
+        train_objects(entry, sets, own, options)
+        splits = sets.train, sets.validation
+        beliefs = [read_objects(entry.guide, split.images).belief for split in splits]
+        row = f"{number}_kinds_sigma_{sigma:g}".replace(".", "")
+        found[row] = classes_found(beliefs, [split.labels for split in splits])
+    return Result(by_quantity(found))
+
+
+def draw(rows: dict[str, Any]) -> Figure:
+    """Draw twelve of each kind of digits."""
+    return image_rows({name: drawn[:12] for name, drawn in rows.items()}, "Digits and samples")

@@ -1,0 +1,349 @@
+"""Stacked capsule autoencoders on MNIST, next to part-whole capsules, and without its terms."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    over_seeds,
+    pictures,
+    snake_case,
+    squared_error,
+)
+from capsule_zoo.experiments.common.photographs import photographs
+from capsule_zoo.experiments.part_whole.transformations import LARGE
+from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train_stages
+from capsule_zoo.figures.curves import accuracy_curves
+from capsule_zoo.inference import (
+    cluster_accuracy,
+    latents,
+    linear_probe,
+    reconstruct,
+)
+from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
+from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
+from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.records import Metrics, Numbers, Table
+from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.zoo.stacked_capsule_autoencoder.entry import stages
+
+ENTRIES = ("stacked-capsule-autoencoder", "part-whole")
+SITES = {
+    "presence": ["object_presence"],
+    "presence_pose": ["object_presence", "object_pose"],
+    "part_presence_pose": ["part_presence", "part_pose"],
+}
+BATCH_SIZE = 32  # of both models; larger ones learn less in equal time
+# By data set and entry; on 40x40 pixels digits are as large as on 28x28.
+SIZES: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("affnist", ENTRIES[0]): {"reader": dict(max_scale=0.8 * 28 / 40, coordinates=True)},
+    ("affnist", ENTRIES[1]): LARGE,
+    ("cifar10", ENTRIES[1]): {"background": "learned"},
+}
+DEGREES = tuple(range(0, 181, 15))
+MOVED = transforms.Affine(degrees=20, shear=0.2, scale=(0.8, 1.2), shift=2)  # as in affNIST
+WITHOUT = {f"no_{name}": {name: 0.0} for name in TERMS if name not in ("image", "parts")}
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
+    "all": {},
+    **WITHOUT,
+    "no_sparsity": {name: 0.0 for name in TERMS if name.startswith(("prior", "posterior"))},
+    "no_noise": {"noise": "none"},
+    "no_stop_inputs": {"stop_inputs": False},
+    "no_stop_targets": {"stop_targets": False},
+    "normalized": {"normalized": True},
+    "start_alone": {name: 0.0 for name in TERMS if name != "image"},
+}
+
+
+def explained(entry: Entry, images: Tensor, batch_size: int = 500) -> np.ndarray:
+    """Return the share of the parts that each object explains, (N, objects), without noise."""
+    guide, found = entry.guide, []
+    quiet = guide.with_switches(noise="none") if hasattr(guide, "with_switches") else guide
+    with torch.no_grad(), in_eval_mode(guide), seeded(0):
+        for batch in images.split(batch_size):
+            trace = poutine.trace(quiet).get_trace(batch)
+            objects, parts = (drawn_capsules(trace, level.name) for level in entry.model.levels)
+            found.append(entry.model.responsibilities(objects, parts)[..., 1:].mean(-2))
+    return torch.cat(found).cpu().numpy()
+
+
+def features(entry: Entry, images: Tensor) -> dict[str, np.ndarray]:
+    """Return what probes and clusters read: presences, poses, and what objects explain."""
+    found = {name: latents(entry.guide, images, sites) for name, sites in SITES.items()}
+    if entry.name == ENTRIES[0]:
+        found["explained"] = explained(entry, images)
+    return found
+
+
+def measure(entry: Entry, data: Dataset, probed: int, tested: int) -> Numbers:
+    """Return probes and matched clusters on latents, and the squared error of reconstructions."""
+    train_images, labels = data.train.images[:probed], data.train.labels[:probed]
+    images, answers = data.test.images[:tested], data.test.labels[:tested]
+    seen, unseen = features(entry, train_images), features(entry, images)
+    found: Numbers = {}
+    for name, known in seen.items():
+        found[f"probe_{name}"] = linear_probe(known, labels, unseen[name], answers)
+        if name in ("presence", "explained"):
+            found[f"clusters_{name}"] = cluster_accuracy(known, labels, unseen[name], answers)
+    painted = reconstruct(entry.model, entry.guide, images)
+    return {**found, "squared_error": squared_error(painted, images)}
+
+
+def generalization(
+    entry: Entry, data: Dataset, probed: int, curved: int
+) -> tuple[Numbers, dict[float, Accuracy]]:
+    """Return the accuracy of an upright probe on moved test images, and on turned ones by angle."""
+
+    def read(images: Tensor) -> np.ndarray:
+        return latents(entry.guide, images, SITES["presence_pose"])
+
+    def right(split: Split) -> Accuracy:
+        answers = torch.from_numpy(probe.predict(read(split.images)))
+        return Accuracy.of(answers == split.labels)
+
+    few = data.train[:probed]
+    probe = fit_probe(read(few.images), few.labels)
+    moved = MOVED(data.test.images, generator=torch.Generator().manual_seed(4)).clamp(0, 1)
+    turned: dict[float, Accuracy] = {}
+    for angle in DEGREES:
+        split = data.test[:curved]
+        images = transforms.warp_images(split.images, transforms.motion(float(angle))).clamp(0, 1)
+        turned[float(angle)] = right(replace(split, images=images))
+    return {"moved_presence_pose": right(replace(data.test, images=moved))}, turned
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of `mnist`, `affnist` and `cifar10`.
+
+    Args:
+        probed: number of training images that probes and clusters are fitted on.
+        tested: number of test images.
+        curved: number of test images at each rotation.
+        sizes: sizes of each entry that replace the experiment's.
+    """
+
+    probed: int = 10_000
+    tested: int = 10_000
+    curved: int = 500
+    sizes: Mapping[str, Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """The data set that an entry is trained on, and the settings of the experiment."""
+
+    data: str
+    settings: Settings
+
+
+@experiment(
+    "stacked-capsule-autoencoder/mnist",
+    data="mnist",
+    minutes=120,
+    role="comparison",
+    lead="reconstructions",
+    takes=Settings,
+)
+def mnist(options: Options, **settings: Any) -> Result:
+    """Train it and part-whole capsules on MNIST for equal times, and read the class (two hours).
+
+    The two are trained side by side, where there are two cores, and each gets half of the minutes.
+    Probes are linear; clusters are found by k-means and named one to one. `moved_presence_pose`
+    and the curve of rotations are of a probe on objects of upright training images, and test
+    images that are turned, sheared, scaled and shifted a little, or turned alone. `core_minutes` is
+    the processor time of the training, since its last start if it was interrupted.
+    """
+    found, curves, entry = trained_both("mnist", options, Settings(**settings))
+    data = load_dataset("mnist", root=options.data_root)
+    turned = {
+        name: {f"{angle:.0f}": value for angle, value in curve.items()}
+        for name, curve in curves.items()
+    }
+    label = "rotation of the test images (degrees)"
+    drawn = pictures(entry, data.test.images[:12])
+    drawn["rotations"] = accuracy_curves(curves, label, 1 / data.num_classes)
+    metrics: Metrics = {
+        **by_quantity(found),
+        "accuracy at degrees": Table(turned, "rotation_{quantity}_{variant}"),
+    }
+    return Result(metrics, drawn, None, entry)
+
+
+@experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120, takes=Settings)
+def affnist(options: Options, **settings: Any) -> Result:
+    """Train both on shifted digits, and read digits under affine maps (two hours).
+
+    Images have 40x40 pixels, and every image is seen with its ink in the middle. Models, probes
+    and clusters see shifted training digits only. See `mnist`.
+    """
+    found, _, entry = trained_both("affnist", options, Settings(**settings))
+    drawn = pictures(entry, read("affnist", options).test.images[:12])
+    return Result(by_quantity(found), drawn, None, entry)
+
+
+@experiment("stacked-capsule-autoencoder/cifar10", data="cifar10", minutes=60, takes=Settings)
+def cifar10(options: Options, **settings: Any) -> Result:
+    """Train both on photographs, where the paper's model is bad too, and read the class (an hour).
+
+    If the data root has a folder `cifar10` of images by class, which may be a subset, that folder
+    is used. The paper's pixels are filtered; these are colors. `training_images` is the number of
+    training images. See `mnist`.
+    """
+    found, _, entry = trained_both("cifar10", options, Settings(**settings))
+    data = read("cifar10", options)
+    metrics: Metrics = {
+        **by_quantity(found),
+        "training_images": (float(len(data.train)), None, 1),
+    }
+    return Result(metrics, pictures(entry, data.test.images[:12]), None, entry)
+
+
+def read(name: str, options: Options) -> Dataset:
+    """Return a data set: "affnist" with all ink in the middle, "cifar10" as `photographs` does."""
+    if name == "cifar10":
+        return photographs(name, options)
+    data = load_dataset(name, root=options.data_root)
+    return data.transformed(in_the_middle) if name == "affnist" else data
+
+
+def trained_both(
+    data: str, options: Options, settings: Settings
+) -> tuple[dict[str, Numbers], dict[str, dict[float, Accuracy]], Entry]:
+    """Train and measure both entries.
+
+    Returns:
+        Numbers and curves of rotations by entry, and the trained stacked capsule autoencoder.
+    """
+    options.refuse_run()
+    timed = replace(options, minutes=options.budget)
+    options.say(f"Training {' and '.join(ENTRIES)}, {options.budget / len(ENTRIES):.3g} minutes")
+    study = Study({name: Task(data, settings) for name in ENTRIES})
+    outcomes = study.run(learn, timed)
+    found: dict[str, Numbers] = {}
+    curves: dict[str, dict[float, Accuracy]] = {}
+    for name in ENTRIES:
+        numbers, curve = outcomes[name, options.seed]
+        found[snake_case(name)] = over_seeds([numbers])
+        curves[snake_case(name)] = {float(a): Accuracy(*value) for a, value in curve.items()}
+    return found, curves, load(study.folders(timed)[ENTRIES[0]])
+
+
+def learn(job: Job[Task]) -> tuple[Numbers, dict[str, Accuracy]]:
+    """Train one entry, save it in the job's folder, and measure it, also on turned digits."""
+    (name, task), options = (job.name, job.variant), job.options
+    chosen = task.settings
+    data = read(task.data, options)
+    data = replace(data, test=data.test[: chosen.tested])
+    pyro.set_rng_seed(options.seed)
+    sizes = {**SIZES.get((task.data, name), {}), **(chosen.sizes or {}).get(name, {})}
+    entry = create(name, **{"image_shape": data.image_shape, **sizes})
+    began = time.process_time()
+    length: dict[str, Any] = dict(minutes=options.budget, batch_size=BATCH_SIZE)
+    run = train_stages(entry, data, options, name="run", **length)
+    spent = (time.process_time() - began) / 60
+    assert job.folder is not None
+    save(entry, job.folder, data=data.name, seed=options.seed)
+    numbers: Numbers = {
+        **measure(entry, data, chosen.probed, chosen.tested),
+        "steps": (float(run.steps), None, 1),
+        "core_minutes": (spent, None, 1),
+    }
+    curve: dict[float, Accuracy] = {}
+    if task.data == "mnist":
+        moved, curve = generalization(entry, data, chosen.probed, chosen.curved)
+        numbers |= moved
+    return numbers, {f"{angle:g}": value for angle, value in curve.items()}
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A training run with some terms or switches of the objective changed.
+
+    Attributes:
+        data: name of the data set.
+        loss: arguments of `StackedCapsuleObjective`.
+        clustered: whether objects start as clusters of parsed images; otherwise at random.
+        steps: number of updates.
+        probed, tested: see `Settings`.
+        sizes: further arguments of `create`.
+    """
+
+    data: str
+    loss: Mapping[str, Any]
+    clustered: bool
+    steps: int
+    probed: int
+    tested: int
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@experiment("stacked-capsule-autoencoder/ablations", data="mnist", minutes=60)
+def ablations(
+    options: Options,
+    *,
+    data: str = "mnist",
+    steps: int = 3000,
+    probed: int = 5000,
+    tested: int = 5000,
+    seeds: int = 1,
+    sizes: Mapping[str, Any] = {},  # read only
+) -> Result:
+    """Train without each term, stop-gradient and noise, for equal numbers of updates (an hour).
+
+    All are trained in stages, as `capsule-zoo train` does, and from one seed the parts are equal
+    until the last stage. `start_alone` leaves the objects at the clusters that they start from,
+    and `random_start` starts them at random. `loss_<term>` is the term on test images at the end,
+    without its weight.
+
+    Args:
+        data: name of the data set.
+        steps: updates of every run, over all stages; they shrink with minutes.
+        probed: number of training images that probes and clusters are fitted on.
+        tested: number of test images.
+        seeds: number of seeds.
+        sizes: further arguments of `create`.
+    """
+    options.refuse_run()
+    steps = options.shortened(steps)
+    numbers: dict[str, Any] = dict(steps=steps, probed=probed, tested=tested, sizes=sizes)
+    variants = {name: Ablation(data, loss, True, **numbers) for name, loss in ABLATIONS.items()}
+    variants["random_start"] = Ablation(data, {}, False, **numbers)
+    options.say(f"Training {len(variants) * seeds} variants on {data}, {steps} steps each")
+    outcomes = Study(variants, seeds).run(ablate, replace(options, minutes=None))
+    found = {
+        name: over_seeds([outcome for (own, _), outcome in outcomes.items() if own == name])
+        for name in variants
+    }
+    return Result(by_quantity(found))
+
+
+def ablate(job: Job[Ablation]) -> Numbers:
+    """Train one variant, and return its measures and the terms of its loss."""
+    variant, options = job.variant, job.options
+    pyro.set_rng_seed(options.seed)
+    data = load_dataset(variant.data, root=options.data_root)
+    sizes = {"image_shape": data.image_shape, **variant.sizes}
+    entry = create(ENTRIES[0], **{**sizes, "loss": dict(variant.loss)})
+    entry = replace(entry, stages=partial(stages, start=variant.clustered))
+    train_stages(entry, data, options, name="run", steps=variant.steps)
+    found = measure(entry, data, variant.probed, variant.tested)
+    with torch.no_grad(), seeded(0):
+        few = data.test.images[: min(500, variant.tested)]
+        terms = entry.objective.terms(entry.model, entry.guide, few)
+    return found | {f"loss_{name}": (term.item(), None, len(few)) for name, term in terms.items()}

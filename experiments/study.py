@@ -1,0 +1,206 @@
+"""Studies: training runs that differ in variant and seed, trained side by side.
+
+>>> study = Study({"small": dict(units=8), "large": dict(units=64)}, seeds=3)
+>>> outcomes = study.run(train_one, options)          # train_one(job) returns numbers
+>>> outcomes["small", 0]
+
+Every outcome is saved when its run ends, so that a study that was interrupted repeats only the runs
+that had not ended; these go on from their last checkpoints (see `training.train`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Thread
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from capsule_zoo.experiments.options import Options
+from capsule_zoo.models.modes import seeded
+from capsule_zoo.nearest import unknown
+from capsule_zoo.records import write_json
+
+T = TypeVar("T")
+S = TypeVar("S")
+V = TypeVar("V")
+
+OUTCOME = "outcome.json"
+SECONDS_BETWEEN_LOOKS = 1.0  # of a run's process at its parent
+
+
+@dataclass(frozen=True)
+class Job(Generic[V]):
+    """One run of a study, as a process needs it.
+
+    Attributes:
+        name: name of the variant.
+        variant: the variant itself.
+        options: options with the run's own seed, minutes and folder, and without progress bars.
+    """
+
+    name: str
+    variant: V
+    options: Options
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the run; None if nothing is saved."""
+        return self.options.runs
+
+
+@dataclass(frozen=True)
+class Study(Generic[V]):
+    """Training runs that differ in variant and seed.
+
+    Attributes:
+        variants: what is trained, by name.
+        seeds: number of seeds for each variant, counted from the seed of the options.
+        costs: cost of a step of a variant, relative to the others; 1 if it is not given. The runs
+            share the minutes in proportion to their costs, so that all take as many steps.
+    """
+
+    variants: Mapping[str, V]
+    seeds: int = 1
+    costs: Mapping[str, float] = field(default_factory=dict)
+
+    def jobs(self, options: Options) -> list[Job[V]]:
+        """Return the runs, seed by seed, and of each seed those with the highest cost first.
+
+        A study that is interrupted then has all variants from some seeds.
+        """
+        seeds = range(options.seed, options.seed + self.seeds)
+        runs = [(name, seed) for seed in seeds for name in self.variants]
+        runs.sort(key=lambda run: (run[1], -self.costs.get(run[0], 1)))
+        minutes: dict[str, float] = {}
+        if options.minutes is not None:
+            minutes = divide(options.minutes / self.seeds, self.variants, self.costs)
+        return [
+            Job(name, self.variants[name], self._options(name, seed, minutes.get(name), options))
+            for name, seed in runs
+        ]
+
+    def _options(self, name: str, seed: int, minutes: float | None, options: Options) -> Options:
+        runs = options.runs and options.runs / f"{name}-{seed}"
+        return replace(options, seed=seed, minutes=minutes, progress=False, runs=runs)
+
+    def run(self, task: Callable[[Job[V]], Any], options: Options) -> dict[tuple[str, int], Any]:
+        """Call a task for every run, and return its outcomes by variant and seed.
+
+        The runs go on side by side, each on one thread of a process of its own.
+
+        Args:
+            task: a function of a module. It returns what JSON can hold, and its random numbers
+                depend on the seed of its job only.
+        """
+        jobs = self.jobs(options)
+        outcomes = side_by_side(partial(saved, task), jobs, options.processes)
+        found = {(j.name, j.options.seed): o for j, o in zip(jobs, outcomes, strict=True)}
+        return {(name, seed): found[name, seed] for name, seed in self.runs(options)}
+
+    def folders(self, options: Options, seed: int | None = None) -> dict[str, Path]:
+        """Return the folders of the runs from a seed, by variant.
+
+        Args:
+            seed: the first seed by default.
+
+        Raises:
+            ValueError: nothing is saved, because `options.runs` is None.
+        """
+        if options.runs is None:
+            raise ValueError("options.runs is needed, a folder in which runs are saved")
+        seed = options.seed if seed is None else seed
+        return {name: options.runs / f"{name}-{seed}" for name in self.variants}
+
+    def runs(self, options: Options) -> list[tuple[str, int]]:
+        """Return the variant and the seed of every run, variant by variant."""
+        seeds = range(options.seed, options.seed + self.seeds)
+        return [(name, seed) for name in self.variants for seed in seeds]
+
+
+def saved(task: Callable[[Job], Any], job: Job) -> Any:
+    """Return the outcome of a job, which is saved in the folder of the job when it ends."""
+    path = job.folder and job.folder / OUTCOME
+    if path and path.is_file():
+        return json.loads(path.read_text())["outcome"]
+    outcome = json.loads(json.dumps({"outcome": task(job)}))  # the same when it is read again
+    if path:
+        write_json(path, outcome)
+    return outcome["outcome"]
+
+
+def divide(
+    minutes: float, names: Iterable[str], costs: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the share of every variant in the minutes.
+
+    Args:
+        names: names of the variants.
+        costs: relative costs, to which shares are proportional; a cost that is not given is 1.
+    """
+    relative = {name: (costs or {}).get(name, 1.0) for name in names}
+    total = sum(relative.values())
+    return {name: minutes * cost / total for name, cost in relative.items()}
+
+
+def choose(kind: str, names: Sequence[str], known: Mapping[str, V]) -> dict[str, V]:
+    """Return the named variants.
+
+    Args:
+        kind: kind of a variant, for the message.
+
+    Raises:
+        ValueError: a name is unknown; the message names the nearest ones.
+    """
+    for name in names:
+        if name not in known:
+            raise ValueError(unknown(kind, name, list(known)))
+    return {name: known[name] for name in names}
+
+
+def side_by_side(
+    task: Callable[[T], S], jobs: Iterable[T], processes: int | None = None
+) -> list[S]:
+    """Return the task's results for every job, each on one thread of its own process.
+
+    Two models of the zoo's sizes train faster side by side than one after the other on two threads.
+
+    Args:
+        processes: see `Options`.
+    """
+    if processes == 1:
+        return [isolated(task, job) for job in jobs]
+    context = get_context("spawn")  # a fork would inherit torch's threads, which do not survive it
+    number = processes or torch.get_num_threads()
+    with ProcessPoolExecutor(number, context, _begin_process, (os.getpid(),)) as pool:
+        return list(pool.map(task, jobs))
+
+
+def _begin_process(parent: int) -> None:
+    """Give this process one thread, and end it when its parent has ended.
+
+    If a study is killed, its runs must end too: the same command may soon go on with them, and two
+    processes would write the same files.
+    """
+    torch.set_num_threads(1)
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    os._exit(1)
+
+
+def isolated(task: Callable[[T], S], job: T) -> S:
+    """Call a task in this process, and leave torch's random numbers as another process would."""
+    with seeded(0):
+        return task(job)

@@ -1,0 +1,142 @@
+"""A test that training starts for every entry: the updates until it beats a constant answer.
+
+An entry that draws images has started if its reconstructions of held-out images are nearer to them
+than the mean of the training images, which is the best constant image. A classifier has started if
+it is right more often than not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyro
+
+from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import mean_and_error, snake_case
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Check
+from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
+from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.models.networks.overlays import with_previous
+from capsule_zoo.records import Metrics, Numbers
+from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
+
+HALF = 0.5  # the error rate under which a classifier has started
+
+
+@dataclass(frozen=True)
+class Task:
+    """The training of one entry from scratch, until it has started.
+
+    Attributes:
+        entry: name of the entry.
+        sizes: its sizes.
+        steps: updates at most.
+        every: updates between two tests whether it has started.
+    """
+
+    entry: str
+    sizes: Mapping[str, Any]
+    steps: int
+    every: int
+
+
+def first_step(job: Job[Task]) -> tuple[float, float]:
+    """Return the first tested step at which an entry has started, and its error then.
+
+    An entry that never starts gets one step more than it was trained for, and its last error.
+    """
+    task, options = job.variant, job.options
+    pyro.set_rng_seed(options.seed)
+    data = load_dataset("digits")
+    entry = create(task.entry, **{**task.sizes, "image_shape": data.image_shape})
+    found: list[tuple[float, float]] = []
+
+    def has_started(check: Check) -> bool:
+        error = relative_error(entry, data)
+        found.append((float(check.step), error))
+        return error < 1
+
+    known: dict[str, Any] = {"labels": True} if takes_apart(entry) else {}
+    train(
+        entry,
+        data.train,
+        options,
+        name="run",
+        steps=task.steps,
+        validate_every=task.every,
+        callbacks=[has_started],
+        **known,
+    )
+    step, error = found[-1]
+    return (step, error) if error < 1 else (task.steps + 1.0, error)
+
+
+def relative_error(entry: Entry, data: Dataset) -> float:
+    """Return the error on validation images, relative to the error that it must be under.
+
+    The error of an entry that draws is its squared error, relative to the mean image's. The error
+    of a classifier is its error rate, relative to a half. Below 1 training has started.
+    """
+    if entry.model.supervised:
+        return error_rate(entry.model, data.validation).value / HALF
+    images, labels = data.validation.images, data.validation.labels
+    if takes_apart(entry):
+        painted = entry.guide.take_out(with_previous(images), labels)
+    else:
+        drawn = infer(entry.guide, images)
+        painted = mean_images(entry.model, len(images), drawn, images=images)
+    constant = data.train.images.mean(0)
+    return ((painted - images).square().sum() / (constant - images).square().sum()).item()
+
+
+def takes_apart(entry: Entry) -> bool:
+    """Return True for an entry that draws single images, by their classes, from overlays."""
+    return hasattr(entry.guide, "take_out")
+
+
+@experiment("zoo/starts", data="digits", minutes=60)
+def starts(
+    options: Options,
+    *,
+    seeds: int = 5,
+    steps: int = 2_000,
+    every: int = 25,
+    entries: tuple[str, ...] = (),
+    small: bool = False,
+) -> Result:
+    """Count the updates until every entry of images beats a constant answer, from five seeds.
+
+    `step_<entry>` is the mean over seeds, `latest_<entry>` the largest; `error_<entry>` is the mean
+    of the relative errors there. `not_started` counts the runs that never start.
+
+    Args:
+        seeds: number of seeds for each entry.
+        steps: updates of every run at most, in a full run of an hour.
+        every: updates between two tests whether a run has started.
+        entries: names of entries; by default all that take images.
+        small: whether entries have the sizes at which the tests run them.
+    """
+    options.refuse_run()
+    limit = options.shortened(steps)
+    names = list(entries) or [name for name in list_models() if takes_images(name)]
+    sizes = {name: small_sizes(name) if small else {} for name in names}
+    for own in sizes.values():
+        own.pop("classes", None)  # digits have ten
+    tasks = {name: Task(name, sizes[name], limit, every) for name in names}
+    options.say(f"Training {len(names)} entries from {seeds} seeds, at most {limit} steps each")
+    found = Study(tasks, seeds).run(first_step, replace(options, minutes=None))
+    step, latest, error = Numbers(), Numbers(), Numbers()
+    for name in names:
+        outcomes = [outcome for (entry, _), outcome in found.items() if entry == name]
+        steps_of, errors_of = [reached for reached, _ in outcomes], [late for _, late in outcomes]
+        step[snake_case(name)] = mean_and_error(steps_of)
+        latest[snake_case(name)] = (max(steps_of), None, len(steps_of))
+        error[snake_case(name)] = mean_and_error(errors_of)
+    never = float(sum(reached > limit for reached, _ in found.values())), None, len(found)
+    metrics: Metrics = {"not_started": never, "step": step, "latest": latest, "error": error}
+    return Result(metrics)

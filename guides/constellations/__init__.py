@@ -1,0 +1,1 @@
+"""Guides to constellations: exact, by EM, RANSAC, Sinkhorn, or amortized."""

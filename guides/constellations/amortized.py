@@ -1,0 +1,362 @@
+"""The constellation autoencoder as a guide: object capsules of a set transformer claim the points.
+
+    m_i      = features of point i, which has seen the other points                 # (N, width)
+    o_k      = capsule of object k, which has seen all points                       # (K, width)
+    share    ~ exp(sum_i o_k(i) m_i) / Z,  k(i) the object that takes point i       # -1: clutter
+    corners  ~ p(corners | share, points)                                           # exact
+    object_presence = whether the share gives points to the object
+    object_pose     ~ p(pose | points, matching)                                    # closed form
+
+Each object takes a whole set of corners or none, so that Z is a sum over all such shares. It is
+exact, by the recursion of `models.constellations.exact_cover`: points do not choose among objects
+independently, as they do in the paper. Objects with nearly the same template may be exchanged. The
+network may call them as it likes, and draws exchange them at random.
+
+The network learns from scenes that the model draws (`inference.SleepPhase`).
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019, "Stacked capsule autoencoders" (arXiv 1906.06818),
+    section 4.1; Lee et al. 2019, "Set Transformer" (arXiv 1810.00825).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from capsule_zoo.guides.constellations.exact import Matchings
+from capsule_zoo.guides.constellations.matching import MatchingGuide
+from capsule_zoo.guides.parts.set_transformers import TransformerSizes
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.constellations import Constellations
+from capsule_zoo.models.constellations.exact_cover import (
+    Plan,
+    Reduce,
+    backward,
+    best_of,
+    draw,
+    forward,
+)
+from capsule_zoo.models.constellations.matching_laws import FunctionMatchings, codes_of, from_codes
+from capsule_zoo.models.constellations.point_space import FEWEST, in_square
+from capsule_zoo.models.constellations.scene_law import (
+    SceneLaw,
+    by_number,
+    log_equivalent,
+    log_joint,
+    object_fit,
+)
+from capsule_zoo.models.constellations.similarities import (
+    MANY_STEPS,
+    Template,
+    as_complex,
+    log_evidence,
+    subsets,
+    tuple_evidence,
+)
+from capsule_zoo.models.networks.layers import SetTransformer
+
+ALIKE = 0.98  # smallest correlation of templates that may be exchanged
+MOST_EXCHANGES = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """The law of shares of the points of scenes of equally many points.
+
+    Attributes:
+        rows, slots: the scenes, (b,), and where their points lie, (b, n).
+        logits: how strongly each object claims each point, (b, n, objects); 0 for clutter.
+        plan: the recursion over all shares.
+        tables: the claims on every subset, (b, subsets) for each object.
+        sizes: number of corners of each object.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    logits: Tensor
+    plan: Plan
+    tables: list[Tensor]
+    sizes: tuple[int, ...]
+
+    def sums(self, reduce: Reduce) -> tuple[Tensor, list[Tensor]]:
+        """Return log Z, (b,), and the values of the recursion; see `exact_cover.forward`."""
+        even = self.logits.new_zeros(len(self.tables))
+        left = self.logits.new_zeros(self.slots.shape[1] + 1)
+        return forward(self.plan, self.tables, even, even, left, reduce)
+
+    def chosen(self, best: bool) -> Tensor:
+        """Return the likeliest share, or one that is drawn, (b, n); -1 for clutter."""
+        values = self.sums(best_of if best else _log_sum)[1]
+        taken = backward(self.plan, values, _likeliest if best else draw)
+        objects = torch.full_like(self.slots, -1)
+        for k, (subset, table) in enumerate(zip(taken, self.tables, strict=True)):
+            there = (subset < table.shape[1]).nonzero()[:, 0]
+            members = subsets(self.slots.shape[1], self.sizes[k]).to(objects.device)
+            objects[there[:, None], members[subset[there]]] = k
+        return objects
+
+    def log_prob(self, objects: Tensor, exchanges: Tensor) -> Tensor:
+        """Compute log q(share), (*batch, b), for shares (*batch, b, n).
+
+        Args:
+            exchanges: of objects, (exchanges, objects); all of them are equally likely.
+        """
+        named = torch.cat([exchanges, exchanges.new_full((len(exchanges), 1), -1)], 1)
+        named = named[:, objects].movedim(0, -1)  # (*batch, b, n, exchanges), -1 for clutter
+        logits = self.logits.expand(*objects.shape, -1)
+        picked = logits.gather(-1, named.clamp(min=0)).masked_fill(named < 0, 0.0)
+        return picked.sum(-2).logsumexp(-1) - math.log(len(exchanges)) - self.sums(_log_sum)[0]
+
+
+class AmortizedMatching(MatchingGuide):
+    """A set transformer that shares the points out among objects; see the top of this file.
+
+    Args:
+        model: the model.
+        sizes: of the transformer.
+        proposals: number of shares that `parse` compares by their evidence under the model: the
+            network's likeliest one, and draws.
+
+    Raises:
+        ValueError: a size or `proposals` below 1.
+    """
+
+    fit_settings = {"lr": 1e-3, "schedule": "cosine", "warmup": 100, "clip": 10.0}
+
+    def __init__(
+        self, model: Constellations, sizes: TransformerSizes | None = None, proposals: int = 1
+    ) -> None:
+        super().__init__(model)
+        check_at_least(1, proposals=proposals)
+        self.proposals = proposals
+        sizes = sizes or TransformerSizes()
+        own = sizes.width, sizes.heads, sizes.blocks, sizes.inducing
+        self.transformer = SetTransformer(3 * model.law().most, len(model.sizes), sizes.width, *own)
+
+    def with_proposals(self, proposals: int) -> AmortizedMatching:
+        """Return a guide with the same network, whose `parse` compares this many shares."""
+        check_at_least(1, proposals=proposals)
+        return self.sharing_parameters(proposals=proposals)
+
+    def claims(self, points: Tensor) -> Iterator[Claims]:
+        """Yield the laws of shares of scenes (B, N, 2), for each number of points."""
+        model, like = self.model, next(self.parameters())
+        law = model.law()
+        for rows, slots, _ in by_number(points):
+            there = points[rows[:, None], slots].to(like)
+            members = self.transformer.members(views(there, law.most))
+            capsules = self.transformer.read(members)  # (b, objects, width)
+            logits = members @ capsules.mT / members.shape[-1] ** 0.5
+            number = there.shape[1]
+            recursion = law.plan(number)
+            tables = [
+                logits[..., k] @ _memberships(number, size).to(logits)
+                for k, size in enumerate(model.sizes)
+            ]
+            yield Claims(rows, slots, logits, recursion, tables, model.sizes)
+
+    def log_share(self, points: Tensor, objects: Tensor) -> Tensor:
+        """Compute log q(share | points), (*batch, B), for objects (*batch, B, N), with gradients.
+
+        Args:
+            points: (B, N, 2), NaN where a point is absent.
+            objects: the number of each point's object, -1 for clutter.
+        """
+        allowed = exchanges(self.model.law()).to(points.device)
+        total = next(self.parameters()).new_zeros(objects.shape[:-1])
+        for own in self.claims(points):
+            shares = objects[..., own.rows[:, None], own.slots]
+            found = own.log_prob(shares, allowed)
+            total = total.index_copy(-1, own.rows, found)
+        return total
+
+    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
+        present = ~points[..., 0].isnan()
+
+        @torch.no_grad()
+        def draw_codes(number: int) -> Tensor:
+            drawn = []
+            claims = list(self.claims(points))
+            for _ in range(number):
+                objects = _renamed(self._shares(points, claims, best=False), exchanges(law))
+                corners = _corners(law, points, objects, sample=True)
+                drawn.append(codes_of(law, present, objects, corners))
+            return torch.stack(drawn)
+
+        def log_probability(code: Tensor) -> Tensor:
+            objects, corners = from_codes(law, code)
+            own = _log_corners(law, points, objects, corners)
+            return self.log_share(points, objects).to(dtype) + own.to(dtype)
+
+        batch = torch.Size([len(points)])
+        return FunctionMatchings(batch, points.shape[1], draw_codes, log_probability)
+
+    def _shares(self, points: Tensor, claims: list[Claims], best: bool) -> Tensor:
+        objects = torch.full(points.shape[:2], -1, device=points.device)
+        for own in claims:
+            objects[own.rows[:, None], own.slots] = own.chosen(best)
+        return objects
+
+    @torch.no_grad()
+    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+        """Return the best of the proposals for every scene, and a bound on log p(points)."""
+        claims, found = list(self.claims(points)), Matchings.empty(points)
+        for number in range(self.proposals):
+            objects = self._shares(points, claims, best=number == 0)
+            corners = _corners(law, points, objects, sample=False)
+            evidence = log_joint(law, points, objects, corners) + log_equivalent(law, objects)
+            better = evidence > found.log_evidence
+            for kept, new in zip(vars(found).values(), (objects, corners, evidence), strict=True):
+                kept[better] = new[better]
+        return found
+
+
+@torch.no_grad()
+def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
+    """Draw scenes of two points or more from a model, scaled to [-1, 1], and their objects.
+
+    Returns:
+        Points (number, N, 2), NaN where absent; objects (number, N), -1 for clutter.
+    """
+    points: list[Tensor] = []
+    objects: list[Tensor] = []
+    while sum(len(scenes) for scenes in points) < number:
+        with poutine.block():
+            nodes = poutine.trace(model).get_trace(batch_size=2 * number).nodes
+        scene = nodes["points"]["value"]
+        kept = (~scene[..., 0].isnan()).sum(1) >= FEWEST
+        points.append(scene[kept])
+        objects.append(from_codes(model.law(), nodes["point_corner"]["value"])[0][kept])
+    seen = torch.cat(points)[:number]
+    return in_square(seen), torch.cat(objects)[:number]
+
+
+def exchanges(law: SceneLaw) -> Tensor:
+    """Return the exchanges of objects with nearly the same template, (exchanges, objects).
+
+    The corners of the templates may be in different orders. Only the identity is returned where
+    there are more than 1,000 exchanges.
+    """
+    kinds: list[int] = []
+    for template in law.templates:
+        alike = (
+            k for k, other in enumerate(law.templates[: len(kinds)]) if _alike(template, other)
+        )
+        kinds.append(next(alike, len(kinds)))
+    number = math.prod(math.factorial(kinds.count(kind)) for kind in set(kinds))
+    identity = torch.arange(len(kinds))[None]
+    if number > MOST_EXCHANGES:
+        return identity
+    orders = itertools.permutations(range(len(kinds)))
+    return torch.tensor([o for o in orders if all(kinds[i] == kinds[k] for k, i in enumerate(o))])
+
+
+def _alike(one: Template, other: Template) -> bool:
+    """Return True if the corners of two templates correlate, in their best order."""
+    if len(one) != len(other):
+        return False
+    orders = torch.tensor(list(itertools.permutations(range(len(one)))))
+    return bool(((one.corners[orders] @ other.corners.conj()).abs() / len(one)).max() > ALIKE)
+
+
+def _renamed(objects: Tensor, allowed: Tensor) -> Tensor:
+    """Return shares (B, N) with a random exchange of objects in every scene."""
+    chosen = allowed[torch.randint(len(allowed), (len(objects),))].to(objects.device)
+    return torch.where(objects < 0, objects, chosen.gather(1, objects.clamp(min=0)))
+
+
+def _held(points: Tensor, objects: Tensor, index: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return scenes in which an object is present, (m,), and the slots of its points, (m, size)."""
+    own = objects == index
+    rows = own.any(1).nonzero()[:, 0]
+    slots = (~own[rows]).to(torch.int8).argsort(dim=1, stable=True)[:, :size]
+    return rows, slots
+
+
+def _orders(law: SceneLaw, points: Tensor, objects: Tensor, index: int) -> Iterator[Tensor]:
+    """Yield the scenes, the slots and the log evidence of every order, of one object's points."""
+    rows, slots = _held(points, objects, index, law.sizes[index])
+    yield rows
+    yield slots
+    places = as_complex(points[rows[:, None], slots])
+    yield tuple_evidence(places, law.templates[index], law.noise, law.tau)[:, 0]
+
+
+def _corners(law: SceneLaw, points: Tensor, objects: Tensor, sample: bool) -> Tensor:
+    """Return the likeliest corners given a share of the points, or corners drawn, (B, N)."""
+    corners = torch.full_like(objects, -1)
+    for k, template in enumerate(law.templates):
+        rows, slots, weights = _orders(law, points, objects, k)
+        if not len(rows):
+            continue
+        order = template.orders.to(weights.device)[(draw if sample else _likeliest)(weights)]
+        if sample:
+            turn = torch.randint(template.turns, (len(order), 1), device=order.device)
+            order = template.rotations.to(order.device)[turn, order]
+        corners[rows[:, None], slots] = order
+    return corners
+
+
+def _log_corners(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
+    """Compute log p(corners | share, points), (*batch, B)."""
+    total = points.new_zeros(objects.shape[:-1])
+    everywhere = points.expand(*objects.shape, 2).flatten(0, -3)
+    for k, template in enumerate(law.templates):
+        fit, there, _ = object_fit(law, points, objects, corners, k)
+        own = log_evidence(fit, law.noise_of(k), law.tau, steps=MANY_STEPS)
+        rows, _, weights = _orders(law, everywhere, objects.flatten(0, -2), k)
+        every = points.new_zeros(total.numel())
+        every[rows] = weights.logsumexp(-1) + math.log(template.turns)
+        total = total + torch.where(there, own - every.view_as(total), 0.0)
+    return total
+
+
+def views(points: Tensor, most: int) -> Tensor:
+    """Return what every point sees: the others, from the nearest on, in a frame of its own.
+
+    The frame has the point as its origin and its nearest neighbor on the x axis. For every other
+    point there are x, y and the log distance. The point's own place and the number of points
+    follow.
+
+    Args:
+        points: (b, n, 2).
+        most: the largest number of points of a scene.
+
+    Returns:
+        (b, n, 3 most); zero where there are fewer points.
+    """
+    places = as_complex(points)
+    away = places[:, None] - places[:, :, None]  # (b, n, n), from row to column
+    order = away.abs().argsort(-1)[..., 1:]  # without the point itself
+    away = away.gather(-1, order)
+    first = away[..., :1]
+    turned = away * first.conj() / first.abs().clamp(min=1e-6)
+    near = (turned.abs() + 1e-2).log()
+    seen = torch.stack([turned.real, turned.imag, near], -1).flatten(-2)
+    share = points.new_full((*points.shape[:-1], 1), points.shape[1] / most)
+    found = torch.cat([seen, points, share], -1)
+    return torch.nn.functional.pad(found, (0, 3 * (most - points.shape[1])))
+
+
+@lru_cache(maxsize=64)
+def _memberships(number: int, size: int) -> Tensor:
+    """Return 1 for each point and each subset that holds it, (number, subsets)."""
+    members = subsets(number, size)
+    found = torch.zeros(number, len(members))
+    return found.scatter_(0, members.T, 1.0) if len(members) else found
+
+
+def _log_sum(values: Tensor) -> Tensor:
+    return values.logsumexp(-1)
+
+
+def _likeliest(weights: Tensor) -> Tensor:
+    return weights.argmax(-1)

@@ -1,0 +1,294 @@
+"""Variational EM for scenes of points: free assignments, or permutations by Sinkhorn's algorithm.
+
+Poses have normal posteriors, and responsibilities r_ij say that point i is corner j:
+
+    free:         log r_ij = E log Normal(z_i; corner j moved, s^2) + const,   sum_j r_ij = 1
+    permutation:  the same with sum_i r_ij = 1 as well, by Sinkhorn's steps
+    pose:         y_k ~ Normal(ridge regression of the points on the corners, weighted by r)
+
+A free assignment may put two points at one corner. With permutations the noise is annealed: it is
+larger at first, and falls to its own value. At the end the responsibilities are rounded to the best
+permutation, to which poses are fitted, twice. For each set of objects whose corners are as many as
+the points, EM runs from several poses drawn from their prior, and the best result is kept.
+
+References:
+    Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), sections 3 and 4; Sinkhorn & Knopp 1967.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from capsule_zoo.guides.constellations.exact import Matchings
+from capsule_zoo.models.constellations.scene_law import (
+    LOG_AREA,
+    SceneLaw,
+    by_number,
+    log_equivalent,
+    log_joint,
+)
+from capsule_zoo.models.constellations.similarities import Noise
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of EM.
+
+    Attributes:
+        permutations: True to normalize over points as well, by Sinkhorn's algorithm.
+        starts: number of runs for each set of objects.
+        steps: of EM.
+        sinkhorn: normalizations of rows and of columns in each step.
+        heat: deviation that is added to the noise at first, for permutations; it falls to zero
+            over three quarters of the steps.
+        rounds: roundings of permutations at the end, each with a fit of the poses.
+    """
+
+    permutations: bool
+    starts: int = 10
+    steps: int = 40
+    sinkhorn: int = 8
+    heat: float = 0.5
+    rounds: int = 2
+
+    def extra(self, step: int) -> float:
+        """The variance that is added to the noise in a step."""
+        if not self.permutations:
+            return 0.0
+        return (self.heat * max(0.0, 1 - 4 * step / (3 * self.steps)) ** 2) ** 2
+
+
+class Poses(NamedTuple):
+    """Normal posteriors of similarities, for runs and objects.
+
+    Attributes:
+        place, turn: means of t and u, complex, (R, objects).
+        var_place, var_turn, cov: variances of each coordinate of t and of u, real, and the
+            complex covariance of t and u.
+    """
+
+    place: Tensor
+    turn: Tensor
+    var_place: Tensor
+    var_turn: Tensor
+    cov: Tensor
+
+
+class Corners(NamedTuple):
+    """The corners of the objects of one hypothesis, and its clutter.
+
+    Attributes:
+        objects: the numbers of the objects.
+        owner: position in `objects` of each corner's object, (J,).
+        number: number of each corner in its object, (J,).
+        place: complex, (J,).
+        noises: the noise of each object.
+        clutter: number of points that are clutter.
+    """
+
+    objects: tuple[int, ...]
+    owner: Tensor
+    number: Tensor
+    place: Tensor
+    noises: list[Noise]
+    clutter: int
+
+    @classmethod
+    def of(cls, law: SceneLaw, objects: tuple[int, ...], clutter: int, like: Tensor) -> Corners:
+        """Return the corners of these objects, in the precision of `like`."""
+        templates = [law.templates[k] for k in objects]
+        owner = [i for i, template in enumerate(templates) for _ in range(len(template))]
+        number = [c for template in templates for c in range(len(template))]
+        return cls(
+            objects,
+            torch.tensor(owner, device=like.device),
+            torch.tensor(number, device=like.device),
+            torch.cat([template.corners for template in templates]).to(like),
+            [law.noise_of(k) for k in objects],
+            clutter,
+        )
+
+
+def patterns(law: SceneLaw, number: int) -> list[tuple[tuple[int, ...], int]]:
+    """List the sets of objects, of those with equal templates the first ones, and the clutter."""
+    count, kept, seen = len(law.templates), [], set()
+    for size in range(1, count + 1):
+        for objects in itertools.combinations(range(count), size):
+            clutter = number - sum(law.sizes[k] for k in objects)
+            kinds = tuple(sorted(law.kinds[k] for k in objects))
+            if 0 <= clutter <= law.clutter and kinds not in seen:
+                seen.add(kinds)
+                kept.append((objects, clutter))
+    return kept
+
+
+@torch.no_grad()
+def explain_by_em(
+    law: SceneLaw, points: Tensor, settings: Settings, seed: int = 0, rounded: bool = False
+) -> Matchings:
+    """Return the best result of EM for every scene, and a lower bound on its log evidence.
+
+    The bound is minus infinity where a free assignment puts two points at one corner, or leaves a
+    corner without a point: such a scene cannot come from the model.
+
+    Args:
+        points: (S, N, 2), NaN where a point is absent.
+        seed: of the poses that EM starts from.
+        rounded: round free assignments to the nearest permutation at the end.
+    """
+    found = Matchings.empty(points)
+    generator = torch.Generator().manual_seed(seed)
+    for rows, slots, places in by_number(points):
+        best = places.real.new_full((len(rows),), -torch.inf)
+        for objects, clutter in patterns(law, places.shape[1]):
+            corners = Corners.of(law, objects, clutter, places)
+            whole = settings.permutations or rounded
+            score, weights = _best_run(law, corners, places, settings, generator, whole)
+            chosen = round_off(weights) if whole else weights.argmax(-1)
+            better = score > best
+            best = torch.where(better, score, best)
+            _write(found, corners, chosen, rows[better], slots[better], better)
+    found.log_evidence.copy_(
+        log_joint(law, points, found.objects, found.corners) + log_equivalent(law, found.objects)
+    )
+    return found
+
+
+def _write(
+    found: Matchings, corners: Corners, chosen: Tensor, rows: Tensor, slots: Tensor, which: Tensor
+) -> None:
+    none = torch.full((corners.clutter + 1,), -1, device=rows.device)
+    objects = torch.tensor(corners.objects, device=rows.device)[corners.owner]
+    found.objects[rows[:, None], slots] = torch.cat([objects, none])[chosen[which]]
+    found.corners[rows[:, None], slots] = torch.cat([corners.number, none])[chosen[which]]
+
+
+def _best_run(
+    law: SceneLaw,
+    corners: Corners,
+    places: Tensor,
+    settings: Settings,
+    generator: torch.Generator,
+    whole: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the score of the best run of each scene, (b,), and its log weights.
+
+    The log weights (b, points, corners and clutter) say how well each corner explains a point.
+    """
+    batch, number = places.shape
+    runs = places.repeat_interleave(settings.starts, 0)
+    start = torch.randn(2, len(runs), len(corners.objects), 2, generator=generator)
+    start = torch.view_as_complex(law.tau * start).to(places)
+    zero = start[0].real.new_zeros(start[0].shape)
+    poses = Poses(start[0], start[1], zero, zero, start[0] * 0)
+    for step in range(settings.steps):
+        extra = settings.extra(step)
+        log_density = expected_log_density(runs, corners, poses, extra)
+        responsibility = _normalized(log_density, corners, settings).exp()
+        poses = fit_poses(runs, corners, responsibility, poses, law.tau, extra)
+    weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
+    score = weights.logsumexp(-1).sum(-1)
+    if whole:  # round off to permutations
+        for _ in range(settings.rounds):
+            chosen = one_hot(round_off(weights), number)
+            poses = fit_poses(runs, corners, chosen, poses, law.tau)
+            weights = _with_clutter(expected_log_density(runs, corners, poses), corners)
+        score = (weights * chosen).sum((-1, -2))
+    score = (score + _log_prior(poses, law.tau)).reshape(batch, settings.starts)
+    best = torch.arange(batch) * settings.starts + score.argmax(1)
+    return score.amax(1), weights[best]
+
+
+def expected_log_density(
+    places: Tensor, corners: Corners, poses: Poses, extra: float = 0.0
+) -> Tensor:
+    """Compute E log p(point | corner) over the posteriors of poses, (R, points, corners).
+
+    `extra` is added to the variance of the noise.
+    """
+    at = corners.place
+    place, turn = poses.place[:, corners.owner], poses.turn[:, corners.owner]
+    spread = (
+        poses.var_place[:, corners.owner]
+        + poses.var_turn[:, corners.owner] * at.abs().square()
+        + 2 * (poses.cov[:, corners.owner] * at.conj()).real
+    )
+    variance = extra + _variances(corners, poses)[:, corners.owner]
+    away = (places[..., None] - (place + turn * at)[:, None]).abs().square()
+    constant = -(2 * math.pi * variance).log() - spread / variance
+    return constant[:, None] - away / (2 * variance[:, None])
+
+
+def _variances(corners: Corners, poses: Poses) -> Tensor:
+    """Compute s^2 of each object at the mean of its pose, (R, objects)."""
+    scale = poses.turn.abs()
+    return torch.stack([noise.variance(scale[:, k]) for k, noise in enumerate(corners.noises)], 1)
+
+
+def fit_poses(
+    places: Tensor,
+    corners: Corners,
+    responsibility: Tensor,
+    before: Poses,
+    tau: float,
+    extra: float = 0.0,
+) -> Poses:
+    """Return the normal posteriors of poses given responsibilities (R, points, corners)."""
+    variance = extra + _variances(corners, before)
+    member = one_hot(corners.owner, len(corners.objects))
+    member = member.to(places)
+    weight = responsibility[..., : len(corners.place)].to(places)
+    total = weight.sum(1)  # (R, J)
+    moment = torch.einsum("rnj,rn->rj", weight, places)
+    at = corners.place
+    gram = torch.stack([total, total * at, total * at.abs().square()]) @ member / variance
+    right = torch.stack([moment, moment * at.conj()]) @ member / variance
+    first, cross, second = gram[0].real + tau**-2, gram[1], gram[2].real + tau**-2
+    determinant = first * second - cross.abs().square()
+    return Poses(
+        (second * right[0] - cross * right[1]) / determinant,
+        (first * right[1] - cross.conj() * right[0]) / determinant,
+        second / determinant,
+        first / determinant,
+        -cross / determinant,
+    )
+
+
+def _with_clutter(log_density: Tensor, corners: Corners) -> Tensor:
+    """Append clutter to the corners: one column for each point of it."""
+    clutter = log_density.new_full((*log_density.shape[:-1], corners.clutter), -LOG_AREA)
+    return torch.cat([log_density, clutter], -1)
+
+
+def _normalized(log_density: Tensor, corners: Corners, settings: Settings) -> Tensor:
+    """Return log responsibilities, normalized over corners and, for permutations, over points."""
+    weights = _with_clutter(log_density, corners)
+    if settings.permutations:
+        for _ in range(settings.sinkhorn):
+            weights = weights.log_softmax(-2).log_softmax(-1)
+    return weights.log_softmax(-1)
+
+
+def round_off(weights: Tensor) -> Tensor:
+    """Return the best permutation for log weights (R, points, corners and clutter), (R, points)."""
+    tables = weights.clamp(min=-1e6).cpu().numpy()
+    columns = [linear_sum_assignment(table, maximize=True)[1] for table in tables]
+    return torch.from_numpy(np.stack(columns)).to(weights.device)
+
+
+def _log_prior(poses: Poses, tau: float) -> Tensor:
+    """Compute -KL(q(y) | p(y)), summed over objects, (R,)."""
+    mean = poses.place.abs().square() + poses.turn.abs().square()
+    variance = 2 * (poses.var_place + poses.var_turn)
+    determinant = (poses.var_place * poses.var_turn - poses.cov.abs().square()).clamp(min=1e-30)
+    divergence = (mean + variance) / tau**2 / 2 - 2 - determinant.log() + 4 * math.log(tau)
+    return -divergence.sum(-1)

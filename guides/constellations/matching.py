@@ -1,0 +1,227 @@
+"""Guides to scenes of points: exact, by RANSAC, by EM with permutations or free assignments.
+
+    point_corner    ~ the guide's own law of matchings
+    object_presence = whether the matching gives points to the object
+    object_pose     ~ p(pose | points, matching), in closed form but for one quadrature
+
+The guides differ in the matching only. The log weight of a draw of the exact guide is log p(points)
+whatever is drawn, but for the quadrature of poses. `parse` names the object and the corner of every
+point.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.constellations.em import Settings, explain_by_em
+from capsule_zoo.guides.constellations.exact import Matchings, explain_exactly, groups
+from capsule_zoo.guides.constellations.pose_posterior import ObjectPoses, SimilarityPosterior
+from capsule_zoo.guides.constellations.ransac import CHOICES, SETS, explain_by_ransac
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.constellations import Constellations
+from capsule_zoo.models.constellations.matching_laws import (
+    FunctionMatchings,
+    ListedMatchings,
+    codes_of,
+    from_codes,
+    symmetries,
+)
+from capsule_zoo.models.constellations.point_space import masked
+from capsule_zoo.models.constellations.scene_law import SceneLaw, log_joint, object_fit
+
+
+class MatchingGuide(Guide):
+    """The base of the guides to constellations: a subclass finds matchings.
+
+    Unless a subclass adds a network, the guide has no parameters. It computes in float64.
+    """
+
+    model_class = Constellations
+    observes = "points"
+    fit_settings = {"lr": 1e-3}
+
+    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+        """Return a matching for each scene of points (S, N, 2)."""
+        raise NotImplementedError
+
+    def parse(self, points: Tensor, present: Tensor | None = None) -> Matchings:
+        """Return the object and the corner of every point, and log evidence in nats.
+
+        Args:
+            points: (S, N, 2), any real numbers; scenes are expected to lie in [-1, 1].
+            present: (S, N), 1 where there is a point; None if NaN marks absent points.
+
+        Raises:
+            ValueError: points that the model does not take, a mask of another shape, or a number
+                of points that no set of objects can have.
+        """
+        points = masked(points, present)
+        self.model.space.check(points)
+        points = points.double()
+        self._check_numbers(points)
+        return self.explain(self.model.law(), points)
+
+    def forward(self, points: Tensor, labels: Tensor | None = None) -> Tensor:
+        law, places = self.model.law(), points.double()
+        self._check_numbers(places)
+        with pyro.plate("images", len(points), dim=-1):
+            code = pyro.sample("point_corner", self.matchings(law, places, points.dtype))
+            objects, corners = from_codes(law, code)
+            there = (objects[..., None] == torch.arange(len(law.sizes), device=code.device)).any(-2)
+            presence = dist.Bernoulli(there.to(points)).to_event(1)
+            pyro.sample("object_presence", presence)
+            laws = [
+                SimilarityPosterior(
+                    object_fit(law, places, objects, corners, k)[0],
+                    there[..., k],
+                    law.noise_of(k),
+                    law.tau,
+                )
+                for k in range(len(law.sizes))
+            ]
+            return pyro.sample("object_pose", ObjectPoses(laws, points.dtype))
+
+    def matchings(
+        self, law: SceneLaw, points: Tensor, dtype: torch.dtype
+    ) -> dist.TorchDistribution:
+        """Return q(matching | points): the one that `explain` finds, up to symmetries.
+
+        Its log probabilities are of type `dtype`.
+        """
+        return _listed(law, points, self.explain(law, points), dtype)
+
+    def _check_numbers(self, points: Tensor) -> None:
+        """Raise ValueError for a number of points that no set of objects and clutter has."""
+        numbers = (~points[..., 0].isnan()).sum(1).unique().tolist()
+        sizes, clutter = self.model.sizes, self.model.clutter
+        sums = {0}
+        for size in sizes:
+            sums |= {size + other for other in sums}
+        wrong = [n for n in numbers if not any(0 <= n - s <= clutter for s in sums)]
+        if wrong:
+            raise ValueError(
+                f"points holds scenes of {', '.join(map(str, wrong))} points, which no set of "
+                f"objects of {', '.join(map(str, sizes))} corners and at most {clutter} clutter "
+                "points has; build the model with more clutter, or with other templates"
+            )
+
+
+class ExactMatching(MatchingGuide):
+    """The exact posterior: all presences, matchings and clutter are summed.
+
+    `parse` returns the likeliest share of the points among objects, and log p(points).
+    """
+
+    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+        return explain_exactly(law, points)
+
+    def matchings(self, law: SceneLaw, points: Tensor, dtype: torch.dtype) -> FunctionMatchings:
+        with torch.no_grad():
+            found = list(groups(law, points))
+            evidence = points.new_empty(len(points))
+            for group in found:
+                evidence[group.rows] = group.log_evidence()
+        present = ~points[..., 0].isnan()
+
+        def draw_codes(number: int) -> Tensor:
+            drawn = []
+            for _ in range(number):
+                empty = Matchings.empty(points)
+                for group in found:
+                    group.write(empty, group.drawn(), sample=True)
+                drawn.append(codes_of(law, present, empty.objects, empty.corners))
+            return torch.stack(drawn)
+
+        def log_probability(code: Tensor) -> Tensor:
+            return (log_joint(law, points, *from_codes(law, code)) - evidence).to(dtype)
+
+        batch = torch.Size([len(points)])
+        return FunctionMatchings(batch, points.shape[1], draw_codes, log_probability)
+
+
+class RansacMatching(MatchingGuide):
+    """RANSAC: two points fix a similarity, and objects choose among their best fits.
+
+    Args:
+        model: the model.
+        sets: number of sets of points that an object chooses among.
+        choices: number of joint choices that survive each object.
+
+    Raises:
+        ValueError: `sets` or `choices` below 1.
+    """
+
+    def __init__(self, model: Constellations, sets: int = SETS, choices: int = CHOICES) -> None:
+        super().__init__(model)
+        check_at_least(1, sets=sets, choices=choices)
+        self.sets = sets
+        self.choices = choices
+
+    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+        return explain_by_ransac(law, points, self.sets, self.choices)
+
+
+class SinkhornMatching(MatchingGuide):
+    """Variational EM whose assignments are nearly permutations, by annealing and Sinkhorn's steps.
+
+    Args:
+        model: the model.
+        starts: number of runs for each set of objects.
+        steps: of EM.
+        seed: of the poses that EM starts from.
+
+    Raises:
+        ValueError: `starts` or `steps` below 1, or a negative seed.
+    """
+
+    permutations = True
+
+    def __init__(
+        self, model: Constellations, starts: int = 10, steps: int = 40, seed: int = 0
+    ) -> None:
+        super().__init__(model)
+        check_at_least(1, starts=starts, steps=steps)
+        check_at_least(0, seed=seed)
+        self.starts = starts
+        self.steps = steps
+        self.seed = seed
+
+    def explain(self, law: SceneLaw, points: Tensor) -> Matchings:
+        settings = Settings(self.permutations, self.starts, self.steps)
+        return explain_by_em(law, points, settings, self.seed)
+
+
+class MixtureMatching(SinkhornMatching):
+    """Variational EM with free assignments: every point chooses a corner, and may share it.
+
+    `parse` returns the free assignments; their log evidence is minus infinity where they are not
+    one to one, as the model's are. As a guide it draws the nearest permutation.
+
+    Args:
+        model, starts, steps, seed: as for `SinkhornMatching`.
+    """
+
+    permutations = False
+
+    def matchings(
+        self, law: SceneLaw, points: Tensor, dtype: torch.dtype
+    ) -> dist.TorchDistribution:
+        settings = Settings(False, self.starts, self.steps)
+        return _listed(
+            law, points, explain_by_em(law, points, settings, self.seed, rounded=True), dtype
+        )
+
+
+def _listed(law: SceneLaw, points: Tensor, found: Matchings, dtype: torch.dtype) -> ListedMatchings:
+    """Return the law that draws matchings and others that symmetries make nearly as likely.
+
+    Their probabilities are proportional to their densities under the model.
+    """
+    code = codes_of(law, ~points[..., 0].isnan(), found.objects, found.corners)
+    candidates = symmetries(law).to(code.device)[:, code].movedim(0, 1)  # (B, maps, N)
+    weights = log_joint(law, points, *from_codes(law, candidates.movedim(1, 0))).movedim(0, 1)
+    return ListedMatchings(candidates, weights.clamp(min=-1e30).to(dtype))

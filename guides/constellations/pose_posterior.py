@@ -1,0 +1,179 @@
+"""The posterior of similarities given which points are which corners, in closed form but for |u|.
+
+Given |u| the place t is normal and the angle of u is von Mises; see `similarities`. The density of
+log |u| is one-dimensional: its values at the nodes of a fine quadrature are joined by straight
+lines. This law can be drawn from, and its density is known, exactly. It differs from the posterior
+by about 0.00002 nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor
+
+from capsule_zoo.models.constellations.matching_laws import NO_SHAPE
+from capsule_zoo.models.constellations.similarities import (
+    MANY_STEPS,
+    Fit,
+    Noise,
+    log_scale_density,
+    scale_nodes,
+)
+
+FINE = 1025  # nodes of log |u|
+_MOST_CONCENTRATED = 1e8
+
+
+class SimilarityPosterior(dist.TorchDistribution):
+    """p(y | points, matching) of one object, a law of poses (*batch, 4).
+
+    Draws carry no gradients: a guide that draws from this law has no parameters of its own, and
+    the gradient of its ELBO is taken at a fixed guide, as in EM.
+
+    Args:
+        fit: of the object's points, (*batch).
+        there: True where the object is present, (*batch); elsewhere the law is the prior.
+        noise: on the points.
+        tau: deviation of the prior.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(self, fit: Fit, there: Tensor, noise: Noise, tau: float) -> None:
+        self.fit = fit
+        self.there = there
+        self.noise = noise
+        self.tau = tau
+        safe = Fit(
+            torch.where(there, fit.center, torch.zeros_like(fit.center)),
+            torch.where(there, fit.spread, torch.ones_like(fit.spread)),
+            torch.where(there, fit.cross, torch.ones_like(fit.cross)),
+            fit.number,
+        )
+        self.safe = safe
+        self.nodes = scale_nodes(safe, noise, tau, FINE, MANY_STEPS)[0]
+        density = log_scale_density(safe, self.nodes, noise, tau)
+        self.height = (density - density.amax(-1, keepdim=True)).exp()
+        step = self.nodes.diff()
+        self.mass = (self.height[..., 1:] + self.height[..., :-1]) / 2 * step
+        self.total = self.mass.sum(-1)
+        super().__init__(there.shape, torch.Size([4]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> SimilarityPosterior:
+        center, spread, cross = (t.expand(batch_shape) for t in self.fit[:3])
+        fit = Fit(center, spread, cross, self.fit.number)
+        there = self.there.expand(batch_shape)
+        return SimilarityPosterior(fit, there, self.noise, self.tau)
+
+    @torch.no_grad()
+    def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+        """Draw poses, without gradients."""
+        shape = torch.Size([*sample_shape, *self.there.shape])
+        log_scale = self._draw_log_scale(shape)
+        scale = log_scale.exp()
+        concentration, middle = self._angle(scale)
+        angle = middle + dist.VonMises(torch.zeros_like(scale), concentration).sample()
+        mean, variance = self._place(scale)
+        place = torch.view_as_real(mean.expand(shape)) + variance.sqrt()[
+            ..., None
+        ] * torch.randn_like(torch.view_as_real(mean.expand(shape).contiguous()))
+        turn = torch.polar(scale, angle)
+        drawn = torch.cat([place, turn.real[..., None], -turn.imag[..., None]], -1)
+        prior = self.tau * torch.randn_like(drawn)
+        return torch.where(self.there[..., None], drawn, prior)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density of poses."""
+        place = torch.complex(value[..., 0], value[..., 1])
+        turn = torch.complex(value[..., 2], -value[..., 3])
+        scale = turn.abs().clamp(min=1e-30)
+        log_scale = scale.log()
+        concentration, middle = self._angle(scale)
+        swing = (turn / scale * torch.polar(torch.ones_like(middle), -middle)).real - 1
+        log_angle = concentration * swing - math.log(2 * math.pi)
+        log_angle = log_angle - torch.special.i0e(concentration).log()
+        mean, variance = self._place(scale)
+        away = (place - mean).abs().square()
+        log_place = -away / (2 * variance) - (2 * math.pi * variance).log()
+        own = self._log_density(log_scale) - 2 * log_scale + log_angle + log_place
+        prior = dist.Normal(torch.zeros_like(value), self.tau).log_prob(value).sum(-1)
+        return torch.where(self.there, own, prior)
+
+    def _angle(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The concentration and the middle of the angle of u, given |u|."""
+        variance = self.noise.variance(scale)
+        concentration = scale * self.safe.cross.abs() / variance
+        return concentration.clamp(1e-12, _MOST_CONCENTRATED), self.safe.cross.angle()
+
+    def _place(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of t and the variance of its coordinates, given |u|."""
+        own = self.noise.variance(scale) / self.safe.number
+        share = self.tau**2 / (self.tau**2 + own)
+        return self.safe.center * share, own * share
+
+    def _draw_log_scale(self, shape: torch.Size) -> Tensor:
+        mass = self.mass.expand(*shape, self.mass.shape[-1])
+        index = dist.Categorical(probs=mass).sample()[..., None]
+        left, right = self._at(index)
+        uniform = torch.rand_like(left[1])
+        # density rises from a to b over the interval: solve a s + (b - a) s^2 / 2 = v (a + b) / 2
+        a, b = left[1], right[1]
+        part = (a + b) * uniform / (a + (a.square() + (b.square() - a.square()) * uniform).sqrt())
+        return left[0] + part * (right[0] - left[0])
+
+    def _at(self, index: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The node and the height at both ends of intervals, given their numbers (*shape, 1)."""
+        nodes = self.nodes.expand(*index.shape[:-1], self.nodes.shape[-1])
+        height = self.height.expand(nodes.shape)
+        ends = [(t.gather(-1, index + i)[..., 0]) for i in (0, 1) for t in (nodes, height)]
+        return (ends[0], ends[1]), (ends[2], ends[3])
+
+    def _log_density(self, log_scale: Tensor) -> Tensor:
+        nodes = self.nodes.expand(*log_scale.shape, self.nodes.shape[-1]).contiguous()
+        index = torch.searchsorted(nodes, log_scale[..., None].contiguous()) - 1
+        inside = (index[..., 0] >= 0) & (index[..., 0] < nodes.shape[-1] - 1)
+        left, right = self._at(index.clamp(0, nodes.shape[-1] - 2))
+        part = (log_scale - left[0]) / (right[0] - left[0])
+        height = left[1] + part * (right[1] - left[1])
+        log = (height.clamp(min=1e-300) / self.total).log()
+        return log.masked_fill(~inside, -torch.inf)
+
+
+class ObjectPoses(dist.TorchDistribution):
+    """The posteriors of all objects' poses, a law of (*batch, objects, 4).
+
+    Args:
+        laws: one for each object, with the same batch shape.
+        dtype: of the draws.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = constraints.independent(constraints.real, 2)
+    has_rsample = True
+
+    def __init__(self, laws: Sequence[SimilarityPosterior], dtype: torch.dtype) -> None:
+        self.laws = tuple(laws)
+        self.dtype = dtype
+        super().__init__(laws[0].batch_shape, torch.Size([len(laws), 4]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ObjectPoses:
+        return ObjectPoses([law.expand(torch.Size(batch_shape)) for law in self.laws], self.dtype)
+
+    def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+        """Draw poses, without gradients."""
+        drawn = [law.rsample(sample_shape) for law in self.laws]
+        return torch.stack(drawn, -2).to(self.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density of poses."""
+        parts = value.double().unbind(-2)
+        total = sum(law.log_prob(part) for law, part in zip(self.laws, parts, strict=True))
+        return torch.as_tensor(total).to(self.dtype)

@@ -1,0 +1,197 @@
+"""RANSAC for scenes of points: two points fix a similarity, and the best fits share out the points.
+
+Every ordered pair of points is laid on pairs of corners of every template. The similarity that this
+fixes puts the other corners somewhere, and each of them takes the nearest free point. Every set of
+points that is found so is scored by its evidence, with the pose integrated out. Objects then choose
+among their best sets, one after the other, and the best joint choices survive.
+
+References:
+    Fischler & Bolles 1981; Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), section 4.3.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.constellations.exact import Matchings
+from capsule_zoo.models.constellations.scene_law import SceneLaw, by_number
+from capsule_zoo.models.constellations.similarities import (
+    Template,
+    fit_of,
+    log_evidence,
+)
+
+SETS = 40  # of points, that an object chooses among
+CHOICES = 60  # joint ones, that survive each object
+FURTHER = (5, 25)  # multiples of both, for scenes that no choice covers
+MOST_POINTS = 62  # of a scene: sets of points are the bits of an int64
+
+
+@torch.no_grad()
+def explain_by_ransac(
+    law: SceneLaw, points: Tensor, sets: int = SETS, choices: int = CHOICES
+) -> Matchings:
+    """Return the best choice of fits for every scene, and a lower bound on its log evidence.
+
+    Args:
+        points: (S, N, 2), NaN where a point is absent.
+        sets: number of sets of points that an object chooses among.
+        choices: number of joint choices that survive each object.
+
+    Returns:
+        Matchings; where no choice covers the points, all of them are clutter, with evidence zero.
+
+    Raises:
+        ValueError: a scene of more than 62 points.
+    """
+    found = Matchings.empty(points)
+    for rows, slots, places in by_number(points):
+        if places.shape[1] > MOST_POINTS:
+            raise ValueError(
+                f"a scene has {places.shape[1]} points, more than {MOST_POINTS}; split it"
+            )
+        for more in (1, *FURTHER):  # where no joint choice covers the points, more are looked at
+            _explain(law, found, rows, slots, places, (more * sets, more * choices))
+            again = found.log_evidence[rows].isinf()
+            rows, slots, places = rows[again], slots[again], places[again]
+            if not len(rows):
+                break
+    return found
+
+
+def _explain(
+    law: SceneLaw,
+    found: Matchings,
+    rows: Tensor,
+    slots: Tensor,
+    places: Tensor,
+    limits: tuple[int, int],
+) -> None:
+    """Write the best choice of fits for scenes of equally many points."""
+    fits: list[tuple[Tensor, Tensor, Tensor]] = []
+    for k, first in enumerate(law.kinds):
+        fits.append(fits[first] if first < k else _fits(law, k, places, limits[0]))
+    weight, chosen = _choose(law, fits, places, limits[1])
+    found.log_evidence[rows] = weight
+    chosen = chosen.masked_fill(weight.isinf()[:, None], torch.iinfo(chosen.dtype).max)
+    for k, (members, _, _) in enumerate(fits):
+        there = (chosen[:, k] < members.shape[1]).nonzero()[:, 0]
+        held = slots[there[:, None], members[there, chosen[there, k]]]
+        found.objects[rows[there, None], held] = k
+        numbers = torch.arange(members.shape[2], device=places.device)
+        found.corners[rows[there, None], held] = numbers
+
+
+def _fits(law: SceneLaw, index: int, places: Tensor, sets: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an object's best sets of points, their evidence and their bits.
+
+    Returns:
+        The point at each corner, (b, sets, n); log evidence, (b, sets); bits, (b, sets).
+    """
+    template = law.templates[index]
+    if places.shape[1] < len(template):
+        empty = places.new_zeros(len(places), 0, dtype=torch.int64)
+        return empty[..., None].expand(-1, -1, len(template)), empty.to(places.real.dtype), empty
+    members = hypotheses(places, template)
+    at_corners = places[torch.arange(len(places))[:, None, None], members]
+    fit = fit_of(at_corners, template.corners.to(places))
+    evidence = log_evidence(fit, law.noise_of(index), law.tau) + math.log(template.turns)
+    bits = (1 << members).sum(-1)
+    order = evidence.argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, bits.gather(1, order).argsort(dim=1, stable=True))
+    sorted_bits = bits.gather(1, order)
+    again = torch.zeros_like(sorted_bits, dtype=torch.bool)
+    again[:, 1:] = sorted_bits[:, 1:] == sorted_bits[:, :-1]  # keep the best order of each set
+    score = evidence.gather(1, order).masked_fill(again, -torch.inf)
+    best = score.topk(min(sets, score.shape[1]), dim=1)
+    order = order.gather(1, best.indices)
+    members = members.gather(1, order[..., None].expand(-1, -1, len(template)))
+    return members, best.values, bits.gather(1, order)
+
+
+def hypotheses(places: Tensor, template: Template) -> Tensor:
+    """Return the point at each corner for every pair of points laid on a pair of corners.
+
+    Args:
+        places: complex, (b, points).
+
+    Returns:
+        (b, pairs of points times pairs of corners, corners).
+    """
+    corners, number = template.corners.to(places), places.shape[1]
+    pairs = torch.tensor(list(itertools.permutations(range(number), 2)), device=places.device)
+    found = []
+    for a, b in corner_pairs(template):
+        start, end = places[:, pairs[:, 0]], places[:, pairs[:, 1]]
+        turn = (end - start) / (corners[b] - corners[a])
+        moved = start - turn * corners[a]
+        held = torch.full((len(places), len(pairs), len(template)), -1, device=places.device)
+        held[..., a], held[..., b] = pairs[:, 0], pairs[:, 1]
+        free = torch.ones(len(pairs), number, dtype=torch.bool, device=places.device)
+        free.scatter_(1, pairs, False)
+        free = free.repeat(len(places), 1, 1)
+        for c in range(len(template)):
+            if c in (a, b):
+                continue
+            away = (places[:, None] - (moved + turn * corners[c])[..., None]).abs()
+            nearest = away.masked_fill(~free, torch.inf).argmin(-1)
+            held[..., c] = nearest
+            free.scatter_(2, nearest[..., None], False)
+        found.append(held)
+    return torch.cat(found, 1)
+
+
+def corner_pairs(template: Template) -> list[tuple[int, int]]:
+    """List ordered pairs of corners, one of those that a rotation of the template makes equal."""
+    kept: list[tuple[int, int]] = []
+    rotations = template.rotations.tolist()
+    for pair in itertools.permutations(range(len(template)), 2):
+        if not any((turn[pair[0]], turn[pair[1]]) in kept for turn in rotations):
+            kept.append(pair)
+    return kept
+
+
+def _choose(
+    law: SceneLaw, fits: list[tuple[Tensor, Tensor, Tensor]], places: Tensor, choices: int
+) -> tuple[Tensor, Tensor]:
+    """Return the log weight of all surviving choices, (b,), and the best one, (b, objects)."""
+    batch, number = places.shape
+    on, off = law.log_present(places.real)
+    used = torch.zeros(batch, 1, dtype=torch.int64, device=places.device)
+    weight = places.real.new_zeros(batch, 1)
+    chosen = torch.zeros(batch, 1, 0, dtype=torch.int64, device=places.device)
+    for k, (members, evidence, bits) in enumerate(fits):
+        option = torch.cat([evidence + on[k], off[k].expand(batch, 1)], 1)
+        taken = torch.cat([bits, bits.new_zeros(batch, 1)], 1)
+        total = weight[..., None] + option[:, None]
+        total = total.masked_fill(used[..., None] & taken[:, None] != 0, -torch.inf)
+        total = total.masked_fill(~_completes(law, k, members, used, number), -torch.inf)
+        best = total.flatten(1).topk(min(choices, total[0].numel()), dim=1)
+        before, now = best.indices // option.shape[1], best.indices % option.shape[1]
+        weight = best.values
+        used = used.gather(1, before) | taken.gather(1, now)
+        history = chosen.gather(1, before[..., None].expand(-1, -1, k))
+        chosen = torch.cat([history, now[..., None]], -1)
+    left = number - sum((used >> i) & 1 for i in range(number))
+    table = places.real.new_full((number + 1,), -torch.inf)
+    allowed = law.log_left(number, places.real)[: number + 1]
+    table[: len(allowed)] = allowed
+    weight = weight + table[left]
+    best_one = weight.argmax(1)
+    return weight.logsumexp(1), chosen[torch.arange(batch), best_one]
+
+
+def _completes(law: SceneLaw, index: int, members: Tensor, used: Tensor, number: int) -> Tensor:
+    """Return where later objects can take all points that are left, but for clutter."""
+    bits = torch.stack([(used >> i) & 1 for i in range(number)])
+    left = number - bits.sum(0)  # (b, choices)
+    sizes = used.new_tensor([len(law.templates[index])] * members.shape[1] + [0])
+    left = left[..., None] - sizes
+    later = law.sizes[index + 1 :]
+    sums = {sum(c) for r in range(len(later) + 1) for c in itertools.combinations(later, r)}
+    possible = [(left >= s) & (left - s <= law.clutter) for s in sums]
+    return torch.stack(possible).any(0)

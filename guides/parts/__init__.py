@@ -1,0 +1,1 @@
+"""Guides to part-whole capsules, shape codes and stacked capsules."""

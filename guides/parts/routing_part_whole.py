@@ -1,0 +1,182 @@
+"""Routing as a guide: objects are inferred by EM on the model's transformations, not a network.
+
+Every part votes for the pose of each parent, and every parent gathers the votes of its parts. This
+is coordinate ascent on the model's own log joint. Its steps are exactly the classic steps of
+routing:
+
+    E step       r_ij = p(s_i = j | t, A)
+    M step       A_j  = argmin_A sum_i r_ij |A_i - A (I + M_ij)|^2 / sigma_ij^2 + |A - I|^2 / s^2
+    activation   logit t_j = logit pi_j + log p(children | t_j = 1) - log p(children | t_j = 0)
+
+The M step weights the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame. It is a
+ridge regression with a closed form. For a prior with several rotations it uses the identity only.
+Parts come from the same reader as in `AmortizedPartWhole`.
+
+References:
+    Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; votes as in Smith, Schut, Gal &
+    van der Wilk 2020 (arXiv 2004.03553).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
+from capsule_zoo.guides.parts.part_whole import PartWholeGuide
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.part_whole import PartWholeCapsules
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw, Level
+from capsule_zoo.models.parts.selection import as_presence, log_presence, parent_log_weights
+from capsule_zoo.models.plates import bayesian_parameters
+
+
+@dataclass(frozen=True)
+class EMObjects:
+    """Objects from parts by EM on the model's transformations, described at the top of this file.
+
+    It has no parameters of its own.
+
+    Args:
+        iterations: number of EM steps for each level.
+
+    Raises:
+        ValueError: `iterations` below 1.
+    """
+
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        check_at_least(1, iterations=self.iterations)
+
+    @property
+    def features(self) -> int:
+        """The number of features from which deviations are computed: a presence and a pose."""
+        return 7
+
+    def build(self, levels: Sequence[Level]) -> EMObjects:
+        """Return the object itself, which serves any levels."""
+        return self
+
+    def __call__(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
+        """Infer level `index` by EM that starts at the prior presences and identity poses.
+
+        Raises:
+            ValueError: a parameter of the model is a `PyroSample`.
+        """
+        selection = model.selections[index]
+        if bayesian_parameters(model):
+            raise ValueError(
+                "EMObjects reads the parameters of its model, and one of this model is a "
+                "PyroSample; use AmortizedPartWhole, or make the parameter a tensor"
+            )
+        batch, number = children.presence.shape[:-1], model.levels[index].size
+        prior: Tensor = model.presence_logits
+        scale = [model.sigma_top] * 2 + [model.sigma_place]
+        if index > 0:  # no prior from parents above: even odds, and a flat law of poses
+            prior = prior.new_zeros(1)
+            scale = [selection.sigma_off] * 3
+        logits = prior.expand(*batch, number)
+        pose = poses.identity_like(children.pose).expand(*batch, number, 6)
+        precision = children.pose.new_tensor(scale) ** -2
+        there = as_presence(children.presence, model.relaxed)
+        for _ in range(self.iterations):
+            # the model's own law, with parents as present as they are believed to be
+            law = selection(Capsules(logits, pose), relaxed=True)
+            log_density = child_log_density(model, law, children)  # (B, children, 1 + parents)
+            responsibility = (log_density + law.log_weights).softmax(-1)[..., 1:]
+            weight = responsibility / law.scale(there)[..., 1:].square()
+            pose = best_pose(children.pose, selection.transform, weight, precision)
+            law = selection(Capsules(logits, pose), relaxed=True)
+            log_density = child_log_density(model, law, children)
+            logits = prior + activation(
+                logits, selection.log_affinity, log_density, selection.epsilon
+            )
+        features = torch.cat([logits[..., None].tanh(), pose], dim=-1)
+        return Proposal(logits, pose, features)
+
+
+class RoutingPartWhole(PartWholeGuide):
+    """The guide with q(parts | image) from a network and q(objects | parts) from EM steps.
+
+    It is a `PartWholeGuide` with `EMObjects` above the parts.
+
+    Args:
+        model, pose: as for `AmortizedPartWhole`.
+        iterations: number of EM steps for each level.
+        rank: columns of the low-rank factor where `pose="low_rank"`.
+        reader: arguments of `PartReader`.
+
+    Raises:
+        ValueError: `iterations` below 1, or as for `AmortizedPartWhole`.
+    """
+
+    def __init__(
+        self,
+        model: PartWholeCapsules,
+        pose: str = "delta",
+        *,
+        iterations: int = 3,
+        rank: int = 2,
+        **reader: Any,
+    ) -> None:
+        above = EMObjects(iterations)
+        super().__init__(model, pose, reader=PartReader(**reader), above=above, rank=rank)
+
+
+def child_log_density(model: PartWholeCapsules, law: ChildLaw, children: Capsules) -> Tensor:
+    """Compute log p(t_i, A_i | s_i = j), (B, children, 1 + parents); column 0 is the dummy."""
+    presence_law = model.presence_law(law.presence_logits)
+    presence = presence_law.log_prob(children.presence[..., None])
+    there = as_presence(children.presence, model.relaxed)
+    return presence + law.pose_law(there).log_prob(children.pose[..., None, :])
+
+
+def best_pose(child_pose: Tensor, transform: Tensor, weight: Tensor, precision: Tensor) -> Tensor:
+    """Compute every parent's best pose (B, parents, 6) given its weighted children.
+
+    This is the M step: it minimizes, over A_j,
+
+        sum_i w_ij |A_i - A_j (I + M_ij)|^2 + sum_c precision_c |(A_j - I)_c|^2.
+
+    Args:
+        child_pose: A_i, (B, children, 6).
+        transform: M_ij, (children, parents, 6).
+        weight: w_ij, (B, children, parents).
+        precision: precision of the prior about the identity for each column of a pose, (3,).
+    """
+    place = poses.to_matrix(poses.identity_like(transform) + transform)  # (children, parents, 3, 3)
+    target = child_pose.unflatten(-1, (2, 3))  # (B, children, 2, 3)
+    eye = torch.eye(3, dtype=place.dtype, device=place.device)
+    gram = torch.einsum("...ij,ijkl,ijml->...jkm", weight, place, place) + precision * eye
+    cross = torch.einsum("...ij,...ikl,ijml->...jkm", weight, target, place) + precision * eye[:2]
+    return poses.from_matrix(torch.linalg.solve(gram, cross.mT).mT)
+
+
+def activation(logits: Tensor, log_affinity: Tensor, log_density: Tensor, epsilon: float) -> Tensor:
+    """Compute the log ratio of the children's likelihood with and without each parent.
+
+    The result is (B, parents), in nats. The other parents have the presences that `logits` give.
+    The choice of a parent is summed out.
+
+    Args:
+        logits: logits of the parents' presences, (B, parents).
+        log_affinity: log rho, (children, parents).
+        log_density: log p(child | its choice), (B, children, 1 + parents).
+        epsilon: the dummy's weight.
+    """
+    weights = parent_log_weights(log_presence(logits, relaxed=True), log_affinity, epsilon)
+    own = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    # (B, children, parent, 1 + parents): weights of the choices without that parent
+    others = weights[..., None, :].masked_fill(F.pad(own, (1, 0)), -torch.inf)
+    possible = others.logsumexp(-1)
+    explained = (others + log_density[..., None, :]).logsumexp(-1)
+    with_it = torch.logaddexp(explained, log_affinity + log_density[..., 1:])
+    with_it = with_it - torch.logaddexp(possible, log_affinity)
+    return (with_it - (explained - possible)).sum(-2)

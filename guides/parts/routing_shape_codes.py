@@ -1,0 +1,181 @@
+"""Routing for shape codes: an object is fitted to its parts by alternating ridge regressions.
+
+Given the kind and the presences, the votes A (N_i + U_i c) are linear in the pose A for a given
+code c, and linear in c for a given A. Both steps, and the choice of each part between the object
+and the dummy, are coordinate ascent on the model's own log joint:
+
+    E step   r_i = p(s_i = object | t, A_1..P)
+    pose     A = argmin_A sum_i r_i t_i |A_i - A (N_i + U_i c)|^2_i + |A - I|^2 / sigma_top^2
+    code     c = argmin_c sum_i r_i t_i |A_i - A (N_i + U_i c)|^2_i + |c|^2 - 2 log p(t | c)
+
+|.|_i divides by the deviations sigma_i. The presences' log likelihood is replaced by its quadratic
+expansion at the current code, as in logistic regression by reweighted least squares. Each part
+votes for the object, and the object gathers the votes of its parts: the classic steps of routing.
+The E step begins halfway. Before, no part is far from the dummy's law, but many are far from the
+object's, whose code is still zero: the dummy would take them all, and keep them. The normal law has
+the exact conditional deviations of the regressions.
+
+References:
+    Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; the model's story in
+    `capsule_zoo.models.shape_codes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.parts.shape_codes import KindProposals, ShapeCodesGuide
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import Capsules
+from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.shape_codes import ShapeCodes
+
+
+class RoutingShapeCodes(ShapeCodesGuide):
+    """The guide that fits the object of every kind to the parts by ridge regressions.
+
+    A prior with several rotations is used as the identity alone.
+
+    Args:
+        model, pose, objects: as for every `ShapeCodesGuide`.
+        iterations: number of alternations.
+        reader: arguments of `PartReader`.
+
+    Raises:
+        ValueError: `iterations` below 1.
+    """
+
+    def __init__(
+        self,
+        model: ShapeCodes,
+        pose: str = "delta",
+        *,
+        objects: str = "normal",
+        iterations: int = 5,
+        **reader: Any,
+    ) -> None:
+        check_at_least(1, iterations=iterations)
+        super().__init__(model, pose, objects=objects, **reader)
+        self.iterations = iterations
+        self.options |= dict(iterations=iterations)
+
+    def propose(self, parts: Capsules) -> KindProposals:
+        model, shapes = self.model, self.model.shapes
+        there = as_presence(parts.presence, model.relaxed)[..., None, :]  # (B, 1, P)
+        target = parts.pose[..., None, :, :]  # (B, 1, P, 6)
+        batch = parts.presence.shape[:-1]
+        precision = model.object_pose_scale(target) ** -2
+        pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
+        code = target.new_zeros(*batch, model.kinds, model.codes)
+        for step in range(self.iterations):
+            weight = there[..., None] / shapes.scale.square()
+            if step >= self.iterations // 2:
+                weight = self._share(parts, pose, code) * weight
+            arrangement = shapes.place + bend(shapes.pose_codes, code)
+            pose, pose_scale = fit_pose(target, arrangement, weight, precision)
+            told = _told(shapes.presence_codes, code)
+            believed = (shapes.presence_logits + told).sigmoid()  # (B, K, P)
+            code, code_scale = fit_code(
+                target - poses.compose(pose[..., None, :], shapes.place),
+                directions(pose, shapes.pose_codes),
+                weight,
+                shapes.presence_codes,
+                there - believed + believed * (1 - believed) * told,
+                believed * (1 - believed),
+            )
+        if self.objects == "delta":
+            return KindProposals(pose, code)
+        return KindProposals(pose, code, pose_scale, code_scale)
+
+    def _share(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
+        """Compute the share of the object in every part, (B, K, P, 1)."""
+        kinds = torch.arange(self.model.kinds, device=pose.device)
+        kind = kinds.view(-1, *[1] * (pose.dim() - 1))
+        pose = pose.movedim(-2, 0).unsqueeze(-2)
+        code = code.movedim(-2, 0).unsqueeze(-2)
+        share = self.model.responsibilities(kind, pose, code, parts)[..., 1]  # (K, B, P)
+        return share.movedim(0, -2)[..., None]
+
+
+def bend(pose_codes: Tensor, code: Tensor) -> Tensor:
+    """Return the deformations U c, (B, K, P, 6)."""
+    return torch.einsum("kpid,...kd->...kpi", pose_codes, code)
+
+
+def _told(presence_codes: Tensor, code: Tensor) -> Tensor:
+    """Return what the codes add to the presences' logits, w c, (B, K, P)."""
+    return torch.einsum("kpd,...kd->...kp", presence_codes, code)
+
+
+def directions(pose: Tensor, pose_codes: Tensor) -> Tensor:
+    """Return the derivatives of the votes by the code, (B, K, P, 6, d): A U without A's place."""
+    turn = pose.unflatten(-1, (2, 3))[..., :2]  # (B, K, 2, 2)
+    bent = pose_codes.unflatten(-2, (2, 3))  # (K, P, 2, 3, d)
+    return torch.einsum("...krm,kpmld->...kprld", turn, bent).flatten(-3, -2)
+
+
+def fit_pose(
+    target: Tensor, arrangement: Tensor, weight: Tensor, precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the pose A that best places an arrangement, and its conditional deviations.
+
+    It minimizes, over A,
+
+        sum_ic w_ic (target_i - A arrangement_i)_c^2 + sum_c precision_c (A - I)_c^2.
+
+    Args:
+        target: poses of the parts, (B, K or 1, P, 6).
+        arrangement: their poses in the object's frame, (B, K, P, 6).
+        weight: w, (B, K, P, 6).
+        precision: of the prior about the identity, (6,).
+
+    Returns:
+        Pose and deviations, (B, K, 6) each.
+    """
+    place = poses.to_matrix(arrangement)  # (B, K, P, 3, 3)
+    rows = weight.unflatten(-1, (2, 3))  # (B, K, P, 2, 3)
+    prior = precision.unflatten(-1, (2, 3))  # (2, 3)
+    center = poses.identity_like(arrangement).unflatten(-1, (2, 3))
+    gram = torch.einsum("...prl,...pjl,...pml->...rjm", rows, place, place)
+    gram = gram + torch.diag_embed(prior)
+    weighted = rows * target.unflatten(-1, (2, 3))
+    cross = torch.einsum("...prl,...pjl->...rj", weighted, place) + prior * center
+    pose = torch.linalg.solve(gram, cross)
+    return pose.flatten(-2), gram.diagonal(dim1=-2, dim2=-1).rsqrt().flatten(-2)
+
+
+def fit_code(
+    rest: Tensor,
+    directions: Tensor,
+    weight: Tensor,
+    presence_codes: Tensor,
+    presence_rest: Tensor,
+    presence_weight: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Compute the code c that best explains poses and presences, and its conditional deviations.
+
+    It minimizes, over c, sum_ic w_ic (rest_i - directions_i c)_c^2 + |c|^2 and the quadratic
+    expansion of the presences' log likelihood, sum_i v_i (w_i c)^2 - 2 u_i (w_i c).
+
+    Args:
+        rest: poses of the parts minus the votes without a code, (B, K, P, 6).
+        directions: derivatives of the votes, (B, K, P, 6, d).
+        weight: w, (B, K, P, 6).
+        presence_codes: w_i, (K, P, d).
+        presence_rest, presence_weight: u and v, (B, K, P).
+
+    Returns:
+        Code and deviations, (B, K, d) each.
+    """
+    weighted = weight[..., None] * directions
+    gram = torch.einsum("...pid,...pie->...de", weighted, directions)
+    gram = gram + torch.einsum("...kp,kpd,kpe->...kde", presence_weight, *[presence_codes] * 2)
+    gram = gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    cross = torch.einsum("...pid,...pi->...d", weighted, rest)
+    cross = cross + torch.einsum("...kp,kpd->...kd", presence_rest, presence_codes)
+    code = torch.linalg.solve(gram, cross)
+    return code, gram.diagonal(dim1=-2, dim2=-1).rsqrt()

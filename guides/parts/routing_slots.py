@@ -1,0 +1,220 @@
+"""Routing of parts to several objects with shape codes, by alternating assignments and regressions.
+
+The objects of a scene are found one after the other, and then together:
+
+    one by one    each kind, alone, is fitted to the parts that no object has yet, where a part may
+                  also belong to a background as wide as all kinds together; the best kind stays
+    together      r_is = p(s_i = slot s | t, A_1..P, objects); every slot is fitted again, in all
+                  kinds, to its share of the parts, and the best kind stays
+
+Each fit is the pair of ridge regressions of `guides.parts.routing_shape_codes`. Slots that begin
+with the wrong kind seldom recover, so that several kinds are tried for the first slot, and the
+scene with the largest joint density wins. All of it is coordinate ascent on the model's log joint.
+
+References:
+    Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; the model's story in
+    `capsule_zoo.models.shape_codes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capsule_zoo.guides.parts.part_reader import moved
+from capsule_zoo.guides.parts.routing_shape_codes import bend, directions, fit_code, fit_pose
+from capsule_zoo.guides.parts.shape_codes import KindProposals, ShapeCodesGuide
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import Capsules
+from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.shape_codes import ShapeCodes
+
+_SHARPENING = (3.0, 1.0)  # deviations of parts in later steps of a fit, in units of the model's
+_ALTERNATIONS = 2  # of pose and code in each fit
+
+
+class Scene(NamedTuple):
+    """The objects that explain a part set.
+
+    Attributes:
+        kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
+        pose_scale, code_scale: conditional deviations of pose and code.
+    """
+
+    kind: Tensor
+    pose: Tensor
+    code: Tensor
+    pose_scale: Tensor
+    code_scale: Tensor
+
+
+class RoutingSlots(ShapeCodesGuide):
+    """The guide that finds the objects of a scene by routing parts to slots.
+
+    Args:
+        model, pose, objects: as for every `ShapeCodesGuide`.
+        rounds: assignments of all parts to all slots, after these were found one by one.
+        starts: kinds that are tried for the first slot.
+        reader: arguments of `PartReader`.
+
+    Raises:
+        ValueError: `rounds` or `starts` below 1.
+    """
+
+    most_slots = 8
+
+    def __init__(
+        self,
+        model: ShapeCodes,
+        pose: str = "delta",
+        *,
+        objects: str = "normal",
+        rounds: int = 4,
+        starts: int = 4,
+        **reader: Any,
+    ) -> None:
+        check_at_least(1, rounds=rounds, starts=starts)
+        super().__init__(model, pose, objects=objects, **reader)
+        self.rounds = rounds
+        self.starts = min(starts, model.kinds)
+        self.options |= dict(rounds=rounds, starts=starts)
+
+    def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
+        """Draw kind, pose and code of every slot."""
+        with torch.no_grad():
+            found = self.find(parts if frame is None else moved(parts, poses.inverse(frame)))
+        pose = found.pose if frame is None else poses.compose(frame[:, None], found.pose)
+        with pyro.plate("slots", self.model.slots, dim=-1):
+            pyro.sample("object_kind", dist.Delta(found.kind))
+            if self.objects == "delta":
+                pyro.sample("object_pose", dist.Delta(pose, event_dim=1))
+                pyro.sample("object_code", dist.Delta(found.code, event_dim=1))
+            else:
+                pyro.sample("object_pose", dist.Normal(pose, found.pose_scale).to_event(1))
+                pyro.sample("object_code", dist.Normal(found.code, found.code_scale).to_event(1))
+
+    @torch.no_grad()
+    def find(self, parts: Capsules) -> Scene:
+        """Return the best scene of those that are tried, for parts (B, P)."""
+        first, score = self._one_more(parts, torch.ones_like(parts.pose[..., 0]))
+        scenes = []
+        for kind in score.topk(self.starts, dim=-1).indices.unbind(-1):
+            scene = self._one_by_one(parts, picked(first, kind))
+            for _ in range(self.rounds):
+                scene = self._improved(parts, scene)
+            scenes.append(scene)
+        joint = [self.model.log_joint_of_slots(parts, *scene[:3]) for scene in scenes]
+        best = torch.stack(joint).argmax(0)
+        rows = torch.arange(len(best), device=best.device)
+        return Scene(*(torch.stack(each)[best, rows] for each in zip(*scenes, strict=True)))
+
+    def _one_by_one(self, parts: Capsules, scene: Scene) -> Scene:
+        """Return a scene that begins with the first objects and has one for every slot."""
+        while scene.kind.shape[1] < self.model.slots:
+            shares = self.model.responsibilities(*scene[:3], parts)  # the dummy keeps the others
+            found, score = self._one_more(parts, shares[..., 0])
+            scene = joined([scene, picked(found, score.argmax(-1))])
+        return scene
+
+    def _improved(self, parts: Capsules, scene: Scene) -> Scene:
+        """Return the scene after every slot was fitted again to its share of the parts."""
+        shares = self.model.responsibilities(*scene[:3], parts)[..., 1:]
+        slots = []
+        for share in shares.unbind(-1):
+            weight = share[:, None].expand(-1, self.model.kinds, -1)
+            found = self._fit(parts, weight)
+            score = (weight * self._log_density(parts, found)).sum(-1) + self._log_prior(found)
+            slots.append(picked(found, score.argmax(-1)))
+        return joined(slots)
+
+    def _one_more(self, parts: Capsules, free: Tensor) -> tuple[KindProposals, Tensor]:
+        """Fit one object of every kind to the parts that are free (B, P), and score each kind."""
+        shapes = self.model.shapes
+        batch = len(free)
+        identity = poses.identity_like(parts.pose)
+        found = KindProposals(
+            identity.expand(batch, self.model.kinds, 6),
+            free.new_zeros(batch, self.model.kinds, self.model.codes),
+        )
+        wide = self._background(parts)
+        spread = (shapes.scale.square() + shapes.pose_codes.square().sum(-1)).sqrt()
+        for scale in (spread, *(factor * shapes.scale for factor in _SHARPENING)):
+            own = self._log_density(parts, found, scale)
+            found = self._fit(parts, free[:, None] * (own - wide).sigmoid())
+        own = self._log_density(parts, found)
+        return found, (free[:, None] * torch.logaddexp(own, wide)).sum(-1) + self._log_prior(found)
+
+    def _fit(self, parts: Capsules, share: Tensor) -> KindProposals:
+        """Fit an object of every kind to its share (B, K, P) of the parts."""
+        shapes = self.model.shapes
+        there = as_presence(parts.presence, self.model.relaxed)[:, None]
+        target = parts.pose[:, None]
+        weight = (share * there)[..., None] / shapes.scale.square()
+        precision = self.model.object_pose_scale(target) ** -2
+        code = share.new_zeros(*share.shape[:2], self.model.codes)
+        for _ in range(_ALTERNATIONS):
+            arrangement = shapes.place + bend(shapes.pose_codes, code)
+            pose, pose_scale = fit_pose(target, arrangement, weight, precision)
+            told = torch.einsum("kpd,...kd->...kp", shapes.presence_codes, code)
+            believed = (shapes.presence_logits + told).sigmoid()
+            curve = share * believed * (1 - believed)
+            code, code_scale = fit_code(
+                target - poses.compose(pose[..., None, :], shapes.place),
+                directions(pose, shapes.pose_codes),
+                weight,
+                shapes.presence_codes,
+                share * (there - believed) + curve * told,
+                curve,
+            )
+        return KindProposals(pose, code, pose_scale, code_scale)
+
+    def _log_density(
+        self, parts: Capsules, found: KindProposals, scale: Tensor | None = None
+    ) -> Tensor:
+        """Compute the log density of every part as a part of an object of every kind, (B, K, P).
+
+        Args:
+            scale: deviations in place of the model's, (K, P, 6).
+        """
+        shapes = self.model.shapes
+        there = as_presence(parts.presence, self.model.relaxed)[:, None]
+        kinds = torch.arange(self.model.kinds, device=there.device)[None]
+        vote, logits = shapes.votes_of_slots(kinds, found.pose, found.code)
+        law = dist.Normal(vote, shapes.scale if scale is None else scale).to_event(1)
+        presence = there * logits - F.softplus(logits)
+        return presence + there * law.log_prob(parts.pose[:, None])
+
+    def _log_prior(self, found: KindProposals) -> Tensor:
+        """Compute log p(k, A, c), (B, K)."""
+        pose = self.model.object_pose_law().log_prob(found.pose)
+        code = self.model.object_code_law().log_prob(found.code)
+        return self.model.kind_logits.log_softmax(-1) + pose + code
+
+    def _background(self, parts: Capsules) -> Tensor:
+        """Compute the log density of every part as a part of any object, (B, 1, P)."""
+        shapes = self.model.shapes
+        share = self.model.kind_logits.softmax(-1)[:, None, None]
+        mean = (share * shapes.place).sum(0)
+        spread = shapes.scale.square() + shapes.pose_codes.square().sum(-1)
+        variance = (share * (spread + (shapes.place - mean).square())).sum(0)
+        there = as_presence(parts.presence, self.model.relaxed)
+        law = dist.Normal(mean, variance.sqrt()).to_event(1)
+        return (there * law.log_prob(parts.pose))[:, None]
+
+
+def picked(found: KindProposals, kind: Tensor) -> Scene:
+    """Return the scene of one object, of the kind (B,)."""
+    rows = torch.arange(len(kind), device=kind.device)
+    numbers = [each[rows, kind][:, None] for each in found if each is not None]
+    return Scene(kind[:, None], *numbers)
+
+
+def joined(scenes: list[Scene]) -> Scene:
+    """Return the scene with the objects of all scenes."""
+    return Scene(*(torch.cat(each, dim=1) for each in zip(*scenes, strict=True)))

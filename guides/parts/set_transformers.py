@@ -1,0 +1,114 @@
+"""Objects from parts by networks: one set transformer for each level above the parts.
+
+    t_object, A_object = set_transformer({A_i, t_i, identity i})       # (B, K), (B, K, 6)
+
+The children of a level are a set of poses, presences and one-hot identities. Presences are balanced
+over the batch (`BalancedLogits`). Otherwise each of them becomes always on or always off within a
+few hundred steps, and stays so.
+
+References:
+    Lee et al. 2019, "Set Transformer" (arXiv 1810.00825); sizes after Kosiorek et al. 2019
+    (arXiv 1906.06818), appendix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.parts.part_reader import OUTPUTS, Proposal
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer
+from capsule_zoo.models.networks.leading import over_leading
+from capsule_zoo.models.part_whole import PartWholeCapsules
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import Capsules, Level
+from capsule_zoo.models.parts.selection import as_presence
+
+FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """The sizes of set transformers that infer parents from sets of children.
+
+    Args:
+        width, heads, blocks, inducing: sizes of each transformer; see `SetTransformer`.
+
+    Raises:
+        ValueError: a size out of range.
+    """
+
+    width: int = 96
+    heads: int = 4
+    blocks: int = 2
+    inducing: int = 16
+
+    def __post_init__(self) -> None:
+        check_at_least(1, width=self.width, heads=self.heads, inducing=self.inducing)
+        check_at_least(0, blocks=self.blocks)
+
+    def network(self, inputs: int, parents: int, outputs: int) -> SetTransformer:
+        """Return a new transformer, whose outputs 1 to 6 are the raw poses of the parents.
+
+        Parents start upright, in the middle, at full size.
+        """
+        sizes = self.width, self.heads, self.blocks, self.inducing
+        transformer = SetTransformer(inputs, parents, outputs, *sizes)
+        transformer.read_weight.data[..., 1:7] *= 0.1
+        transformer.read_bias.data[:, 1:3] += FULL_SIZE
+        return transformer
+
+
+@dataclass(frozen=True)
+class SetTransformers(TransformerSizes):
+    """The settings of the set transformers that infer each level from the level below."""
+
+    @property
+    def features(self) -> int:
+        """The number of features from which the deviations of each pose are computed."""
+        return OUTPUTS
+
+    def build(self, levels: Sequence[Level]) -> SetTransformerParents:
+        """Return new networks for these levels, from the top down."""
+        return SetTransformerParents(self, levels)
+
+
+class SetTransformerParents(PyroModule):
+    """The networks of `SetTransformers` for the levels of one model."""
+
+    def __init__(self, settings: SetTransformers, levels: Sequence[Level]) -> None:
+        super().__init__()
+        self.transformers = PyroModule[nn.ModuleList](
+            settings.network(7 + child.size, parent.size, OUTPUTS)
+            for parent, child in pairwise(levels)
+        )
+        self.balance = PyroModule[nn.ModuleList](BalancedLogits(p.size) for p in levels[:-1])
+
+    def forward(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:
+        """Return the proposal for level `index`, given the capsules drawn one level down."""
+        members = as_set(children.pose, children.presence, model.relaxed)
+        read = over_leading(self.transformers[index], members, 2)  # (B, parents, OUTPUTS)
+        logits = self.balance[index](read[..., 0])
+        return Proposal(logits, poses.from_parameters(read[..., 1:7]), F.elu(read))
+
+
+def as_set(pose: Tensor, presence: Tensor, relaxed: bool, *features: Tensor) -> Tensor:
+    """Return capsules as a set (B, n, 7 + f + n): pose, presence, features, one-hot identity.
+
+    Args:
+        pose: (B, n, 6).
+        presence: (B, n), the values of a presence site.
+        relaxed: whether the site is relaxed.
+        features: further numbers of each capsule, (B, n, f) in all.
+    """
+    there = as_presence(presence, relaxed)[..., None]
+    *batch, n = presence.shape
+    identity = torch.eye(n, dtype=there.dtype, device=there.device).expand(*batch, n, n)
+    return torch.cat([pose, there, *features, identity], dim=-1)

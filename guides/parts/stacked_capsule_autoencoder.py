@@ -1,0 +1,267 @@
+"""Guides to stacked capsule autoencoders: a reader of parts, and what infers the objects.
+
+    d_m, x_m, z_m     ~ q(. | read_parts(image))            # presence, pose, feature of each part
+    t_k, OV_k, c_k    ~ q(. | infer_objects({d, x, z}))     # the same of each object
+
+As in the part-whole guides, the objects are an argument:
+
+>>> StackedCapsuleGuide(model, objects=SetTransformerObjects())   # the paper's encoder
+>>> StackedCapsuleGuide(model, objects=PerceptronObjects())       # one perceptron; learns sooner
+>>> StackedCapsuleGuide(model, objects=EMConstellations(3))       # EM steps, no network
+
+Poses and features are points (`pose="delta"`, as in the paper) or normal. A presence is relaxed by
+noise on its logit. With `noise="uniform"` it is the paper's, uniform and of width 4; with
+`"concrete"` it is the model's own Concrete law; `"none"` adds nothing. Of the discrete model the
+presences are Bernoulli, whatever the noise.
+
+The encoder of objects sees the presences and poses of the parts without their gradients, as in the
+paper, unless `stop_inputs=False`. Features of parts keep their gradients, as in the authors'
+program. A one-hot identity stands for the template that the paper shows the encoder.
+
+Parts are read without noise, so what was read may be kept, and objects may be learned from it alone
+(`with_scope`):
+
+>>> reads = guide.reads(images)                                   # (N, 1, parts, numbers)
+>>> fit(model.with_scope("objects"), guide.with_scope("objects"), Split(reads, labels))
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.3 and the appendix.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
+from capsule_zoo.guides.parts.stacked_objects import (
+    FeaturedProposal,
+    Objects,
+    SetTransformerObjects,
+)
+from capsule_zoo.models.checks import check_one_of, check_positive
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules
+from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
+
+POSES = ("delta", "normal")
+NOISES = ("uniform", "concrete", "none")
+_INITIAL_SCALE = 0.02  # deviation of a fresh normal law: close to the point that it replaces
+
+
+class NoisyLogit(dist.Uniform):
+    """The law of a logit with uniform noise around it; probes read its `logits`.
+
+    Args:
+        logits: centers.
+        width: width of the noise.
+    """
+
+    def __init__(self, logits: Tensor, width: float) -> None:
+        self.logits = logits
+        self.width = width
+        super().__init__(logits - width / 2, logits + width / 2, validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> NoisyLogit:
+        """Return the same law with more batch dims."""
+        return NoisyLogit(self.logits.expand(batch_shape), self.width)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density, with a margin at the ends for rounded draws."""
+        inside = (value - self.logits).abs() <= self.width / 2 * (1 + 1e-5)
+        density = torch.full_like(value - self.logits, 1 / self.width)
+        return torch.where(inside, density, 0.0).log()
+
+
+class SureLogit(dist.Delta):
+    """The law of a logit without noise; probes read its `logits`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+        super().__init__(logits)
+
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> SureLogit:
+        """Return the same law with more batch dims."""
+        return SureLogit(self.logits.expand(batch_shape))
+
+
+class CenteredLaw(PyroModule):
+    """A law of vectors around given centers: points, or normal laws with learned deviations.
+
+    Args:
+        capsules: capsules of the level.
+        numbers: size of the vector from which the deviations of a capsule are computed.
+        size: size of the vectors.
+        kind: "delta" or "normal".
+    """
+
+    def __init__(self, capsules: int, numbers: int, size: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind == "normal":
+            self.weight = nn.Parameter(torch.zeros(capsules, numbers, size))
+            self.bias = nn.Parameter(torch.zeros(capsules, size))
+
+    def forward(self, center: Tensor, numbers: Tensor) -> dist.TorchDistribution:
+        if self.kind == "delta":
+            return dist.Delta(center, event_dim=1)
+        raw = torch.einsum("...cn,cns->...cs", numbers, self.weight) + self.bias
+        return dist.Normal(center, _INITIAL_SCALE * raw.exp()).to_event(1)
+
+
+class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
+    """The guide that reads parts off the image and infers the objects from the parts.
+
+    It is described at the top of this file.
+
+    Args:
+        model: the model to invert.
+        pose: the law of poses and features, "delta" or "normal".
+        reader: the settings of the reader of parts. It must see each image as it is.
+        objects: the settings of what infers the objects.
+        noise: "uniform", "concrete" or "none".
+        noise_width: width of the uniform noise on a logit.
+        stop_inputs: whether presences and poses of the parts reach the objects without gradients.
+
+    Raises:
+        ValueError: another kind of model, an unknown `pose` or `noise`, a width that is not
+            positive, or a reader that turns or centers images.
+    """
+
+    def __init__(
+        self,
+        model: StackedCapsuleAutoencoder,
+        pose: str = "delta",
+        *,
+        reader: PartReader = PartReader(),  # noqa: B008  # frozen
+        objects: Objects = SetTransformerObjects(),  # noqa: B008  # frozen
+        noise: str = "uniform",
+        noise_width: float = 4.0,
+        stop_inputs: bool = True,
+    ) -> None:
+        super().__init__(model)
+        check_one_of("pose", pose, POSES)
+        _check_noise(noise, noise_width)
+        if reader.turns > 1 or reader.centered:
+            raise ValueError(
+                f"reader must see each image as it is, not with turns={reader.turns} and "
+                f"centered={reader.centered}; give a PartReader with turns=1 and centered=False"
+            )
+        self.pose = pose
+        self.reader = reader
+        self.objects = objects
+        self.noise = noise
+        self.noise_width = noise_width
+        self.stop_inputs = stop_inputs
+        objects_level, parts_level = model.levels
+        outputs = 7 + model.part_features
+        self.read_parts = reader.build(model.image_shape, parts_level.size, outputs)
+        self.infer_objects = objects.build(model)
+        parts = parts_level.size, outputs
+        wholes = objects_level.size, self.infer_objects.numbers
+        self.part_pose_law = CenteredLaw(*parts, 6, pose)
+        self.part_feature_law = CenteredLaw(*parts, model.part_features, pose)
+        self.object_pose_law = CenteredLaw(*wholes, 6, pose)
+        self.object_feature_law = CenteredLaw(*wholes, model.object_features, pose)
+
+    def with_poses(self, pose: str) -> StackedCapsuleGuide:
+        """Return a guide with copies of the weights and another law of poses and features."""
+        return self._varied(pose, self.objects)
+
+    def with_objects(self, objects: Objects) -> StackedCapsuleGuide:
+        """Return a guide with a copy of the reader of parts, and other objects above the parts."""
+        return self._varied(self.pose, objects)
+
+    def with_scope(self, scope: str) -> Self:
+        """Return a guide with the same parameters for the model's `with_scope`."""
+        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
+
+    @torch.no_grad()
+    def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:
+        """Return what is read of the parts, (N, 1, parts, numbers): data of the scope "objects"."""
+        found = [self.read_parts(few) for few in images.split(batch_size)]
+        return torch.cat([as_reads(read) for read in found])
+
+    def with_switches(
+        self, stop_inputs: bool | None = None, noise: str | None = None, width: float | None = None
+    ) -> Self:
+        """Return a guide with the same parameters and other switches; None keeps a switch."""
+        noise = self.noise if noise is None else noise
+        width = self.noise_width if width is None else width
+        _check_noise(noise, width)
+        stop_inputs = self.stop_inputs if stop_inputs is None else stop_inputs
+        return self.sharing_parameters(noise=noise, noise_width=width, stop_inputs=stop_inputs)
+
+    def _varied(self, pose: str, objects: Objects) -> StackedCapsuleGuide:
+        made = StackedCapsuleGuide(
+            self.model,
+            pose,
+            reader=self.reader,
+            objects=objects,
+            noise=self.noise,
+            noise_width=self.noise_width,
+            stop_inputs=self.stop_inputs,
+        )
+        made.to(next(self.parameters()))
+        theirs, mine = self.state_dict(), made.state_dict()
+        kept = {k: v for k, v in theirs.items() if k in mine and v.shape == mine[k].shape}
+        if objects != self.objects:
+            kept = {k: v for k, v in kept.items() if k.startswith(("read_parts.", "part_"))}
+        made.load_state_dict({**mine, **kept})
+        return made
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> FeaturedCapsules:
+        """Draw parts and objects, and return the objects; in the scope "parts", the parts."""
+        scope = self.model.scope
+        read = from_reads(images) if scope == "objects" else self.read_parts(images)
+        feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
+        proposal = FeaturedProposal(read.logits, read.pose, feature, read.features)
+        with pyro.plate("images", len(images), dim=-2):
+            parts = self._draw(1, proposal, self.part_pose_law, self.part_feature_law)
+            if scope == "parts":
+                return parts
+            if self.stop_inputs:
+                still = parts.presence.detach(), parts.pose.detach()
+                parts = FeaturedCapsules(*still, parts.feature)
+            proposal = self.infer_objects(self.model, parts)
+            return self._draw(0, proposal, self.object_pose_law, self.object_feature_law)
+
+    def _draw(
+        self, index: int, proposal: FeaturedProposal, pose_law: Any, feature_law: Any
+    ) -> FeaturedCapsules:
+        level = self.model.levels[index]
+        with pyro.plate(level.plate, level.size, dim=-1):
+            presence = pyro.sample(f"{level.name}_presence", self._presence_law(proposal.logits))
+            law = pose_law(proposal.pose, proposal.numbers)
+            pose = pyro.sample(f"{level.name}_pose", law)
+            law = feature_law(proposal.feature, proposal.numbers)
+            feature = pyro.sample(f"{level.name}_feature", law)
+        return FeaturedCapsules.drawn(level, presence, pose, feature)
+
+    def _presence_law(self, logits: Tensor) -> dist.TorchDistribution:
+        if not self.model.relaxed or self.noise == "concrete":
+            return self.model.presence_law(logits)
+        if self.noise == "uniform":
+            return NoisyLogit(logits, self.noise_width)
+        return SureLogit(logits)
+
+
+def as_reads(read: Proposal) -> Tensor:
+    """Return what a reader found as one tensor, (B, 1, parts, numbers)."""
+    return torch.cat([read.logits[..., None], read.pose, read.features], dim=-1).unsqueeze(-3)
+
+
+def from_reads(reads: Tensor) -> Proposal:
+    """Return what a reader found from the tensor of `as_reads`."""
+    logits, pose, features = reads.squeeze(-3).split([1, 6, reads.shape[-1] - 7], dim=-1)
+    return Proposal(logits.squeeze(-1), pose, features)
+
+
+def _check_noise(noise: str, width: float) -> None:
+    check_one_of("noise", noise, NOISES)
+    check_positive(noise_width=width)

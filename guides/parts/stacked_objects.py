@@ -1,0 +1,231 @@
+"""Encoders of objects for stacked capsule autoencoders: what infers the objects from the parts.
+
+    PerceptronObjects      one perceptron reads all parts together
+    SetTransformerObjects  the paper's; parts are members of a set
+    EMConstellations       EM steps by the model's own votes, no network
+
+Parts have identities, so a perceptron may read them side by side. Poses of parts differ by a few
+hundredths between images. The perceptron standardizes what it reads, and sees such differences
+from the start. By default it also balances the presences over the images, as the encoders of
+part-whole capsules do (`BalancedLogits`): each object differs between images from the start. What
+it proposes for presences of random networks hardly differs between images, and the losses of the
+paper only bring its mean to 1 / classes.
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), appendix, for the set transformer.
+    EM on votes: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.parts.routing_part_whole import activation, best_pose
+from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, TransformerSizes, as_set
+from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.networks.layers import BalancedLogits
+from capsule_zoo.models.networks.leading import over_leading
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.object_votes import (
+    FeaturedCapsules,
+    component_law,
+    mixing_logits,
+    placed,
+)
+from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
+
+
+class FeaturedProposal(NamedTuple):
+    """The numbers that define the law of the capsules of one level.
+
+    Attributes:
+        logits: logits of the presences, (B, capsules).
+        pose: centers of the poses, (B, capsules, 6).
+        feature: centers of the features, (B, capsules, F).
+        numbers: numbers from which deviations are computed, (B, capsules, N).
+    """
+
+    logits: Tensor
+    pose: Tensor
+    feature: Tensor
+    numbers: Tensor
+
+
+class Objects(Protocol):
+    """The settings of whatever infers the objects, such as `SetTransformerObjects`."""
+
+    def build(self, model: StackedCapsuleAutoencoder) -> Any:
+        """Return a module that proposes objects: called on the model and on parts.
+
+        It has an attribute `numbers`, the size of the vectors from which deviations are computed.
+        """
+
+
+@dataclass(frozen=True)
+class PerceptronObjects:
+    """The settings of a perceptron that infers objects from all parts together.
+
+    Args:
+        width, hidden: units, and number, of its hidden layers.
+        spread: deviation over images of the logit of each presence, around the prior's; None for
+            logits that are not balanced.
+
+    Raises:
+        ValueError: a number below 1, or a spread that is not positive.
+    """
+
+    width: int = 256
+    hidden: int = 2
+    spread: float | None = 2.0
+
+    def __post_init__(self) -> None:
+        check_at_least(1, width=self.width, hidden=self.hidden)
+        if self.spread is not None:
+            check_positive(spread=self.spread)
+
+    def build(self, model: StackedCapsuleAutoencoder) -> ReadObjects:
+        """Return a new network for the objects and parts of the model."""
+        return ReadObjects(self, model)
+
+
+class ReadObjects(PyroModule):
+    """The network of `PerceptronObjects`, from parts to a proposal for the objects."""
+
+    def __init__(self, settings: PerceptronObjects, model: StackedCapsuleAutoencoder) -> None:
+        super().__init__()
+        objects, parts = (level.size for level in model.levels)
+        self.numbers = 7 + model.object_features
+        inputs = parts * (7 + model.part_features)
+        self.standard = BalancedLogits(inputs, spread=1.0)
+        layers: list[nn.Module] = []
+        for _ in range(settings.hidden):
+            layers += [PyroModule[nn.Linear](inputs, settings.width), nn.ELU()]
+            inputs = settings.width
+        self.body = PyroModule[nn.Sequential](*layers)
+        self.read = PyroModule[nn.Linear](inputs, objects * self.numbers)
+        weight, bias = (x.data.unflatten(0, (objects, -1)) for x in self.read.parameters())
+        weight[:, 1:7] *= 0.1  # objects start upright, in the middle, at full size
+        bias[:, 1:7] = 0
+        bias[:, 1:3] = FULL_SIZE
+        self.objects = objects
+        self.balance: BalancedLogits | None = None
+        if settings.spread is not None:
+            self.balance = BalancedLogits(objects, settings.spread)
+
+    def forward(
+        self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
+    ) -> FeaturedProposal:
+        there = as_presence(parts.presence, model.relaxed)[..., None]
+        seen = torch.cat([there, there * parts.pose, there * parts.feature], dim=-1).flatten(-2)
+        read = self.read(self.body(self.standard(seen))).unflatten(-1, (self.objects, -1))
+        logits = read[..., 0]
+        if self.balance is not None:
+            logits = model.prior_logit + self.balance(logits)
+        return FeaturedProposal(
+            logits, poses.from_parameters(read[..., 1:7]), read[..., 7:], F.elu(read)
+        )
+
+
+@dataclass(frozen=True)
+class SetTransformerObjects(TransformerSizes):
+    """The settings of a set transformer that infers objects from parts, as in the paper."""
+
+    width: int = 64
+
+    def build(self, model: StackedCapsuleAutoencoder) -> TransformedObjects:
+        """Return a new network for the objects and parts of the model."""
+        return TransformedObjects(self, model)
+
+
+class TransformedObjects(PyroModule):
+    """The network of `SetTransformerObjects`, from parts to a proposal for the objects."""
+
+    def __init__(self, settings: SetTransformerObjects, model: StackedCapsuleAutoencoder) -> None:
+        super().__init__()
+        objects, parts = (level.size for level in model.levels)
+        self.numbers = 7 + model.object_features
+        inputs = 7 + model.part_features + parts
+        self.transformer = settings.network(inputs, objects, self.numbers)
+
+    def forward(
+        self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
+    ) -> FeaturedProposal:
+        members = as_set(parts.pose, parts.presence, model.relaxed, parts.feature)
+        read = over_leading(self.transformer, members, 2)  # (B, objects, numbers)
+        pose = poses.from_parameters(read[..., 1:7])
+        return FeaturedProposal(read[..., 0], pose, read[..., 7:], F.elu(read))
+
+
+@dataclass(frozen=True)
+class EMConstellations:
+    """The settings of EM steps that infer objects from parts by the model's own votes.
+
+    Args:
+        iterations: number of EM steps.
+
+    Raises:
+        ValueError: `iterations` below 1.
+    """
+
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        check_at_least(1, iterations=self.iterations)
+
+    def build(self, model: StackedCapsuleAutoencoder) -> RoutedObjects:
+        """Return the EM steps for the objects of the model."""
+        return RoutedObjects(self.iterations, model)
+
+
+class RoutedObjects(PyroModule):
+    """Objects by EM: soft assignments of parts, the best poses, then the odds of each presence.
+
+    No network sees the parts. The feature of an object is one learned vector for all images, so
+    that its constellation is rigid. Parts that are absent have no say.
+    """
+
+    def __init__(self, iterations: int, model: StackedCapsuleAutoencoder) -> None:
+        super().__init__()
+        self.iterations = iterations
+        self.numbers = 7
+        self.feature = nn.Parameter(0.1 * torch.randn(model.levels[0].size, model.object_features))
+
+    def forward(
+        self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
+    ) -> FeaturedProposal:
+        relation = model.relation_of(self.feature)
+        identity = poses.identity_like(parts.pose)
+        transform = (relation.pose - identity).transpose(0, 1)  # (M, K, 6)
+        precision = parts.pose.new_tensor([model.sigma_top**-2] * 3)
+        there = as_presence(parts.presence, model.relaxed)[..., None]
+        batch, number = parts.presence.shape[:-1], model.levels[0].size
+        logits = parts.pose.new_full((*batch, number), model.prior_logit)
+        pose = identity.expand(*batch, number, 6)
+        for _ in range(self.iterations):
+            votes = placed(relation, pose, F.logsigmoid(logits))
+            density = self._density(model, votes, parts, there)
+            share = (density + mixing_logits(votes, model.epsilon)).softmax(-1)[..., 1:]
+            weight = there * share / votes.scale.square()
+            pose = best_pose(parts.pose, transform, weight, precision)
+            votes = placed(relation, pose, F.logsigmoid(logits))
+            density = self._density(model, votes, parts, there)
+            affinity = F.logsigmoid(relation.presence_logits).T
+            logits = model.prior_logit + activation(logits, affinity, density, model.epsilon)
+        feature = self.feature.expand(*batch, *self.feature.shape)
+        numbers = torch.cat([logits[..., None].tanh(), pose], dim=-1)
+        return FeaturedProposal(logits, pose, feature, numbers)
+
+    @staticmethod
+    def _density(
+        model: StackedCapsuleAutoencoder, votes: Any, parts: FeaturedCapsules, there: Tensor
+    ) -> Tensor:
+        """Return the log density of each part's pose by its parent, zero for absent parts."""
+        law = component_law(votes, model.sigma_dummy)
+        return there * law.log_prob(parts.pose[..., None, :])

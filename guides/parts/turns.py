@@ -1,0 +1,98 @@
+"""Views of an image: with centered ink, and at the turn that the model explains best.
+
+An encoder that must parse every turn of a digit parses each of them less well. Here the encoder
+sees the image at several turns. The model, whose objects may have any angle, then scores which
+parse explains the original image best:
+
+    z_k    ~ rotation(angle_k) q(. | image turned by angle_k)      # one draw for each turn
+    angle* = argmax_k log p(image, z_k) - log q(z_k)
+
+A guide that then draws again at angle* is an ordinary approximate posterior, and its ELBO is a
+bound. If the model is invariant under the turns, the guide is equivariant under them, even
+untrained.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from pyro import poutine
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.part_whole import PartWholeCapsules
+from capsule_zoo.models.parts import poses
+
+
+def turned(images: Tensor, angle: Tensor) -> Tensor:
+    """Turn square images (B, C, H, H) counter-clockwise as seen by `angle` (B,), in radians.
+
+    A thing with the pose A in the turned image has the pose `rotation(angle) A` in the original
+    image.
+    """
+    return _seen_from(images, poses.rotation(angle))
+
+
+def centered(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Move images (B, C, H, W) by whole pixels until the mean of their ink is in the middle.
+
+    Returns:
+        The images, and the poses (B, 6) that move their content back to its place.
+    """
+    pixel = 2 / images.new_tensor([images.shape[-1], images.shape[-2]])
+    back = poses.identity_like(images).repeat(len(images), 1)
+    centers = F.affine_grid(back[:1].view(1, 2, 3), [1, 1, *images.shape[-2:]], align_corners=False)
+    ink = images.sum(1).flatten(1)  # (B, pixels)
+    share = ink / ink.sum(1, keepdim=True).clamp(min=1e-6)
+    back[:, 2::3] = (share @ centers.view(-1, 2) / pixel).round() * pixel
+    return _seen_from(images, back), back
+
+
+def _seen_from(images: Tensor, pose: Tensor) -> Tensor:
+    """Return images (B, C, H, W) seen from the frames (B, 6): bilinear, zero outside."""
+    grid = F.affine_grid(pose.view(-1, 2, 3), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False).clamp(0, 1)
+
+
+@torch.no_grad()
+def best_turn(
+    guide: Guide, images: Tensor, turns: int, model: PartWholeCapsules | None = None
+) -> Tensor:
+    """Find the turn of each image, among `turns` even steps of the circle, explained best.
+
+    All turns are scored with the same noise.
+
+    Args:
+        guide: a guide to part-whole capsules that takes the `angle` of each image.
+        images: (B, C, H, H).
+        model: the model that scores; the guide's own by default. A model that was trained with
+            upright objects scores turned objects fairly as
+            `model.sharing_parameters(rotations=turns)`.
+
+    Returns:
+        (B,), in radians; to be passed to the guide or to `turned`.
+    """
+    model = (guide.model if model is None else model).with_selection("marginal")
+    angles = images.new_tensor(range(turns)) * (2 * math.pi / turns)
+    seed = int(torch.randint(2**31, ()))
+    scores = []
+    with poutine.block(), torch.random.fork_rng(), in_eval_mode(guide):
+        for angle in angles:
+            torch.manual_seed(seed)
+            draws = poutine.trace(guide).get_trace(images, angle=angle.expand(len(images)))
+            joint = poutine.trace(poutine.replay(model, trace=draws)).get_trace(images)
+            scores.append(_log_density(joint) - _log_density(draws))
+    return angles[torch.stack(scores).argmax(0)]
+
+
+def _log_density(trace: Trace) -> Tensor:
+    """Compute the log density of all sites of a trace for each image, (B,)."""
+    trace.compute_log_prob()
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
+    terms = [s["log_prob"].flatten(1).sum(1) for s in sites if not site_is_subsample(s)]
+    return torch.stack(terms).sum(0)

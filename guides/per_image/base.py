@@ -1,0 +1,97 @@
+"""The base of guides that have parameters of their own for every image, in place of a network."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous, UnservedSite, family_of
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.modes import in_eval_mode
+
+_KINDS = ("logits", "locs", "log_scales", "factors")
+
+
+class PerImageGuide(Guide[Model]):
+    """A guide to the images that it was made for, in their order.
+
+    `images` in a call may be these images several times over, as evaluation passes them.
+
+    Args:
+        model: the model.
+        images: (B, C, H, W).
+
+    Attributes:
+        logits, locs, log_scales, factors: parameters by site, (B, ...).
+        families: the family that serves each latent site of the model, by name.
+    """
+
+    per_image = True
+
+    def __init__(self, model: Model, images: Tensor) -> None:
+        super().__init__(model)
+        self.num_images = len(images)
+        self.families = families_of(model)
+        self.logits = PyroModule[nn.ParameterDict]()
+        self.locs = PyroModule[nn.ParameterDict]()
+        self.log_scales = PyroModule[nn.ParameterDict]()
+        self.factors = PyroModule[nn.ParameterDict]()
+
+    @property
+    def differentiable(self) -> bool:
+        """True if gradients pass through the draws of all sites; they do unless one is discrete."""
+        families = self.families.values()
+        return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
+
+    def select(self, index: Tensor) -> Self:
+        """Return the guide to `images[index]`, with copies of the parameters of these images."""
+        chosen = self.sharing_parameters(num_images=len(index))
+        chosen._modules = dict(self._modules)
+        for kind in _KINDS:
+            tensors = getattr(self, kind).items()
+            chosen._modules[kind] = PyroModule[nn.ParameterDict](
+                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
+            )
+        chosen._rename()
+        return chosen
+
+    def _repeats(self, images: Tensor) -> int:
+        """Return how many times over `images` are the images that the parameters belong to.
+
+        Raises:
+            ValueError: they are not a multiple of the guide's own images.
+        """
+        repeats, rest = divmod(len(images), self.num_images)
+        if rest or not repeats:
+            raise ValueError(
+                f"this guide belongs to {self.num_images} images, not {len(images)}; make a new "
+                f"{type(self).__name__} for other images"
+            )
+        return repeats
+
+
+def families_of(model: Model) -> dict[str, ByLogits | Continuous]:
+    """Return the family that serves each latent site, read from a draw of one image.
+
+    Raises:
+        UnservedSite: a site that no family serves, or that belongs to no image.
+    """
+    with torch.no_grad(), poutine.block(), torch.random.fork_rng(), in_eval_mode(model):
+        nodes = poutine.trace(model).get_trace(batch_size=1).nodes
+    found: dict[str, ByLogits | Continuous] = {}
+    for site in model.latent_sites:
+        if "images" not in site.plates:
+            raise UnservedSite(
+                f"site {site.name!r} of {type(model).__name__} lies outside the plate 'images', so "
+                "it belongs to no image; draw it inside the plate, or make it a parameter"
+            )
+        try:
+            found[site.name] = family_of(site.name, nodes[site.name]["fn"])
+        except UnservedSite as error:
+            raise UnservedSite(f"{type(model).__name__}: {error}") from None
+    return found

@@ -1,0 +1,61 @@
+"""A point mass on values that are already known: read, refined, chosen by hand, or drawn by MCMC.
+
+    q(z | image n) = delta(z - values[n])
+
+With this guide a function of pairs, such as `intervene`, begins at these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyro.distributions as dist
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.per_image.free_form import draw_sites
+from capsule_zoo.models.base import Model
+
+
+class KnownLatents(Guide[Model]):
+    """The guide that gives known values to the latent sites of a model.
+
+    Args:
+        model: the model, in the form whose sites have these values: discrete, if presences are 0
+            and 1.
+        values: the values of every latent site by its name, (N, ...); not of sites that the model
+            sums out.
+
+    Raises:
+        ValueError: a latent site has no value, or the guide is called with other than N images.
+    """
+
+    per_image = True  # the values belong to these images, in this order
+
+    def __init__(self, model: Model, values: Mapping[str, Tensor]) -> None:
+        super().__init__(model)
+        names = [site.name for site in model.latent_sites]
+        if missing := [name for name in names if name not in values]:
+            raise ValueError(
+                f"values lacks {', '.join(missing)}; give a value to each of the latent sites "
+                f"{', '.join(names)}"
+            )
+        self.values = {name: values[name] for name in names}
+
+    def discretized(self) -> KnownLatents:
+        """Return the guide with the same values for the model's `discretized()`."""
+        return KnownLatents(self.model.discretized(), self.values)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the values of every site by name."""
+        number = len(next(iter(self.values.values())))
+        if len(images) != number:
+            raise ValueError(
+                f"this guide has values for {number} images, not {len(images)}; make a new "
+                f"{type(self).__name__} for other images"
+            )
+        laws: dict[str, dist.TorchDistribution] = {
+            site.name: dist.Delta(self.values[site.name], event_dim=site.event_dim)
+            for site in self.model.latent_sites
+        }
+        return draw_sites(self.model, laws)

@@ -1,0 +1,397 @@
+"""The log-likelihood of a directed model from both sides, by annealing in two directions.
+
+>>> idata = annealed_log_likelihood(model, guide, test[:100])      # -> arviz InferenceData
+>>> annealed_bounds(idata)["lower"]                                # nats per image
+>>> annealed_bounds(idata)["gap"]                                  # how loose that can be
+
+Annealed importance sampling moves chains from a guide, or from the prior, to the posterior of an
+image (`inference.annealing.path`). The mean of their weights is p(image), so that the log
+of the mean over K chains is a lower bound in expectation, which K and the number of temperatures
+tighten. How tight it is cannot be seen from below. On images that the model itself draws the
+latents are known: they are an exact draw of the posterior. Chains that start there and anneal back
+give an upper bound in expectation (bidirectional Monte Carlo). The gap between both bounds on such
+images is the largest error, in expectation, of either.
+
+    lower     log mean_k w_k,           w: from the guide to the posterior
+    upper     -log mean_k 1 / w'_k,     w': from one exact draw of the posterior back to the guide
+
+The gap is exact for simulated images only. It says as much of real ones as the model is like them,
+and as the guide is as good on the one as on the other.
+
+References:
+    Neal 2001, "Annealed Importance Sampling". Grosse, Ghahramani & Adams 2015, "Sandwiching the
+    marginal likelihood using bidirectional Monte Carlo" (arXiv 1511.02543). Wu, Burda,
+    Salakhutdinov & Grosse 2017, "On the Quantitative Analysis of Decoder-Based Generative Models"
+    (arXiv 1611.04273): Hamiltonian steps, and temperatures along a sigmoid.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyro
+import torch
+from scipy.special import logsumexp
+from torch import Tensor
+
+from capsule_zoo._version import __version__
+from capsule_zoo.data import Split
+from capsule_zoo.inference.annealing.path import AnnealedPath, simulate
+from capsule_zoo.inference.annealing.transitions import Moves, anneal, pilot
+from capsule_zoo.inference.check import latent_sites, name_of
+from capsule_zoo.inference.evaluation.bound import bound_on, point_sites
+from capsule_zoo.inference.evaluation.evaluate import chain_seed
+from capsule_zoo.inference.evaluation.inference_data import inference_data
+from capsule_zoo.inference.evaluation.prepare import (
+    Prepared,
+    check_whole,
+    is_per_image,
+    modules_of,
+    prepare,
+)
+from capsule_zoo.inference.evaluation.summary import (
+    pooled_log_weight,
+    refuse_mixture,
+    standard_error,
+)
+from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.spaces import space_of, tiled
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+_STEEPNESS = 4.0  # of the sigmoid along which temperatures lie, as in Wu et al.
+_SCALED = 16  # draws of the start from which the deviation of each coordinate is computed
+_FLIPS = 16  # proposals at each temperature, unless the sites have fewer coordinates
+_PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
+
+
+class Settings(NamedTuple):
+    """The settings of an annealing run; see `annealed_log_likelihood`."""
+
+    chains: int
+    temperatures: int
+    leapfrogs: int
+    flips: int | None
+    pilot_chains: int
+
+
+def annealed_log_likelihood(
+    model: Callable,
+    guide: Callable | None,
+    images: Tensor | Split | np.ndarray,
+    *,
+    chains: int = 16,
+    temperatures: int = 500,
+    leapfrogs: int = 5,
+    flips: int | None = None,
+    simulated: int = 16,
+    pilot_chains: int = 4,
+    seed: int = 0,
+    discrete: bool = True,
+    batch_size: int = 512,
+) -> InferenceData:
+    """Estimate log p(image) by annealing, and measure the gap on images that the model draws.
+
+    It serves every directed model whose latents are continuous, Bernoulli or categorical.
+
+    Args:
+        model: the model, on its present device and in its present precision.
+        guide: the start of every chain, a guide with a density at all sites; None starts at the
+            prior. A good guide needs fewer temperatures. Any guide gives valid bounds.
+        images: (N, C, H, W), a tensor, a NumPy array, or a `Split`.
+        chains: annealed chains of each image, K.
+        temperatures: laws between the start and the posterior; the time grows with their number.
+        leapfrogs: steps of each Hamiltonian trajectory, one trajectory for each temperature.
+        flips: proposals to change a discrete value, at each temperature; by default 16, or the
+            number of discrete values in one image if it is smaller.
+        simulated: number of images that the model draws, on which the gap is measured; 0 for none.
+        pilot_chains: chains of each image that find the lengths of the steps, and are thrown away.
+            Chains that adapted their own steps would give a biased estimate.
+        seed: seed of everything; torch's random state is left as it was.
+        discrete: measure `discretized()` where model and guide offer it; see `evaluate`.
+        batch_size: rows in one pass: images times chains. A guide with parameters for each image
+            gets all images in every pass.
+
+    Returns:
+        An arviz InferenceData with the attributes of `evaluate`'s. Its group sample_stats holds:
+
+        - log_weight (chain, draw, image): one annealed chain in each draw. `summarize` reads it as
+          it reads importance weights: `iwae` is the lower bound.
+        - acceptance_rate: of the Hamiltonian steps, with the same dims.
+        - simulated_log_weight, reverse_log_weight (chain, draw, simulated), if any are simulated:
+          log weights forward, and back from the exact draw. See `annealed_bounds`.
+
+        The group observed_data holds the images, and `simulated_pixels`.
+
+    Raises:
+        ValueError: a number is out of range; the model is not a normalized model of images; the
+            guide has points, auxiliary sites, or parameters that belong to its own images while
+            others are to be simulated.
+        UnservedSite: a site that annealing cannot move; the message names it.
+        IncompatibleGuide: the guide does not fit the model.
+    """
+    check_whole(1, chains=chains, leapfrogs=leapfrogs, pilot_chains=pilot_chains)
+    check_whole(1, batch_size=batch_size)
+    check_whole(2, temperatures=temperatures)
+    check_whole(0, simulated=simulated)
+    if flips is not None:
+        check_whole(1, flips=flips)
+    seed = check_seed(seed)
+    refuse_unnormalized(model)
+    start = model if guide is None else guide
+    pair = prepare(model, start, images, labels=None, seed=seed, discrete=discrete)
+    refuse_start(pair, guide, simulated)
+    settings = Settings(chains, temperatures, leapfrogs, flips, pilot_chains)
+    began = time.perf_counter()
+    mode = in_eval_mode(*modules_of(pair.model, pair.guide))
+    freeze = frozen(*modules_of(pair.model, pair.guide))
+    with isolated_parameters(pair.model, pair.guide), mode, freeze, pyro.validation_enabled(False):
+        run = _Run(pair.model, None if guide is None else pair.guide, settings, seed)
+        rows = len(pair.images) if is_per_image(start) else max(1, batch_size // chains)
+        found = _joined([run.forward(part, i) for i, part in _parts(pair.images, rows)])
+        drawn = None
+        if simulated:
+            drawn, both = run.both(simulated, rows)
+            found.update(both)
+    attributes = {
+        **_attributes(pair, guide, seed),
+        "num_particles": index(chains),
+        "temperatures": index(temperatures),
+        "leapfrogs": index(leapfrogs),
+        "simulated": index(simulated),
+        "seconds": time.perf_counter() - began,
+    }
+    return inference_data(_groups(pair, found, drawn), attributes)
+
+
+def annealed_bounds(idata: InferenceData) -> dict[str, float | int]:
+    """Compute the bounds of an annealing, in nats per image, with standard errors over images.
+
+    Returns:
+        lower: the mean over the given images of the lower bound on log p(image). If images were
+        simulated, also simulated_lower and simulated_upper, the two bounds on these, and gap, the
+        mean of their difference. Each comes with its standard error, `<name>_se`, NaN for a single
+        image. acceptance_rate of the Hamiltonian steps, num_chains, num_images and num_simulated.
+
+    Raises:
+        ValueError: the evaluation is not an annealing, or several were joined that differ.
+    """
+    if "temperatures" not in idata.attrs:
+        raise ValueError(
+            "idata has no temperatures, so it is not an annealing; give what "
+            "annealed_log_likelihood returned, and summarize(idata) any other evaluation"
+        )
+    refuse_mixture(idata)
+    lower = _log_mean(pooled_log_weight(idata))
+    found: dict[str, float | int] = {
+        "lower": float(lower.mean()),
+        "lower_se": standard_error(lower),
+    }
+    stats = idata.sample_stats
+    if "simulated_log_weight" in stats:
+        below = _log_mean(_pooled(stats["simulated_log_weight"]))
+        above = -_log_mean(-_pooled(stats["reverse_log_weight"]))
+        sides = {"simulated_lower": below, "simulated_upper": above, "gap": above - below}
+        for name, values in sides.items():
+            found[name] = float(values.mean())
+            found[f"{name}_se"] = standard_error(values)
+    found["acceptance_rate"] = float(stats["acceptance_rate"].mean())
+    chains = int(stats.sizes["chain"] * stats.sizes["draw"])
+    numbers = {"num_chains": chains, "num_images": len(lower)}
+    return {**found, **numbers, "num_simulated": int(stats.sizes.get("simulated", 0))}
+
+
+def temperatures_along_sigmoid(number: int) -> list[float]:
+    """Return `number` + 1 inverse temperatures from 0 to 1, denser towards both ends."""
+    at = torch.linspace(-1, 1, number + 1, dtype=torch.float64)
+    bent = (_STEEPNESS * at).sigmoid()
+    return ((bent - bent[0]) / (bent[-1] - bent[0])).tolist()
+
+
+class _Run:
+    """Everything that all passes of one annealing share."""
+
+    def __init__(
+        self, model: Callable, guide: Callable | None, settings: Settings, seed: int
+    ) -> None:
+        self.model = model
+        self.guide = guide
+        self.settings = settings
+        self.seed = seed
+        self.betas = temperatures_along_sigmoid(settings.temperatures)
+
+    def forward(self, images: Tensor, number: int) -> dict[str, np.ndarray]:
+        """Anneal chains to the posterior of images; arrays (chains, images) by name."""
+        path = AnnealedPath(self.model, self.guide, tiled(images, self.settings.chains))
+        moves, epsilons = self._tuned(path, images, number)
+        with seeded(self._stream(_MAIN, number)):
+            found = anneal(path, path.draw(), self.betas, epsilons, moves)
+        return _by_name(("log_weight", "acceptance_rate"), found, len(images))
+
+    def both(self, simulated: int, rows: int) -> tuple[Tensor, dict[str, np.ndarray]]:
+        """Draw images with their latents, anneal in both directions, and return the images too."""
+        with seeded(self._stream(_SIMULATED, 0)):
+            images, latents = simulate(self.model, simulated)
+        parts = []
+        for number, part in _parts(images, rows):
+            values = {
+                name: value[number * rows : number * rows + len(part)]
+                for name, value in latents.items()
+            }
+            parts.append(self._back(part, values, number))
+        return images, _joined(parts)
+
+    def _back(self, images: Tensor, latents: dict[str, Tensor], number: int) -> dict:
+        chains = self.settings.chains
+        path = AnnealedPath(self.model, self.guide, tiled(images, chains))
+        stream = number + 1 << 32  # not those of the given images
+        moves, epsilons = self._tuned(path, images, stream)
+        with seeded(self._stream(_MAIN, stream)):
+            forward, _ = anneal(path, path.draw(), self.betas, epsilons, moves)
+        exact = path.state({name: tiled(latents[name], chains) for name in path.latents})
+        with seeded(self._stream(_BACK, stream)):
+            back, _ = anneal(path, exact, self.betas, epsilons, moves, reverse=True)
+        names = "simulated_log_weight", "reverse_log_weight"
+        return _by_name(names, (forward, back), len(images))
+
+    def _tuned(self, path: AnnealedPath, images: Tensor, number: int) -> tuple[Moves, Tensor]:
+        """Return the moves, and the lengths of their steps (T + 1, rows) from a pilot."""
+        settings = self.settings
+        size = sum(choice.size for choice in path.choices.values())
+        flips = min(size, _FLIPS) if settings.flips is None else settings.flips
+        with seeded(self._stream(_PILOT, number)):
+            if not path.columns:  # there are no steps whose lengths could be found
+                lengths = images.new_ones(len(self.betas), len(path.images))
+                return Moves(0, flips, images.new_ones(len(path.images), 0)), lengths
+            scale = _deviations(path, images)
+            own = Moves(settings.leapfrogs, flips, scale.repeat(settings.pilot_chains, 1))
+            small = path.at(tiled(images, settings.pilot_chains))
+            epsilons = pilot(small, len(images), self.betas, own)
+        moves = Moves(settings.leapfrogs, flips, scale.repeat(settings.chains, 1))
+        return moves, epsilons.repeat(1, settings.chains)
+
+    def _stream(self, kind: int, number: int) -> int:
+        return chain_seed(self.seed, 1 + 4 * number + kind)
+
+
+def _deviations(path: AnnealedPath, images: Tensor) -> Tensor:
+    """Return the deviation of every coordinate over draws of the start, (images, D)."""
+    draws = torch.stack([path.at(images).draw().position for _ in range(_SCALED)])
+    return draws.std(0).clamp(min=1e-6)
+
+
+def refuse_unnormalized(model: Callable) -> None:
+    """Raise ValueError for a model that has no p(image) to anneal to."""
+    if getattr(model, "supervised", False):
+        raise ValueError(
+            f"{name_of(model)} explains labels, so it has no log p(image); measure its error rate"
+        )
+    if not getattr(model, "normalized", True):
+        raise ValueError(
+            f"{name_of(model)} is an energy model, whose joint density is known up to log Z only; "
+            "use log_partition, which anneals it"
+        )
+
+
+def refuse_start(pair: Prepared, guide: Callable | None, simulated: int) -> None:
+    """Raise ValueError for a guide from which no chain can start."""
+    if guide is None:
+        return
+    with isolated_parameters(pair.model, pair.guide), torch.no_grad(), seeded(0):
+        few = pair.images if is_per_image(guide) else pair.images[:2]
+        _, model_trace, guide_trace = log_weights(pair.model, pair.guide, few)
+    drawn = latent_sites(guide_trace)
+    names = [name for name, site in drawn.items() if site["infer"].get("is_auxiliary")]
+    if names:
+        raise ValueError(
+            f"{name_of(guide)} draws the auxiliary sites {', '.join(names)}, so it has no density "
+            "at given latents; start at another guide, such as FreeForm(law='normal'), or at the "
+            "prior (guide=None)"
+        )
+    if points := point_sites(model_trace, guide_trace):
+        raise ValueError(
+            f"{name_of(guide)} places points at {', '.join(sorted(points))}, where it has no "
+            "density; widen it first (inference.widen), or start at the prior (guide=None)"
+        )
+    if simulated and is_per_image(guide):
+        raise ValueError(
+            f"the parameters of {name_of(guide)} belong to its own images, so it cannot start "
+            f"chains of {simulated} simulated ones; pass simulated=0, or a guide that reads the "
+            "image"
+        )
+
+
+def _attributes(pair: Prepared, guide: Callable | None, seed: int) -> dict[str, Any]:
+    with torch.no_grad(), seeded(0), isolated_parameters(pair.model, pair.guide):
+        first = pair.images if is_per_image(pair.guide) else pair.images[:1]
+        trace = pyro.poutine.trace(pair.model).get_trace(first)
+    return {
+        "estimator": "annealed importance sampling",
+        "num_chains": 1,
+        "num_images": len(pair.images),
+        "seed": seed,
+        "model": name_of(pair.model),
+        "guide": "prior" if guide is None else name_of(pair.guide),
+        "data": pair.name,
+        "units": "nats per image",
+        "presence": pair.presence,
+        "bound_on": bound_on(pair.model, trace, pair.presence),
+        "is_bound": 1,
+        "not_a_bound": "",
+        "point_sites": "",
+        "capsule_zoo": __version__,
+        "pyro": pyro.__version__,
+        "torch": str(torch.__version__),
+    }
+
+
+def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) -> dict[str, Any]:
+    """Return dims and arrays by group and variable."""
+    dims = {
+        name: ["chain", "draw", "simulated" if name in _OF_SIMULATED else "image"] for name in found
+    }
+    space = space_of(pair.model)
+    observed = {space.variable: (["image", *space.dims], pair.images.cpu().numpy())}
+    if drawn is not None:
+        observed[f"simulated_{space.variable}"] = (
+            ["simulated", *space.dims],
+            drawn.cpu().numpy(),
+        )
+    return {
+        "sample_stats": {name: (dims[name], array[None]) for name, array in found.items()},
+        "observed_data": observed,
+    }
+
+
+_OF_SIMULATED = ("simulated_log_weight", "reverse_log_weight")
+
+
+def _parts(images: Tensor, rows: int) -> list[tuple[int, Tensor]]:
+    return list(enumerate(images.split(rows)))
+
+
+def _by_name(names: tuple[str, ...], found: tuple[Tensor, ...], images: int) -> dict:
+    return {n: v.view(-1, images).cpu().numpy() for n, v in zip(names, found, strict=True)}
+
+
+def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the arrays (chains, images) of several parts of the images as one."""
+    return {name: np.concatenate([part[name] for part in parts], axis=1) for name in parts[0]}
+
+
+def _pooled(values: Any) -> np.ndarray:
+    """Return weights of simulated images over all chains and draws, (draws, images)."""
+    array = values.transpose("chain", "draw", "simulated").values
+    return array.reshape(-1, array.shape[-1])
+
+
+def _log_mean(log_weight: np.ndarray) -> np.ndarray:
+    """Return the log of the mean over the first dim."""
+    return logsumexp(log_weight, axis=0) - np.log(len(log_weight))

@@ -1,0 +1,347 @@
+"""The path of unnormalized laws from a guide, or the prior, to the joint density of a model.
+
+    log f_beta(z) = log start(z) + beta gain(z)
+
+    start a guide    start(z) = q(z | image),  gain(z) = log p(image, z) - log q(z | image)
+    start the prior  start(z) = p(z),          gain(z) = log p(image | z)
+
+At beta = 0 the law is normalized and can be drawn from; at beta = 1 it is p(image, z), whose
+integral is p(image). Continuous sites are held as one position in unconstrained space, where
+Hamiltonian steps need no borders, and the Jacobian of the transforms is a part of `start`. Sites
+that the model enumerates are summed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from pyro import poutine
+from pyro.poutine import Trace
+from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+from torch.distributions.transforms import Transform
+
+from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of
+from capsule_zoo.inference.check import latent_sites, name_of
+from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
+from capsule_zoo.models.sharing import sharing
+from capsule_zoo.models.spaces import space_of
+
+
+@dataclass(frozen=True)
+class Place:
+    """A continuous site's columns in the position.
+
+    Attributes:
+        columns: which they are.
+        shape: shape of one row of the site in unconstrained space.
+        transform: the map from the reals to the support; None where the support is the reals.
+    """
+
+    columns: slice
+    shape: torch.Size
+    transform: Transform | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A discrete site, as `size` independent coordinates with `values` values each.
+
+    Attributes:
+        values: number of values of one coordinate.
+        size: number of coordinates in a row.
+        one_hot: whether a coordinate is a one-hot vector instead of a number.
+    """
+
+    values: int
+    size: int
+    one_hot: bool
+
+
+class State(NamedTuple):
+    """The latents of every row, one row for each chain of each image.
+
+    Attributes:
+        position: all continuous sites in unconstrained space, (rows, D).
+        choices: the values of the discrete sites, (rows, ...), by name.
+    """
+
+    position: Tensor
+    choices: dict[str, Tensor]
+
+    def where(self, accepted: Tensor, other: State) -> State:
+        """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
+        choices = {
+            name: torch.where(_over(accepted, value), value, other.choices[name])
+            for name, value in self.choices.items()
+        }
+        return State(torch.where(accepted[:, None], self.position, other.position), choices)
+
+
+class Terms(NamedTuple):
+    """The two terms of log f_beta, (rows,) in nats, and their gradients, (rows, D), if taken."""
+
+    start: Tensor
+    gain: Tensor
+    slope_of_start: Tensor | None = None
+    slope_of_gain: Tensor | None = None
+
+    def at(self, beta: float) -> Tensor:
+        """Return log f_beta, (rows,)."""
+        return self.start + beta * self.gain
+
+    def slope(self, beta: float) -> Tensor:
+        """Return the gradient of log f_beta in the position, (rows, D).
+
+        Raises:
+            ValueError: no gradients were taken.
+        """
+        if self.slope_of_start is None or self.slope_of_gain is None:
+            raise ValueError("these terms have no gradients; call terms(state, slopes=True)")
+        return self.slope_of_start + beta * self.slope_of_gain
+
+
+class AnnealedPath:
+    """The path for a batch of rows; see the top of this file.
+
+    Args:
+        model: a directed model, in the form that is measured.
+        guide: the start of the path; None for the prior.
+        images: (rows, ...), each image as many times as it has chains.
+
+    Attributes:
+        places, choices: continuous and discrete sites, by name.
+
+    Raises:
+        UnservedSite: a site that neither Hamiltonian steps nor flips can move; the message names
+            the site.
+    """
+
+    def __init__(self, model: Callable, guide: Callable | None, images: Tensor) -> None:
+        self.model = model
+        self.guide = guide
+        self.images = images
+        self.noise = torch.get_rng_state()
+        self.observed = space_of(model).site
+        prior = _prior_sites(model, images)
+        self.latents = list(prior)
+        self.places: dict[str, Place] = {}
+        self.choices: dict[str, Choice] = {}
+        columns = 0
+        for name, site in prior.items():
+            family = _family(model, name, site["fn"])
+            value = site["value"]
+            if isinstance(family, ByLogits) and family.temperature is None:
+                self.choices[name] = _choice(family, value)
+                continue
+            transform = _transform(model, name, site["fn"], family)
+            free = value if transform is None else transform.inv(value)
+            width = free[0].numel()
+            self.places[name] = Place(slice(columns, columns + width), free.shape[1:], transform)
+            columns += width
+        self.columns = columns
+
+    def at(self, images: Tensor) -> AnnealedPath:
+        """Return the same path for other rows."""
+        twin = object.__new__(AnnealedPath)
+        twin.__dict__.update(self.__dict__)
+        twin.images = images
+        return twin
+
+    @torch.no_grad()
+    def draw(self) -> State:
+        """Draw every row from the start of the path."""
+        program = self.model if self.guide is None else self.guide
+        with poutine.block():
+            trace = poutine.trace(program).get_trace(self.images)
+        return self.state({name: trace.nodes[name]["value"] for name in self.latents})
+
+    def state(self, values: Mapping[str, Tensor]) -> State:
+        """Return the state with these values of all sites, (rows, ...)."""
+        parts = []
+        for name, place in self.places.items():
+            value = values[name]
+            free = value if place.transform is None else place.transform.inv(value)
+            parts.append(free.reshape(len(free), -1))
+        position = torch.cat(parts, 1) if parts else self.images.new_zeros(len(self.images), 0)
+        return State(position, {name: values[name] for name in self.choices})
+
+    def values(self, state: State) -> dict[str, Tensor]:
+        """Return the values of all sites, (rows, ...)."""
+        return self._values(state)[0]
+
+    def terms(self, state: State, slopes: bool = False) -> Terms:
+        """Compute both terms of log f_beta, with gradients if `slopes`."""
+        if not slopes:
+            with torch.no_grad():
+                return Terms(*self._terms(state))
+        with torch.enable_grad():
+            position = state.position.detach().requires_grad_()
+            start, gain = self._terms(state._replace(position=position))
+            slope_of_start = _slope(start, position, keep=True)
+            slope_of_gain = _slope(gain, position, keep=False)
+        return Terms(start.detach(), gain.detach(), slope_of_start, slope_of_gain)
+
+    def _values(self, state: State) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the values of all sites and the log Jacobian of their transforms, (rows,)."""
+        values = dict(state.choices)
+        log_jacobian = state.position.new_zeros(len(state.position))
+        for name, place in self.places.items():
+            free = state.position[:, place.columns].reshape(-1, *place.shape)
+            if place.transform is None:
+                values[name] = free
+                continue
+            values[name] = place.transform(free)
+            term = place.transform.log_abs_det_jacobian(free, values[name])
+            log_jacobian = log_jacobian + term.reshape(len(free), -1).sum(1)
+        return values, log_jacobian
+
+    def _terms(self, state: State) -> tuple[Tensor, Tensor]:
+        values, log_jacobian = self._values(state)
+        with sharing(), poutine.block(), _same_noise(self.noise):
+            if self.guide is None:
+                joint = scored(self.model, values, self.images)
+                prior = joint.copy()
+                prior.remove_node(self.observed)
+                start = log_density(prior, self.images)
+            else:
+                with _Given(values):
+                    drawn = poutine.trace(self.guide).get_trace(self.images)
+                start = log_density(drawn, self.images)
+                joint = scored(self.model, values, self.images)
+            return start + log_jacobian, log_density(joint, self.images) - start
+
+
+class _Given(Messenger):
+    """A messenger that gives latent sites their values and lets the program score them."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.values = values
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+            msg["done"] = True
+
+
+def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """Draw latents and images from a model, so that the latents are exact draws of the posterior.
+
+    Returns:
+        Images (number, ...) and the values of the latent sites, by name.
+
+    Raises:
+        ValueError: the model cannot draw from its prior.
+    """
+    with torch.no_grad(), poutine.block():
+        try:
+            trace = poutine.trace(model).get_trace(batch_size=number)
+        except TypeError as error:
+            raise ValueError(
+                f"{name_of(model)} cannot be called with batch_size={number}, so no images can be "
+                f"simulated ({error}); pass simulated=0"
+            ) from error
+    space = space_of(model)
+    images = space.as_batch(trace.nodes[space.site]["value"])
+    return images, {name: site["value"] for name, site in latent_sites(trace).items()}
+
+
+def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
+    """Trace a model at given latents; its enumerated sites, if any, are enumerated."""
+    with _Given(values):
+        trace = poutine.trace(model).get_trace(images)
+        if not enumerated_sites(trace):
+            return prune_subsample_sites(trace)
+        first = -1 - plate_nesting(trace)
+        enumerated = poutine.trace(EnumMessenger(first)(model)).get_trace(images)
+    return prune_subsample_sites(enumerated)
+
+
+def _prior_sites(model: Callable, images: Tensor) -> dict[str, dict]:
+    """Return the latent sites of one run that are not summed out, by name."""
+    with torch.no_grad(), poutine.block(), torch.random.fork_rng():
+        trace = prune_subsample_sites(poutine.trace(model).get_trace(images))
+    summed = enumerated_sites(trace)
+    found = {name: site for name, site in latent_sites(trace).items() if name not in summed}
+    for name, site in found.items():
+        if len(site["value"]) != len(images):
+            raise UnservedSite(
+                f"site {name!r} of {name_of(model)} has values of shape "
+                f"{tuple(site['value'].shape)} for {len(images)} images, so it belongs to no one "
+                "image; draw it inside pyro.plate('images', ...), or make it a parameter"
+            )
+    return found
+
+
+def _family(model: Callable, name: str, law: Any) -> Any:
+    try:
+        return family_of(name, law)
+    except UnservedSite:
+        raise UnservedSite(
+            f"site {name!r} of {name_of(model)} has the law {type(law).__name__}, which annealing "
+            "cannot move: it takes Hamiltonian steps on continuous sites with a transform from "
+            "the reals, and changes the values of Bernoulli and categorical ones; measure "
+            "another model, or use `evaluate`"
+        ) from None
+
+
+def _transform(model: Callable, name: str, law: Any, family: Any) -> Transform | None:
+    """Return the transform of a continuous or relaxed site; None where the support is the reals."""
+    if not isinstance(family, ByLogits):
+        return family.transform
+    support = getattr(law, "support", None)
+    while isinstance(support, torch.distributions.constraints.independent):
+        support = support.base_constraint
+    if support is torch.distributions.constraints.real:
+        return None
+    raise UnservedSite(
+        f"site {name!r} of {name_of(model)} is relaxed and lies on a simplex, where annealing "
+        "takes no Hamiltonian steps; measure the discrete model (discrete=True)"
+    )
+
+
+def _choice(family: ByLogits, value: Tensor) -> Choice:
+    """Return the coordinates of a discrete site from its values (rows, ...)."""
+    numbers = value[0].numel()
+    if family.categories is not None:
+        return Choice(family.categories, numbers, one_hot=False)
+    if issubclass(family.family, torch.distributions.OneHotCategorical):
+        values = value.shape[-1]
+        return Choice(values, numbers // values, one_hot=True)
+    return Choice(2, numbers, one_hot=False)
+
+
+@contextmanager
+def _same_noise(state: Tensor) -> Iterator[None]:
+    """Give whatever is drawn on the way to a density the same noise each time.
+
+    A guide may draw, for example, to choose the turn at which it reads an image. Its density at
+    given latents would then change from call to call. The states are set directly, because
+    `torch.manual_seed` takes half a millisecond.
+    """
+    before = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _slope(term: Tensor, position: Tensor, keep: bool) -> Tensor:
+    """Return the gradient of every row's term in its position, (rows, D); zero where it is flat."""
+    if not term.requires_grad:
+        return torch.zeros_like(position)
+    (slope,) = torch.autograd.grad(term.sum(), position, retain_graph=keep, allow_unused=True)
+    return torch.zeros_like(position) if slope is None else slope
+
+
+def _over(accepted: Tensor, value: Tensor) -> Tensor:
+    """Return (rows,) with as many dims as a value (rows, ...)."""
+    return accepted.reshape(-1, *[1] * (value.dim() - 1))

@@ -1,0 +1,208 @@
+"""Moves of annealed chains, each of which leaves one law of the path unchanged.
+
+    Hamiltonian   `leapfrogs` steps of length epsilon, along momenta scaled by each coordinate's
+                  deviation; the end is accepted with probability min(1, ratio of densities).
+    flips         one coordinate of a discrete site, chosen at random for each row, gets another
+                  value, chosen at random, and is accepted with probability min(1, ratio).
+
+Both are reversible. A transition flips first and then takes Hamiltonian steps; its reversal does
+so in the opposite order. Step lengths are arguments: a chain that adapted its own would no longer
+leave the law unchanged, and its estimate would be biased. `pilot` finds them with other chains.
+
+References:
+    Neal 2001, "Annealed Importance Sampling"; Neal 2011, "MCMC using Hamiltonian dynamics".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.inference.annealing.path import AnnealedPath, Choice, State, Terms
+
+TARGET = 0.75  # the acceptance of Hamiltonian steps that the pilot aims at
+_QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target
+_SLOW = 0.05  # the same in a long run, once the first temperature is left
+_CHANGE = 10.0  # of log epsilon, that a run of any length must have time for
+_WARM_UP = 20  # transitions of the pilot at the first temperature, or fewer in shorter runs
+_JITTER = 0.2  # epsilon varies by this share, so that no orbit closes
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The settings of one transition.
+
+    Attributes:
+        leapfrogs: leapfrog steps of a trajectory.
+        flips: proposals to change a discrete coordinate.
+        scale: deviation of every coordinate of the position, (rows, D).
+    """
+
+    leapfrogs: int
+    flips: int
+    scale: Tensor
+
+
+def anneal(
+    path: AnnealedPath,
+    state: State,
+    betas: list[float],
+    epsilons: Tensor,
+    moves: Moves,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Anneal every row along the path, or back from its end to its start.
+
+    Args:
+        state: draws of the first law that is passed: of the start, or of the posterior if
+            `reverse`.
+        betas: rising from 0 to 1, T + 1 of them.
+        epsilons: step lengths, (T + 1, rows).
+
+    Returns:
+        The log weights, (rows,) in float64, and the mean acceptance of Hamiltonian steps, (rows,).
+        The mean of the weights is p(image). If `reverse`, the mean of their inverses is
+        1 / p(image).
+    """
+    order = range(1, len(betas) - 1)
+    log_weight = torch.zeros(len(path.images), dtype=torch.float64, device=path.images.device)
+    accepted = torch.zeros_like(log_weight)
+    terms = path.terms(state)
+    for t in reversed(order) if reverse else order:
+        step = betas[t + 1] - betas[t] if reverse else betas[t] - betas[t - 1]
+        log_weight += step * terms.gain.double()
+        state, terms, rate = transition(path, state, terms, betas[t], epsilons[t], moves, reverse)
+        accepted += rate / max(len(order), 1)
+    last = betas[1] - betas[0] if reverse else betas[-1] - betas[-2]
+    return log_weight + last * terms.gain.double(), accepted
+
+
+def transition(
+    path: AnnealedPath,
+    state: State,
+    terms: Terms,
+    beta: float,
+    epsilon: Tensor,
+    moves: Moves,
+    reverse: bool = False,
+) -> tuple[State, Terms, Tensor]:
+    """Move every row, leaving f_beta unchanged; see the top of this file.
+
+    Returns:
+        The new state, its terms, and the probability with which its trajectory was accepted,
+        (rows,).
+    """
+    rate = torch.ones_like(terms.gain)
+    for kind in ("steps", "flips") if reverse else ("flips", "steps"):
+        if kind == "flips" and path.choices:
+            state, terms = flip(path, state, terms, beta, moves.flips)
+        elif kind == "steps" and path.columns:
+            state, terms, rate = trajectory(path, state, terms, beta, epsilon, moves)
+    return state, terms, rate
+
+
+def trajectory(
+    path: AnnealedPath, state: State, terms: Terms, beta: float, epsilon: Tensor, moves: Moves
+) -> tuple[State, Terms, Tensor]:
+    """Propose the end of a Hamiltonian trajectory for every row; see `transition`."""
+    if terms.slope_of_gain is None:
+        terms = path.terms(state, slopes=True)
+    jitter = 1 + _JITTER * (2 * torch.rand_like(epsilon) - 1)
+    length = (epsilon * jitter)[:, None] * moves.scale  # (rows, D)
+    momentum = torch.randn_like(state.position)
+    energy = terms.at(beta) - momentum.square().sum(1) / 2
+    position, end = state.position, terms
+    for _ in range(moves.leapfrogs):
+        momentum = momentum + length * end.slope(beta) / 2
+        position = position + length * momentum
+        end = path.terms(state._replace(position=position), slopes=True)
+        momentum = momentum + length * end.slope(beta) / 2
+    gained = end.at(beta) - momentum.square().sum(1) / 2 - energy
+    rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that left the floats is refused
+    accepted = torch.rand_like(rate) < rate
+    return (
+        state._replace(position=torch.where(accepted[:, None], position, state.position)),
+        _chosen(accepted, end, terms),
+        rate,
+    )
+
+
+def flip(
+    path: AnnealedPath, state: State, terms: Terms, beta: float, flips: int
+) -> tuple[State, Terms]:
+    """Propose `flips` changes of a discrete coordinate, one after the other, for every row."""
+    names = list(path.choices)
+    sizes = torch.tensor([float(path.choices[name].size) for name in names])
+    for site in torch.multinomial(sizes, flips, replacement=True).tolist():
+        name = names[site]
+        other = changed(state.choices[name], path.choices[name])
+        proposed = state._replace(choices={**state.choices, name: other})
+        found = path.terms(proposed)
+        ratio = (found.at(beta) - terms.at(beta)).nan_to_num(-math.inf)
+        accepted = torch.rand_like(ratio).log() < ratio
+        state = proposed.where(accepted, state)
+        terms = _chosen(accepted, found, Terms(terms.start, terms.gain))
+    return state, terms
+
+
+def changed(value: Tensor, choice: Choice) -> Tensor:
+    """Return values (rows, ...) of a site with one coordinate of each row changed at random."""
+    rows = torch.arange(len(value), device=value.device)
+    at = torch.randint(choice.size, (len(value),), device=value.device)
+    by = torch.randint(1, choice.values, (len(value),), device=value.device)
+    if not choice.one_hot:
+        flat = value.reshape(len(value), -1).clone()
+        flat[rows, at] = (flat[rows, at] + by).remainder(choice.values)
+        return flat.view_as(value)
+    flat = value.reshape(len(value), choice.size, choice.values).clone()
+    chosen = (flat[rows, at].argmax(-1) + by).remainder(choice.values)
+    flat[rows, at] = torch.nn.functional.one_hot(chosen, choice.values).to(flat)
+    return flat.view_as(value)
+
+
+def pilot(path: AnnealedPath, images: int, betas: list[float], moves: Moves) -> Tensor:
+    """Find step lengths with chains that are then thrown away, (T + 1, images).
+
+    Every image has its own length at each temperature. It follows the acceptance of the image's
+    pilot chains along one annealing run.
+
+    Args:
+        path: the path of the pilot's rows, `images` for each of its chains.
+    """
+    state = path.draw()
+    terms = path.terms(state)
+    log_epsilon = state.position.new_full((images,), math.log(0.5))
+    found = [log_epsilon]
+    along = min(_QUICK, max(_SLOW, _CHANGE / len(betas)))
+    warm_up = min(_WARM_UP, len(betas))
+    first = [betas[1]] * warm_up
+    for number, beta in enumerate([*first, *betas[1:]]):
+        change = _QUICK if number < warm_up else along
+        epsilon = log_epsilon.exp().repeat(len(path.images) // images)
+        state, terms, rate = transition(path, state, terms, beta, epsilon, moves)
+        log_epsilon = log_epsilon + change * (_by_image(rate, images) - TARGET)
+        found.append(log_epsilon)
+    return torch.stack(found[warm_up:]).exp()
+
+
+def _by_image(values: Tensor, images: int) -> Tensor:
+    """Return the means (images,) of values (rows,) over the chains of each image."""
+    return values.view(-1, images).mean(0)
+
+
+def _chosen(accepted: Tensor, new: Terms, old: Terms) -> Terms:
+    """Return the terms of the accepted rows, and the old terms of the others."""
+    start = torch.where(accepted, new.start, old.start)
+    gain = torch.where(accepted, new.gain, old.gain)
+    if new.slope_of_start is None or new.slope_of_gain is None:
+        return Terms(start, gain)
+    if old.slope_of_start is None or old.slope_of_gain is None:
+        return Terms(start, gain)
+    rows = accepted[:, None]
+    slope_of_start = torch.where(rows, new.slope_of_start, old.slope_of_start)
+    return Terms(
+        start, gain, slope_of_start, torch.where(rows, new.slope_of_gain, old.slope_of_gain)
+    )

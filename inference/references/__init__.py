@@ -1,0 +1,1 @@
+"""Posteriors with known draws, to which inference is compared."""

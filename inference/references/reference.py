@@ -1,0 +1,245 @@
+"""Reference posteriors: small problems with draws that are known to be right.
+
+>>> problem = load_reference("constellation")
+>>> problem.log_prob(x)                       # (...,), nats, from unconstrained vectors (..., D)
+>>> problem.sites(x)["object_pose"]           # the same numbers as the model's sites
+>>> problem.draws, problem.checks             # gold draws (S, D), and how they were made
+>>> problem.score(my_draws).mean_error        # in posterior standard deviations
+>>> problem.score(ExactMatching(problem.model)).kl
+
+They serve any method of inference, in Pyro or outside of it. A problem is a model and one image.
+The continuous sites make up one vector in R^D. The discrete sites are summed out exactly:
+
+    log_prob(x) = log sum_s p(image, z(x), s) + log |dz / dx|
+
+This is the log posterior density up to a constant, log p(image). `reference_problems` describes the
+problems, and `reference_draws` makes their files.
+
+References:
+    Magnusson, Torgander, Buerkner, Zhang, Carpenter & Vehtari 2024, "posteriordb: Testing,
+    Benchmarking and Developing Bayesian Inference Algorithms" (arXiv 2407.04967). Sountsov, Radul
+    et al. 2020, "Inference Gym".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from torch.distributions import biject_to
+from torch.distributions.transforms import Transform
+
+from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
+from capsule_zoo.inference.evaluation.presence import discrete_form
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.log_weight import log_density, log_weights
+from capsule_zoo.models import Model
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.modes import in_eval_mode, seeded
+
+_ROWS = 8192  # runs of the model at once
+
+
+class Score(NamedTuple):
+    """How far draws are from a reference posterior.
+
+    Attributes:
+        mean_error: root mean square over coordinates of the error of E[x], in posterior standard
+            deviations of x.
+        square_error: the same of E[x^2], in posterior standard deviations of x^2.
+        worst: the largest absolute error of one coordinate, among both kinds.
+        noise: the expected mean_error of this many independent draws of the posterior,
+            1 / sqrt(draws). An error near it shows no fault.
+        kl: KL(q || posterior) of a guide in nats, estimated from its draws. None for draws without
+            a guide, for a guide without a density, and where log p(image) is not known exactly.
+    """
+
+    mean_error: float
+    square_error: float
+    worst: float
+    noise: float
+    kl: float | None
+
+
+class _Place(NamedTuple):
+    """A continuous site: its columns, the shape of one row, and the map from the reals."""
+
+    columns: slice
+    shape: torch.Size
+    transform: Transform
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A posterior with reference draws; see the top of this file.
+
+    Attributes:
+        name: the name for `load_reference`.
+        model: the model, in float64, with discrete presences and fixed parameters.
+        images: the observed image, (1, ...).
+        settings: every joint value of the discrete sites, (settings, ...) by site.
+        draws: reference draws of the unconstrained vector, (S, D), float64.
+        mean, deviation: of every coordinate, (D,), exact or from more draws than are kept.
+        square_mean, square_deviation: of the squares.
+        log_evidence: log p(image) in nats where it is known exactly, else None.
+        checks: how the draws were made, and what they passed: method, seed, chains, R-hat, ESS.
+    """
+
+    name: str
+    model: Model
+    images: Tensor
+    settings: Mapping[str, Tensor]
+    draws: Tensor
+    mean: Tensor
+    deviation: Tensor
+    square_mean: Tensor
+    square_deviation: Tensor
+    log_evidence: float | None
+    checks: Mapping[str, Any]
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an unconstrained vector."""
+        return max(place.columns.stop for place in self._places.values())
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute log p(image, x), (...,) in nats, discrete sites summed out, with gradients.
+
+        Args:
+            x: unconstrained vectors, (..., D).
+
+        Raises:
+            ValueError: the last dim is not D.
+        """
+        self._check(x)
+        rows = x.reshape(-1, self.dimension).to(self.images)
+        size = max(1, _ROWS // len(next(iter(self.settings.values()))))
+        joint = [self._log_joint(self._values(part)) for part in rows.split(size)]
+        return (torch.cat(joint) + self._log_jacobian(rows)).reshape(x.shape[:-1])
+
+    def sites(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the values of the continuous sites, (..., *shape), from vectors (..., D).
+
+        Raises:
+            ValueError: the last dim is not D.
+        """
+        self._check(x)
+        values = self._values(x.reshape(-1, self.dimension))
+        return {
+            name: value.reshape(*x.shape[:-1], *value.shape[1:]) for name, value in values.items()
+        }
+
+    def vector(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return unconstrained vectors (S, D) from values (S, ...) of the continuous sites.
+
+        Raises:
+            ValueError: a site is missing.
+        """
+        if missing := [name for name in self._places if name not in values]:
+            raise ValueError(f"values lacks {missing}; it needs all of {list(self._places)}")
+        free = [place.transform.inv(values[name]) for name, place in self._places.items()]
+        return torch.cat([each.reshape(len(each), -1) for each in free], 1)
+
+    def score(self, drawn: Tensor | nn.Module, num_draws: int = 1000, seed: int = 0) -> Score:
+        """Compare draws, or the draws of a guide, with the reference.
+
+        Args:
+            drawn: unconstrained draws (S, D), or a guide to the model.
+            num_draws: draws from the guide.
+            seed: seed of the guide's draws.
+
+        Raises:
+            ValueError: draws of another shape, not finite, or fewer than two.
+        """
+        check_at_least(2, num_draws=num_draws)
+        kl = None
+        if isinstance(drawn, nn.Module):
+            kl = self._kl(drawn, num_draws, seed)
+            images = self.images.expand(num_draws, *self.images.shape[1:])
+            names = list(self._places)
+            drawn = self.vector(infer(drawn, images, names, seed, num_draws))
+        if drawn.dim() != 2 or drawn.shape[1] != self.dimension or len(drawn) < 2:
+            raise ValueError(
+                f"drawn must be (draws, {self.dimension}) unconstrained numbers with two draws or "
+                f"more, or a guide, not {tuple(drawn.shape)}; `vector` makes them from sites"
+            )
+        if not drawn.isfinite().all():
+            raise ValueError("drawn holds NaN or infinite numbers; leave such draws out")
+        x = drawn.detach().to(self.mean)
+        mean = (x.mean(0) - self.mean) / self.deviation
+        square = (x.square().mean(0) - self.square_mean) / self.square_deviation
+        worst = torch.cat([mean, square]).abs().max().item()
+        return Score(_rms(mean), _rms(square), worst, len(x) ** -0.5, kl)
+
+    @torch.no_grad()
+    def _kl(self, guide: nn.Module, num_draws: int, seed: int) -> float | None:
+        """Return log p(image) - ELBO, or None where it is not known."""
+        if self.log_evidence is None:
+            return None
+        guide = discrete_form(guide)
+        images = self.images.expand(num_draws, *self.images.shape[1:])
+        with isolated_parameters(self.model, guide), in_eval_mode(guide), seeded(seed):
+            weights, model_trace, guide_trace = log_weights(self.model, guide, images)
+            points = point_sites(model_trace, guide_trace)
+        if not_a_bound(self.model, model_trace, points):
+            return None
+        return self.log_evidence - weights.mean().item()
+
+    @cached_property
+    def _places(self) -> dict[str, _Place]:
+        with isolated_parameters(self.model), torch.no_grad(), seeded(0):
+            nodes = poutine.trace(self.model).get_trace(self.images).nodes
+        found, columns = {}, 0
+        for site in self.model.sites:
+            if site.name not in self.settings:
+                law = nodes[site.name]["fn"]
+                transform = biject_to(law.support)
+                free = transform.inv(nodes[site.name]["value"])[0]
+                place = slice(columns, columns + free.numel())
+                found[site.name] = _Place(place, free.shape, transform)
+                columns = place.stop
+        return found
+
+    def _check(self, x: Tensor) -> None:
+        if x.shape[-1:] != (self.dimension,):
+            raise ValueError(
+                f"x must be vectors (..., {self.dimension}) for {self.name!r}, not {tuple(x.shape)}"
+            )
+
+    def _values(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the values of the continuous sites, (rows, ...)."""
+        return {
+            name: place.transform(rows[:, place.columns].reshape(-1, *place.shape))
+            for name, place in self._places.items()
+        }
+
+    def _log_jacobian(self, rows: Tensor) -> Tensor:
+        """Return the log Jacobian of the transforms, (rows,)."""
+        total = rows.new_zeros(len(rows))
+        for place in self._places.values():
+            free = rows[:, place.columns].reshape(-1, *place.shape)
+            term = place.transform.log_abs_det_jacobian(free, place.transform(free))
+            total = total + term.reshape(len(rows), -1).sum(1)
+        return total
+
+    def _log_joint(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return log sum_s p(image, values, s), (rows,)."""
+        rows = len(next(iter(values.values())))
+        count = len(next(iter(self.settings.values())))
+        given = {name: value.repeat_interleave(count, 0) for name, value in values.items()}
+        for name, value in self.settings.items():
+            given[name] = value.repeat(rows, *[1] * (value.dim() - 1))
+        images = self.images.expand(rows * count, *self.images.shape[1:])
+        with isolated_parameters(self.model), poutine.block():
+            trace = poutine.trace(poutine.condition(self.model, given)).get_trace(images)
+        return log_density(trace, images).view(rows, count).logsumexp(1)
+
+
+def _rms(errors: Tensor) -> float:
+    return errors.square().mean().sqrt().item()

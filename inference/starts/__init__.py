@@ -1,0 +1,1 @@
+"""Starts of training: clusters, factor analyzers, templates."""

@@ -1,0 +1,330 @@
+"""Templates of constellations learned from scenes without labels, by exact EM.
+
+The E step is exact. It sums over all shares of the points among objects, over all orders of the
+corners, and over poses, whose scale is left to a quadrature; see
+`models.constellations.similarities`. With w the responsibility of a set of points z in one order, and u the part of the pose that turns and
+scales, the M step is
+
+    p_c  = m_c - mean(m), scaled to mean square 1,   m_c = sum w E[conj(u) / s^2] (z_c - mean(z))
+    v^2  : raises sum w E[-D / (2 s^2) - n log s^2],   s^2 = floor^2 + v^2 |u|^2
+
+where D is the expected squared distance of the points from their corners. The noise v falls from
+step to step, which anneals the templates. All templates have the same size, because their sizes and
+the sizes of the objects could not be known separately, and the noise on the scene stays as it is.
+
+Each start takes a set of points of some scene, of those with as few points as possible, for each
+template. A few steps on a few scenes choose among the starts.
+
+References:
+    Dempster, Laird & Rubin 1977; Meng & Rubin 1993, "Maximum likelihood estimation via the ECM
+    algorithm". The steps for v are those of Becker, Yang & Lange 1997, "EM algorithms without
+    missing data".
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.guides.constellations.exact import Group, groups
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.constellations import Constellations
+from capsule_zoo.models.constellations.point_space import masked
+from capsule_zoo.models.constellations.scene_law import SceneLaw
+from capsule_zoo.models.constellations.similarities import (
+    MANY_STEPS,
+    Noise,
+    Template,
+    as_complex,
+    centered,
+    fit_of,
+    log_scale_density,
+    scale_nodes,
+    subsets,
+)
+
+SIZE = math.sqrt(2.0)  # the radius of every learned template, as of a square that is 2 wide
+FIRST_NOISE = 0.4  # of the noise on templates, in their units
+LEAST_NOISE = 1e-3
+ALIKE = 0.98  # correlation from which on templates are nearly equal
+_NEGLIGIBLE = 1e-5  # responsibility below which a set of points does not count
+_NOISE_STEPS = 10  # for the noise, in each M step
+
+
+class Moments(NamedTuple):
+    """What the M step needs of the sets of points of one object.
+
+    Attributes:
+        weight: of every set and node of the quadrature, (sets, nodes); it sums to the expected
+            number of times that the object is present.
+        scale: |u|, (sets, nodes).
+        swing: the mean cosine of the angle of u about its mode, (sets, nodes).
+        aligned: the centered points in the order of the corners, turned back by the mode of the
+            angle, complex, (sets, corners).
+        rest: the part of D that does not depend on the template, (sets, nodes).
+    """
+
+    weight: Tensor
+    scale: Tensor
+    swing: Tensor
+    aligned: Tensor
+    rest: Tensor
+
+    def shape(self, noise: Noise) -> Tensor:
+        """Return the best template for this noise, centered and scaled, complex (corners,)."""
+        pull = (self.weight * self.scale * self.swing / noise.variance(self.scale)).sum(1)
+        corners = pull.to(self.aligned) @ self.aligned
+        corners = corners - corners.mean()
+        return corners / corners.abs().square().mean().sqrt()
+
+    def misfit(self, corners: Tensor) -> Tensor:
+        """Compute D for a template, (sets, nodes)."""
+        cross = (self.aligned @ corners.conj()).real[:, None]
+        return self.rest - 2 * self.scale * self.swing * cross
+
+
+def learn_templates(
+    model: Constellations,
+    points: Tensor,
+    present: Tensor | None = None,
+    *,
+    starts: int = 3,
+    steps: int = 20,
+    trial_scenes: int = 64,
+    trial_steps: int = 8,
+    largest: int | None = None,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+) -> list[float]:
+    """Learn the templates of a model, and the noise on them, from scenes without labels.
+
+    The numbers of corners are those of the model. The templates that it has are not looked at.
+
+    Args:
+        model: trained in place.
+        points: (S, N, 2); a few hundred scenes in [-1, 1] suffice.
+        present: (S, N), 1 where there is a point; None if NaN marks absent points.
+        starts: number of starts that are tried.
+        steps: of EM on all scenes, from the best start.
+        trial_scenes, trial_steps: scenes and steps that choose among the starts.
+        largest: the most points of a scene that is used; None for all scenes. Scenes of many
+            points have many matchings, and the smaller ones may say as much of the templates.
+        seed: of the starts.
+        say: a function that is called with a line after every step.
+
+    Returns:
+        The mean log evidence in nats before each step and after the last one.
+
+    Raises:
+        ValueError: scenes that the model does not take, a model without noise on its templates, a
+            number out of range, or no scene with as many points as a template.
+    """
+    check_at_least(1, starts=starts, trial_scenes=trial_scenes)
+    check_at_least(0, steps=steps, trial_steps=trial_steps)
+    points = masked(points, present)
+    model.space.check(points)
+    if model.log_sigma is None:
+        raise ValueError(
+            "sigma of the model is 0, but the noise on templates is learned with them; build the "
+            "model with sigma above 0"
+        )
+    places = _chosen(points.double(), model.sizes, largest)
+    law, generator = model.law(), seeded_generator(seed)
+    few, best, height = places[:trial_scenes], law, -math.inf
+    for start in range(starts):
+        trial = random_law(law, places, generator)
+        trial, history = _run(trial, few, trial_steps if starts > 1 else 0)
+        if say is not None:
+            say(f"start {start + 1} of {starts}: {history[-1]:.3f} nats")
+        if history[-1] > height:
+            best, height = trial, history[-1]
+    best, history = _run(best, places, steps, say)
+    _store(model, best)
+    return history
+
+
+def _chosen(points: Tensor, sizes: Sequence[int], largest: int | None) -> Tensor:
+    """Return the scenes of at most `largest` points."""
+    number = (~points[..., 0].isnan()).sum(1)
+    kept = points if largest is None else points[number <= largest]
+    if not len(kept) or int((~kept[..., 0].isnan()).sum(1).max()) < max(sizes):
+        limit = "" if largest is None else f" that has at most largest={largest} points"
+        raise ValueError(
+            f"points holds no scene of {max(sizes)} points or more{limit}, but a template has "
+            f"{max(sizes)} corners; give larger scenes, or a model of smaller templates"
+        )
+    return kept
+
+
+def _run(
+    law: SceneLaw, points: Tensor, steps: int, say: Callable[[str], None] | None = None
+) -> tuple[SceneLaw, list[float]]:
+    history = []
+    for step in range(steps):
+        evidence, moments = expectation(law, points)
+        history.append(evidence)
+        law = maximization(law, moments)
+        if say is not None:
+            say(f"step {step + 1} of {steps}: {evidence:.3f} nats")
+    history.append(mean_evidence(law, points))
+    return law, history
+
+
+def random_law(law: SceneLaw, points: Tensor, generator: torch.Generator) -> SceneLaw:
+    """Return a law whose templates are random sets of points of random small scenes."""
+    present = ~points[..., 0].isnan()
+    number = present.sum(1)
+    templates = []
+    for size in law.sizes:
+        enough = number[number >= size].min()
+        rows = (number == enough).nonzero()[:, 0]
+        row = rows[torch.randint(len(rows), (), generator=generator)]
+        scene = points[row][present[row]]
+        chosen = scene[torch.randperm(len(scene), generator=generator)[:size]]
+        templates.append(Template(centered(chosen)[0], SIZE))
+    noise = Noise(law.noise.floor, FIRST_NOISE)
+    return SceneLaw(tuple(templates), noise, law.tau, law.presence, law.clutter)
+
+
+@torch.no_grad()
+def mean_evidence(law: SceneLaw, points: Tensor) -> float:
+    """Compute the mean of log p(points) in nats."""
+    return sum(group.log_evidence().sum().item() for group in groups(law, points)) / len(points)
+
+
+def expectation(law: SceneLaw, points: Tensor) -> tuple[float, list[Moments]]:
+    """Return the mean log evidence, and the moments of every object.
+
+    Args:
+        points: (S, N, 2), NaN where a point is absent.
+    """
+    total = 0.0
+    parts: list[list[Moments]] = [[] for _ in law.templates]
+    for group in groups(law, points):
+        evidence, shares = responsibilities(group)
+        total += float(evidence.sum())
+        places = as_complex(points[group.rows[:, None], group.slots])
+        for k, share in enumerate(shares):
+            parts[k].append(_moments(law, k, places, share))
+    return total / len(points), [Moments(*map(torch.cat, zip(*own, strict=True))) for own in parts]
+
+
+@torch.enable_grad()
+def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
+    """Return the log evidence, (b,), and the probability of every subset and order.
+
+    The probability that an object takes a subset in an order is the derivative of the log evidence
+    of the scene with respect to the log evidence of that subset and order.
+
+    Returns:
+        For each object, (b, subsets, orders).
+    """
+    tuples = [each.detach().clone().requires_grad_() for each in group.tuples]
+    tables = [
+        each.logsumexp(-1) + math.log(template.turns)
+        for each, template in zip(tuples, group.law.templates, strict=True)
+    ]
+    evidence = replace(group, tuples=tuples, tables=tables).log_evidence()
+    shares = torch.autograd.grad(evidence.sum(), tuples, allow_unused=True)
+    filled = [
+        torch.zeros_like(each) if share is None else share
+        for each, share in zip(tuples, shares, strict=True)
+    ]
+    return evidence.detach(), filled
+
+
+def _moments(law: SceneLaw, index: int, places: Tensor, share: Tensor) -> Moments:
+    """Return the moments of one object from points (b, n) and responsibilities."""
+    template, noise = law.templates[index], law.noise_of(index)
+    row, subset, order = (share > _NEGLIGIBLE).nonzero(as_tuple=True)
+    members = subsets(places.shape[1], len(template))[subset]  # (sets, corners)
+    chosen = places[row[:, None], members]
+    corners = torch.zeros_like(chosen).scatter(1, template.orders[order], chosen)
+    fit = fit_of(corners, template.corners.to(corners))
+    nodes, log_step = scale_nodes(fit, noise, law.tau, steps=MANY_STEPS)
+    weight = (log_scale_density(fit, nodes, noise, law.tau) + log_step).softmax(-1)
+    weight = weight * share[row, subset, order][:, None]
+    scale, number = nodes.exp(), len(template)
+    variance = noise.variance(scale)
+    swing = _mean_swing(scale * fit.cross.abs()[:, None] / variance)
+    own = variance / number
+    kept = law.tau**2 / (law.tau**2 + own)
+    missed = (1 - kept) * fit.center.abs()[:, None]
+    rest = fit.spread[:, None] + number * (scale.square() + missed.square() + 2 * own * kept)
+    back = torch.exp(-1j * fit.cross.angle())[:, None]
+    aligned = _symmetrized(back * (corners - fit.center[:, None]), template)
+    return Moments(weight, scale, swing, aligned, rest)
+
+
+def _mean_swing(concentration: Tensor) -> Tensor:
+    """Return the mean cosine of a von Mises angle, I_1 / I_0."""
+    return torch.special.i1e(concentration) / torch.special.i0e(concentration)
+
+
+def _symmetrized(aligned: Tensor, template: Template) -> Tensor:
+    """Average points (sets, corners) over the rotations of a template, all equally likely."""
+    total = torch.zeros_like(aligned)
+    for order in template.rotations:
+        turn = (template.corners[order] * template.corners.conj()).sum() / len(template)
+        total[:, order] += turn.to(aligned) * aligned / template.turns
+    return total
+
+
+def maximization(law: SceneLaw, moments: Sequence[Moments]) -> SceneLaw:
+    """Return the law with new templates, given their moments, and then with new noise."""
+    templates = tuple(
+        Template(own.shape(law.noise_of(k)), template.radius) if len(own.weight) else template
+        for k, (template, own) in enumerate(zip(law.templates, moments, strict=True))
+    )
+    law = replace(law, templates=templates)
+    noise = law.noise
+    misfits = [own.misfit(t.corners) for own, t in zip(moments, templates, strict=True)]
+    for _ in range(_NOISE_STEPS):
+        noise = _next_noise(law, noise, moments, misfits)
+    return replace(law, noise=noise)
+
+
+def _next_noise(
+    law: SceneLaw, noise: Noise, moments: Sequence[Moments], misfits: Sequence[Tensor]
+) -> Noise:
+    """Return noise on the templates that fits the misfits better."""
+    above, below = 0.0, 0.0
+    for template, own, misfit in zip(law.templates, moments, misfits, strict=True):
+        size = (own.scale / template.radius).square()
+        variance = noise.floor**2 + noise.proportional**2 * size
+        above += float((own.weight * size * misfit / variance.square()).sum())
+        below += float((own.weight * size / variance).sum()) * 2 * len(template)
+    ratio = above / below if below > 0 else 1.0
+    return Noise(noise.floor, max(LEAST_NOISE, noise.proportional * ratio**0.25))
+
+
+def in_step(templates: Sequence[Template]) -> list[Template]:
+    """Turn templates that are nearly equal to the same angle, with their corners in one order."""
+    turned: list[Template] = []
+    for template in templates:
+        for other in turned:
+            if len(other) == len(template):
+                orders = torch.tensor(list(itertools.permutations(range(len(template)))))
+                cross = template.corners[orders].conj() @ other.corners / len(template)
+                best = cross.abs().argmax()
+                if cross[best].abs() > ALIKE:
+                    turn = cross[best] / cross[best].abs()
+                    template = Template(turn * template.corners[orders[best]], template.radius)
+                    break
+        turned.append(template)
+    return turned
+
+
+def _store(model: Constellations, law: SceneLaw) -> None:
+    shapes = [torch.view_as_real(t.corners * t.radius) for t in in_step(law.templates)]
+    with torch.no_grad():
+        model.corners.copy_(torch.cat(shapes))
+        if model.log_sigma is not None:
+            model.log_sigma.fill_(math.log(law.noise.proportional))

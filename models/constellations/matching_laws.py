@@ -1,0 +1,288 @@
+"""Laws of which point of a scene is which corner, and of the points given that.
+
+A matching is a row of numbers, one for each slot of a scene: -1 where there is no point, 0 for
+clutter, and 1, 2, ... for the corners of all objects, in their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from torch import Tensor
+
+from capsule_zoo.models.constellations.scene_law import LOG_AREA, SceneLaw
+from capsule_zoo.models.constellations.similarities import NEARLY
+
+MOST_SYMMETRIES = 1000
+NO_SHAPE = torch.Size()  # of samples: one sample
+
+
+class _Scene(constraints.Constraint):
+    """The constraint of scenes of points, in which NaN marks the slots without a point."""
+
+    event_dim = 2
+
+    def check(self, value: Tensor) -> Tensor:
+        return ~value.isinf().flatten(-2).any(-1)
+
+
+class _Codes(constraints.Constraint):
+    """The constraint of matchings: whole numbers, -1 or more."""
+
+    event_dim = 1
+    is_discrete = True
+
+    def check(self, value: Tensor) -> Tensor:
+        return ((value >= -1) & (value == value.round())).all(-1)
+
+
+def codes_of(law: SceneLaw, present: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
+    """Return matchings (*batch, N) as one number for each slot."""
+    first = law.first.to(objects.device)
+    code = 1 + first[objects.clamp(min=0)] + corners
+    code = torch.where(objects >= 0, code, torch.zeros_like(code))
+    return torch.where(present, code, torch.full_like(code, -1))
+
+
+def from_codes(law: SceneLaw, code: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the object and the corner of each slot, (*batch, N) each, -1 where there is none."""
+    objects, corners = corner_table(law, code.device)
+    code = code.long().clamp(min=0)
+    return objects[code], corners[code]
+
+
+def corner_table(law: SceneLaw, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return the object and the corner of each code 0, 1, ..., (1 + corners,); -1 for clutter."""
+    objects = [k for k, size in enumerate(law.sizes) for _ in range(size)]
+    corners = [c for size in law.sizes for c in range(size)]
+    return (
+        torch.tensor([-1, *objects], device=device),
+        torch.tensor([-1, *corners], device=device),
+    )
+
+
+class RandomMatching(dist.TorchDistribution):
+    """The prior of a matching: each present object has all its corners, in a random order.
+
+    Args:
+        law: of the scene.
+        presence: of the objects, (*batch, objects), 0 or 1.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = _Codes()
+
+    def __init__(self, law: SceneLaw, presence: Tensor, slots: int) -> None:
+        self.law = law
+        self.presence = presence
+        self.slots = slots
+        super().__init__(presence.shape[:-1], torch.Size([slots]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> RandomMatching:
+        presence = self.presence.expand(*batch_shape, self.presence.shape[-1])
+        return RandomMatching(self.law, presence, self.slots)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+        """Draw matchings; points fill the first slots."""
+        presence = self.presence.expand(*sample_shape, *self.presence.shape)
+        owner, clutter = corner_table(self.law, presence.device)[0][1:], self.law.clutter
+        count = torch.randint(clutter + 1, (*presence.shape[:-1], 1), device=presence.device)
+        stray = torch.arange(clutter, device=presence.device) < count
+        there = torch.cat([presence[..., owner] > 0.5, stray], -1)
+        code = torch.arange(1, there.shape[-1] + 1, device=presence.device)
+        code = torch.where(code <= len(owner), code, torch.zeros_like(code)).expand(there.shape)
+        code = torch.where(there, code, torch.full_like(code, -1))
+        place = torch.rand(there.shape, device=presence.device).masked_fill(~there, 2.0)
+        return code.gather(-1, place.argsort(-1))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log probability of matchings, given which slots hold a point."""
+        owner = corner_table(self.law, value.device)[0][1:]
+        corners = torch.arange(1, len(owner) + 1, device=value.device)
+        held = (value[..., None] == corners).sum(-2)
+        right = (held == (self.presence[..., owner] > 0.5)).all(-1)
+        number, left = (each.sum(-1).to(self.presence) for each in (value >= 0, value == 0))
+        right = right & (left <= self.law.clutter)
+        log = (left + 1.0).lgamma() - (number + 1.0).lgamma() - math.log(self.law.clutter + 1)
+        return log.masked_fill(~right, -torch.inf)
+
+
+class MatchedPoints(dist.TorchDistribution):
+    """The law of points given their corners' places: normal about them, uniform for clutter.
+
+    The density of clutter is that of the square [-1, 1]^2 wherever the clutter lies.
+
+    Args:
+        places: of all corners, (*batch, corners, 2).
+        scale: deviation of the points at each corner, (*batch, corners).
+        code: the matching, (*batch, slots).
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = _Scene()
+
+    def __init__(self, places: Tensor, scale: Tensor, code: Tensor) -> None:
+        batch = torch.broadcast_shapes(places.shape[:-2], scale.shape[:-1], code.shape[:-1])
+        self.places = places.expand(*batch, *places.shape[-2:])
+        self.scale = scale.expand(*batch, scale.shape[-1])
+        self.code = code.expand(*batch, code.shape[-1])
+        super().__init__(batch, torch.Size([code.shape[-1], 2]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> MatchedPoints:
+        tensors = (self.places, self.scale, self.code)
+        ranks = (2, 1, 1)
+        return MatchedPoints(
+            *(
+                t.expand(*batch_shape, *t.shape[t.dim() - r :])
+                for t, r in zip(tensors, ranks, strict=True)
+            )
+        )
+
+    @property
+    def _at(self) -> tuple[Tensor, Tensor]:
+        """The mean of every slot, (*batch, slots, 2), and its deviation, (*batch, slots)."""
+        index = (self.code.long() - 1).clamp(min=0)
+        mean = self.places.gather(-2, index[..., None].expand(*index.shape, 2))
+        return mean, self.scale.gather(-1, index)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of every point: 0 for clutter, NaN where there is no point."""
+        mean = self._at[0].masked_fill((self.code == 0)[..., None], 0.0)
+        return mean.masked_fill((self.code < 0)[..., None], torch.nan)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+        """Draw points; slots without a point are NaN."""
+        mean, scale = self._at
+        mean = mean.expand(*sample_shape, *mean.shape)
+        points = mean + scale[..., None] * torch.randn_like(mean)
+        stray = 2 * torch.rand_like(mean) - 1
+        points = torch.where((self.code == 0)[..., None], stray, points)
+        return points.masked_fill((self.code < 0)[..., None], torch.nan)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density; -inf where the matching and the points disagree on a slot."""
+        mean, scale = self._at
+        present = ~value.isnan().any(-1)
+        away = (value.nan_to_num() - mean).square().sum(-1)
+        log = -away / (2 * scale.square()) - 2 * scale.log() - math.log(2 * math.pi)
+        log = torch.where(self.code == 0, torch.full_like(log, -LOG_AREA), log)
+        log = torch.where(present, log, torch.zeros_like(log))
+        return log.sum(-1).masked_fill((present != (self.code >= 0)).any(-1), -torch.inf)
+
+
+class ListedMatchings(dist.TorchDistribution):
+    """The law of a matching that is one of a list.
+
+    Args:
+        candidates: (*batch, list, slots); they may repeat.
+        log_weights: of the candidates, (*batch, list), normalized here.
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = _Codes()
+
+    def __init__(self, candidates: Tensor, log_weights: Tensor) -> None:
+        self.candidates = candidates
+        self.log_weights = log_weights.log_softmax(-1)
+        super().__init__(candidates.shape[:-2], candidates.shape[-1:], validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ListedMatchings:
+        return ListedMatchings(
+            self.candidates.expand(*batch_shape, *self.candidates.shape[-2:]),
+            self.log_weights.expand(*batch_shape, self.log_weights.shape[-1]),
+        )
+
+    @torch.no_grad()
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+        """Draw matchings from the list."""
+        index = dist.Categorical(logits=self.log_weights).sample(sample_shape)
+        candidates = self.candidates.expand(*sample_shape, *self.candidates.shape)
+        chosen = index[..., None, None].expand(*index.shape, 1, candidates.shape[-1])
+        return candidates.gather(-2, chosen)[..., 0, :]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log probability of matchings, -inf for one that is not in the list."""
+        equal = (self.candidates == value[..., None, :]).all(-1)
+        return torch.where(equal, self.log_weights, -torch.inf).logsumexp(-1)
+
+
+class FunctionMatchings(dist.TorchDistribution):
+    """The law of matchings that two functions give: one draws, one computes log probabilities.
+
+    Args:
+        batch: number of scenes.
+        slots: of each scene.
+        draw: from a number of draws d, matchings (d, batch, slots).
+        log_probability: from matchings (*draws, batch, slots), (*draws, batch).
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = _Codes()
+
+    def __init__(
+        self,
+        batch_shape: torch.Size,
+        slots: int,
+        draw: Callable[[int], Tensor],
+        log_probability: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._draw = draw
+        self._log_probability = log_probability
+        super().__init__(batch_shape, torch.Size([slots]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> FunctionMatchings:
+        slots = self.event_shape[0]
+        return FunctionMatchings(torch.Size(batch_shape), slots, self._draw, self._log_probability)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:
+        """Draw matchings."""
+        shape = self.shape(sample_shape)
+        return self._draw(math.prod(shape[:-2])).reshape(shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log probability of matchings."""
+        return self._log_probability(value)
+
+
+def nearly_equal(law: SceneLaw, one: int, other: int) -> bool:
+    """Return True if two objects have nearly the same template, corner by corner."""
+    first, second = law.templates[one], law.templates[other]
+    if len(first) != len(second):
+        return False
+    away = (first.corners * first.radius - second.corners * second.radius).abs().max()
+    return bool(away < NEARLY * first.radius)
+
+
+def symmetries(law: SceneLaw) -> Tensor:
+    """Return maps of codes that nearly leave the density of every scene as it is, (maps, codes).
+
+    They rotate templates nearly into themselves, and exchange objects with nearly equal templates.
+    The codes are 0, 1, ... and, last, -1. Only the identity is returned where there are more than
+    1,000 maps.
+    """
+    exchanges = [
+        order
+        for order in itertools.permutations(range(len(law.templates)))
+        if all(nearly_equal(law, k, other) for k, other in enumerate(order))
+    ]
+    rotations = [template.near_rotations.tolist() for template in law.templates]
+    number = len(exchanges) * math.prod(map(len, rotations))
+    if number > MOST_SYMMETRIES:
+        exchanges, rotations = exchanges[:1], [found[:1] for found in rotations]
+    first = law.first.tolist()
+    maps = []
+    for exchange in exchanges:
+        for turns in itertools.product(*rotations):
+            codes = [1 + first[exchange[k]] + c for k, turn in enumerate(turns) for c in turn]
+            maps.append([0, *codes, -1])
+    return torch.tensor(maps)

@@ -1,0 +1,107 @@
+"""The space of scenes of points of the plane, of which some may be absent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.models.spaces import ObservationSpace
+
+FEWEST = 2  # points that fix a similarity
+
+
+@dataclass(frozen=True)
+class PointSpace(ObservationSpace):
+    """Scenes of at most `most` points of the plane, (B, N, 2); NaN marks an absent point.
+
+    Attributes:
+        most: the largest number of points of a scene.
+    """
+
+    most: int
+
+    site = "points"
+    variable = "points"
+    dims = ("point", "axis")
+
+    def check(self, batch: Tensor) -> None:
+        """Raise ValueError, with a remedy, unless `batch` holds scenes of two points or more."""
+        if not isinstance(batch, Tensor):
+            raise ValueError(
+                f"points must be a torch.Tensor of shape (B, N, 2), not {type(batch).__name__}"
+            )
+        if batch.dim() != 3 or batch.shape[-1] != 2:
+            one = batch.dim() == 2 and batch.shape[-1] == 2
+            remedy = (
+                "add the missing dimension with points[None]"
+                if one
+                else "the model explains points of the plane, neither images nor points in 3-D"
+            )
+            raise ValueError(
+                f"points must have shape (B, N, 2), not {tuple(batch.shape)}; {remedy}"
+            )
+        if not len(batch):
+            raise ValueError("points is an empty batch; give at least one scene")
+        if not batch.is_floating_point():
+            raise ValueError(f"points must be floating point, not {batch.dtype}; use .float()")
+        absent = batch.isnan()
+        if batch.isinf().any() or (absent[..., 0] != absent[..., 1]).any():
+            raise ValueError(
+                "points holds infinite coordinates, or a point of which one coordinate only is "
+                "NaN; a point that is absent is NaN in both"
+            )
+        number = (~absent[..., 0]).sum(1)
+        if number.max() > self.most:
+            raise ValueError(
+                f"points holds a scene of {int(number.max())} points, but the model explains at "
+                f"most {self.most}; give it more clutter or more objects"
+            )
+        if number.min() < FEWEST:
+            raise ValueError(
+                f"points holds a scene of {int(number.min())} points; fewer than two points say "
+                "nothing of an object's scale and angle: leave such scenes out"
+            )
+
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw scenes of as many points as possible, uniform in the square [-1, 1]^2."""
+        return 2 * torch.rand(number, self.most, 2, generator=generator, dtype=dtype) - 1
+
+    def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:
+        """Compute the squared error of each scene, (B,), summed over the points present."""
+        return (predicted - observed).square().nansum((1, 2))
+
+
+def masked(points: Tensor, present: Tensor | None = None) -> Tensor:
+    """Return points (S, N, 2) with NaN where `present` (S, N) is 0; None keeps them as they are.
+
+    Raises:
+        ValueError: a mask of another shape, of other numbers than 0 and 1, or a point that is
+            present but not finite.
+    """
+    points = torch.as_tensor(points)
+    if present is None:
+        return points
+    present = torch.as_tensor(present, device=points.device)
+    if points.dim() != 3 or present.shape != points.shape[:-1]:
+        raise ValueError(
+            f"present must be {tuple(points.shape[:-1])}, one number for each point of points "
+            f"{tuple(points.shape)}, not {tuple(present.shape)}"
+        )
+    if not ((present == 0) | (present == 1)).all():
+        raise ValueError("present must hold 0 and 1, or False and True, only")
+    if not points[present.bool()].isfinite().all():
+        raise ValueError(
+            "points holds NaN or infinite coordinates of points that are present; set present to 0 "
+            "there, or clean them"
+        )
+    return points.masked_fill(~present.bool()[..., None], torch.nan)
+
+
+def in_square(points: Tensor) -> Tensor:
+    """Return scenes (S, N, 2) shifted and scaled to [-1, 1]; the axes share both. NaN stays NaN."""
+    absent = points.isnan()
+    low = points.masked_fill(absent, torch.inf).amin((1, 2), keepdim=True)
+    high = points.masked_fill(absent, -torch.inf).amax((1, 2), keepdim=True)
+    return 2 * (points - low) / (high - low) - 1

@@ -1,0 +1,184 @@
+"""The law of a scene of points: which objects are present, where, and which point is which corner.
+
+    t_k     ~ Bernoulli(presence)                      # for each object k
+    y_k     ~ Normal(0, tau^2 I_4)                     # its similarity, see `similarities`
+    c       ~ Uniform{0, ..., clutter}                 # number of clutter points
+    order   ~ a random order of the n = sum_k t_k n_k + c points
+    point   ~ Normal(its corner moved by y_k, s_k^2 I_2)  or  Uniform([-1, 1]^2) for clutter
+
+The density of a scene and of one matching of its points to corners is, with poses integrated out,
+
+    log p(points, matching) = sum_k log p(t_k) + log p(c) + log c! - log n! - c log 4
+                              + sum_k log p(points of k, in the order of its corners)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.models.constellations.exact_cover import Plan, plan
+from capsule_zoo.models.constellations.similarities import (
+    MANY_STEPS,
+    Fit,
+    Noise,
+    Template,
+    as_complex,
+    fit_of,
+    log_evidence,
+    same_templates,
+)
+
+LOG_AREA = math.log(4.0)  # of the square [-1, 1]^2, where clutter lies
+
+
+@dataclass(frozen=True, eq=False)
+class SceneLaw:
+    """The law of the scenes of a few objects; see the top of this file.
+
+    Attributes:
+        templates: of the objects.
+        noise: of the corners, in the units of the templates before they were scaled.
+        tau: deviation of every number of a pose.
+        presence: probability of each object.
+        clutter: the largest number of clutter points.
+    """
+
+    templates: tuple[Template, ...]
+    noise: Noise
+    tau: float
+    presence: float = 0.5
+    clutter: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of corners of every object."""
+        return tuple(map(len, self.templates))
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """The number of the first object with the same template, for every object."""
+        return tuple(same_templates(self.templates))
+
+    @property
+    def most(self) -> int:
+        """The largest number of points of a scene."""
+        return sum(self.sizes) + self.clutter
+
+    @cached_property
+    def first(self) -> Tensor:
+        """The number of each object's first corner among all corners, (objects,)."""
+        return torch.tensor([0, *self.sizes]).cumsum(0)[:-1]
+
+    def noise_of(self, index: int) -> Noise:
+        """Return the noise of an object, for a template scaled to mean square distance 1."""
+        return Noise(self.noise.floor, self.noise.proportional / self.templates[index].radius)
+
+    def log_present(self, reference: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(t_k = 1) and log p(t_k = 0), (objects,) each."""
+        count = len(self.templates)
+        on = reference.new_full((count,), math.log(self.presence))
+        return on, reference.new_full((count,), math.log1p(-self.presence))
+
+    def log_left(self, number: int, reference: Tensor) -> Tensor:
+        """Return the log weight of c clutter points among `number` points, for every c allowed."""
+        count = torch.arange(self.clutter + 1).to(reference)
+        factorials = (count + 1).lgamma() - math.lgamma(number + 1)
+        return factorials - count * LOG_AREA - math.log(self.clutter + 1)
+
+    def plan(self, number: int) -> Plan:
+        """Return the recursion over all covers of `number` points."""
+        return plan(number, self.sizes, self.clutter)
+
+
+def by_number(points: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield scenes of equally many points: their rows, their slots and the points.
+
+    Args:
+        points: (B, N, 2), NaN where absent.
+
+    Yields:
+        rows (b,), slots (b, n) of the points that are present, and complex points (b, n).
+    """
+    present = ~points[..., 0].isnan()
+    order = (~present).to(torch.int8).argsort(dim=1, stable=True)
+    numbers = present.sum(1)
+    for number in numbers.unique().tolist():
+        rows = (numbers == number).nonzero()[:, 0]
+        slots = order[rows, :number]
+        yield rows, slots, as_complex(points[rows[:, None], slots])
+
+
+def object_fit(
+    law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor, index: int
+) -> tuple[Fit, Tensor, Tensor]:
+    """Return the fit of one object to the points that a matching gives to it.
+
+    Args:
+        points: (B, N, 2), NaN where absent.
+        objects, corners: a matching, (*batch, N), where the last dim of batch is B.
+        index: the number of the object.
+
+    Returns:
+        The fit; True where the object has any point, and where it has each corner once, (*batch).
+    """
+    template = law.templates[index]
+    own = objects == index
+    number = torch.arange(len(template), device=objects.device)
+    held = own[..., None, :] & (corners[..., None, :] == number[:, None])  # (*batch, n, N)
+    slots = held.to(torch.int8).argmax(-1)
+    everywhere = points.expand(*objects.shape, 2)
+    chosen = everywhere.gather(-2, slots[..., None].expand(*slots.shape, 2)).nan_to_num()
+    places = as_complex(chosen)
+    whole = (held.sum(-1) == 1).all(-1) & (own.sum(-1) == len(template))
+    return fit_of(places, template.corners.to(places)), own.any(-1), whole
+
+
+def log_joint(law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor) -> Tensor:
+    """Compute log p(points, matching) in nats, (*batch,), with poses integrated out.
+
+    Args:
+        points: (B, N, 2), NaN where absent.
+        objects, corners: (*batch, N), -1 for clutter and where a point is absent; the last dim of
+            batch is B.
+
+    Returns:
+        -inf where an object has a part of its corners only, or where clutter is too much.
+    """
+    present = ~points[..., 0].isnan()
+    number = present.sum(-1)
+    left = (present & (objects < 0)).sum(-1)
+    on, off = law.log_present(points)
+    total = (left + 1.0).to(points).lgamma() - (number + 1.0).to(points).lgamma()
+    total = total - left * LOG_AREA - math.log(law.clutter + 1)
+    total = total.masked_fill(left > law.clutter, -torch.inf)
+    for k in range(len(law.templates)):
+        fit, there, whole = object_fit(law, points, objects, corners, k)
+        evidence = on[k] + log_evidence(fit, law.noise_of(k), law.tau, steps=MANY_STEPS)
+        evidence = evidence.masked_fill(~whole, -torch.inf)
+        total = total + torch.where(there, evidence, off[k])
+    return total
+
+
+def log_equivalent(law: SceneLaw, objects: Tensor) -> Tensor:
+    """Compute the log number of matchings that symmetries make as likely as one, (B,).
+
+    Rotations map some templates to themselves, and objects with equal templates may be exchanged.
+
+    Args:
+        objects: of each point, (B, N), -1 for clutter and absent points.
+    """
+    there = torch.stack([(objects == k).any(1) for k in range(len(law.templates))], 1)
+    turns = torch.tensor([float(t.turns) for t in law.templates], device=objects.device).log()
+    total = there.double() @ turns.double()
+    kinds = torch.tensor(law.kinds, device=objects.device)
+    for kind in kinds.unique():
+        alike = kinds == kind
+        every, present = alike.sum(), there[:, alike].sum(1)
+        total += (every + 1.0).double().lgamma() - (every - present + 1.0).double().lgamma()
+    return total

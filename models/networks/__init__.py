@@ -1,0 +1,1 @@
+"""Networks that several models are built of."""

@@ -1,0 +1,89 @@
+"""Models of the label of an image that do not model the image itself.
+
+    image ~ Uniform(0, 1)                  # (B, C, H, W)
+    label ~ law(scores(image))             # (B,)
+
+A subclass computes the scores, one number for each class, and may choose the law. Without labels
+such a model has nothing to score.
+"""
+
+from __future__ import annotations
+
+import pyro
+import pyro.distributions as dist
+import torch.nn.functional as F
+from pyro.nn import pyro_method
+from torch import Tensor
+
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.checks import check_at_least, check_labels
+from capsule_zoo.models.networks.leading import over_leading
+from capsule_zoo.models.spaces import ImageSpace
+
+
+def standardized(images: Tensor) -> Tensor:
+    """Return images (B, C, H, W) scaled to mean 0 and deviation 1 each."""
+    return F.layer_norm(images, images.shape[1:])
+
+
+class Classifier(Model):
+    """The base of the models of labels.
+
+    Args:
+        image_shape: (channels, height, width).
+        classes: of the label.
+
+    Raises:
+        ValueError: fewer than two classes.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the images.
+    `predict(images)` gives the likeliest labels.
+    """
+
+    sites = (Site("label", ("images",), discrete=True),)
+    supervised = True
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        check_at_least(2, classes=classes)
+        self.space = ImageSpace(image_shape)
+        self.num_classes = classes
+
+    def scores(self, images: Tensor) -> Tensor:
+        """Compute a score for each class, (B, classes), from images (B, C, H, W)."""
+        raise NotImplementedError
+
+    def label_law(self, scores: Tensor) -> dist.Categorical:
+        """Return p(label | scores), from scores (*batch, classes); here the scores are logits."""
+        return dist.Categorical(logits=scores)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        self.check_labels(labels)
+        batch = batch_size if images is None else len(images)
+        with pyro.plate("images", batch, dim=-1):
+            images = self.sample_images(images)
+            scores = over_leading(self.scores, images, event_dim=3)
+            self.sample_label(scores, labels)
+        return images
+
+    def sample_label(self, scores: Tensor, labels: Tensor | None) -> None:
+        """Draw or observe the label inside the plate of images, from scores (*batch, classes)."""
+        pyro.sample("label", self.label_law(scores), obs=labels)
+
+    def sample_images(self, images: Tensor | None) -> Tensor:
+        """Draw or observe uniform images, (*batch, C, H, W), inside the plate of images."""
+        # a Beta, because torch's Uniform has no density at its upper end, that is, at white
+        one = next(self.parameters()).new_ones(self.image_shape)
+        return pyro.sample("image", dist.Beta(one, one).to_event(3), obs=images)
+
+    @pyro_method
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the most likely labels (B,) of images (B, C, H, W)."""
+        self.space.check(images)
+        return self.scores(images).argmax(-1)
+
+    def check_labels(self, labels: Tensor | None) -> None:
+        """Raise ValueError unless labels are (B,) integers, each the number of a class."""
+        check_labels(labels, self.num_classes)

@@ -1,0 +1,208 @@
+"""Votes of objects for the poses of their parts, whose shape depends on a feature of the object.
+
+    OP_km = affine(static_km + dynamic_km(c_k))             # part m in the frame of object k
+    v_km  = OV_k OP_km                                      # the vote, in the frame of the image
+    a_km, lambda_km = heads(c_k)                            # presence and deviation of the vote
+
+`c_k` is the feature of object k. All networks are one small perceptron for each object. Objects
+that vote, and the dummy, are the components of a mixture for the pose of each part.
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), section 2.1. Widths, the floor of the
+    deviation and the weight of the dummy are those of the authors' public program.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Self
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import Capsules, Level
+from capsule_zoo.models.parts.selection import ParentMixture, log_presence
+
+_SMALLEST_SCALE = 0.01  # of a vote
+
+
+class FeaturedCapsules(NamedTuple):
+    """The presences, poses and features that are drawn for one level.
+
+    Attributes:
+        presence: the value (B, capsules) of the presence site, a logit where presences are relaxed.
+        pose: (B, capsules, 6).
+        feature: (B, capsules, features).
+
+    Plates outside the model add batch dims in front of B, here and in everything below.
+    """
+
+    presence: Tensor
+    pose: Tensor
+    feature: Tensor
+
+    @classmethod
+    def drawn(cls, level: Level, presence: Tensor, pose: Tensor, feature: Tensor) -> Self:
+        """Return the values of a level's three sites, with the same batch dims.
+
+        Raises:
+            EnumeratedPresence: one of them varies along a dim of enumeration.
+        """
+        presence, pose = Capsules.drawn(level, presence, pose)
+        shape = torch.broadcast_shapes(presence.shape, feature.shape[:-1])
+        return cls(
+            presence.expand(shape),
+            pose.expand(*shape, pose.shape[-1]),
+            feature.expand(*shape, feature.shape[-1]),
+        )
+
+
+class PartRelation(NamedTuple):
+    """The relation of objects to their parts, before it is placed in an image.
+
+    Attributes:
+        pose: OP, the poses of the parts in the frames of the objects, (B, objects, parts, 6).
+        presence_logits: logits of a_km, (B, objects, parts).
+        scale: lambda_km, (B, objects, parts).
+        dynamic: the part of the raw relation that depends on the feature, (B, objects, parts, 6).
+    """
+
+    pose: Tensor
+    presence_logits: Tensor
+    scale: Tensor
+    dynamic: Tensor
+
+
+class ObjectVotes(NamedTuple):
+    """The votes of the objects for every part.
+
+    Attributes:
+        pose: v_km, (B, parts, objects, 6).
+        log_presence: log(a_k a_km), (B, parts, objects); minus infinity where an object is off.
+        scale: lambda_km, (B, parts, objects).
+        dynamic: as in `PartRelation`.
+    """
+
+    pose: Tensor
+    log_presence: Tensor
+    scale: Tensor
+    dynamic: Tensor
+
+
+class VoteNetwork(PyroModule):
+    """The networks that compute the relation of every object to its parts from its feature.
+
+    Called on features (B, objects, F) it returns a `PartRelation`.
+
+    Args:
+        objects, parts: numbers of capsules.
+        features: size F of the feature of an object.
+        hidden: hidden units of the perceptron of each object.
+        deformable: whether the relation has a dynamic part.
+    """
+
+    def __init__(
+        self, objects: int, parts: int, features: int, hidden: int, deformable: bool
+    ) -> None:
+        super().__init__()
+        self.parts = parts
+        self.deformable = deformable
+        numbers = (8 if deformable else 2) * parts
+        self.hidden_weight = nn.Parameter(torch.randn(objects, features, hidden) / features**0.5)
+        self.hidden_bias = nn.Parameter(torch.zeros(objects, hidden))
+        # small at first, so that the static relation is learned before it is deformed
+        self.read_weight = nn.Parameter(0.3 * torch.randn(objects, hidden, numbers) / hidden**0.5)
+        self.static = nn.Parameter(0.1 * torch.randn(objects, parts, 6))
+        self.presence_bias = nn.Parameter(torch.zeros(objects, parts))
+        self.scale_bias = nn.Parameter(torch.zeros(objects, parts))
+
+    def forward(self, feature: Tensor) -> PartRelation:
+        hidden = torch.einsum("...kf,kfh->...kh", feature, self.hidden_weight) + self.hidden_bias
+        read = torch.einsum("...kh,kho->...ko", hidden.relu(), self.read_weight)
+        read = read.unflatten(-1, (self.parts, -1))  # (B, objects, parts, 8 or 2)
+        presence, scale, dynamic = read[..., 0], read[..., 1], read[..., 2:]
+        if not self.deformable:
+            dynamic = torch.zeros_like(self.static).expand(*read.shape[:-1], 6)
+        return PartRelation(
+            poses.from_parameters(self.static + dynamic),
+            presence + self.presence_bias,
+            F.softplus(scale + self.scale_bias + 0.5) + _SMALLEST_SCALE,
+            dynamic,
+        )
+
+
+def placed(
+    relation: PartRelation, pose: Tensor, log_presence: Tensor, noise: Tensor | None = None
+) -> ObjectVotes:
+    """Return the votes of objects with poses (B, objects, 6) and log presences (B, objects).
+
+    Args:
+        noise: numbers (B, objects, parts) that are added to the logits of the votes' presences.
+    """
+    logits = relation.presence_logits if noise is None else relation.presence_logits + noise
+    votes = poses.compose(pose[..., None, :], relation.pose)
+    present = log_presence[..., None] + F.logsigmoid(logits)
+    return ObjectVotes(votes.transpose(-3, -2), present.mT, relation.scale.mT, relation.dynamic)
+
+
+def mixing_logits(votes: ObjectVotes, epsilon: float, normalized: bool = True) -> Tensor:
+    """Return the log weights of dummy (column 0) and objects for each part, (B, parts, 1 + K).
+
+    Args:
+        epsilon: the weight of the dummy, compared with a_k a_km.
+        normalized: whether the weights sum to one.
+    """
+    weights = F.pad(votes.log_presence, (1, 0), value=math.log(epsilon))
+    return weights.log_softmax(-1) if normalized else weights
+
+
+def component_law(votes: ObjectVotes, sigma_dummy: float) -> dist.TorchDistribution:
+    """Return the laws of a part's pose by its parent, batch shape (B, parts, 1 + K)."""
+    center = F.pad(votes.pose, (0, 0, 1, 0))
+    scale = F.pad(votes.scale, (1, 0), value=sigma_dummy)
+    return dist.Normal(center, scale[..., None]).to_event(1)
+
+
+def log_parents(
+    votes: ObjectVotes, pose: Tensor, epsilon: float, sigma_dummy: float, normalized: bool = True
+) -> Tensor:
+    """Compute log p(parent) + log p(x_m | parent), (B, parts, 1 + objects); column 0: dummy.
+
+    Args:
+        pose: x_m, (B, parts, 6).
+        epsilon, sigma_dummy: weight and deviation of the dummy.
+        normalized: whether p(parent) sums to one.
+    """
+    density = component_law(votes, sigma_dummy).log_prob(pose[..., None, :])
+    return mixing_logits(votes, epsilon, normalized) + density
+
+
+def part_pose_law(
+    votes: ObjectVotes, presence: Tensor, relaxed: bool, epsilon: float, sigma_dummy: float
+) -> ParentMixture:
+    """Return the law of the parts' poses: t (mixture over parents) + (1 - t) (dummy alone).
+
+    Args:
+        presence: values (B, parts) of the presence site of the parts.
+        relaxed: whether they are logits.
+    """
+    absent = F.logsigmoid(-presence) if relaxed else (-presence).log1p()
+    weights = mixing_logits(votes, epsilon) + log_presence(presence, relaxed)[..., None]
+    dummy, objects = weights.split([1, weights.shape[-1] - 1], dim=-1)
+    logits = torch.cat([torch.logaddexp(dummy, absent[..., None]), objects], dim=-1)
+    return ParentMixture(dist.Categorical(logits=logits), component_law(votes, sigma_dummy))
+
+
+def noisy_or(votes: ObjectVotes, leak: float) -> Tensor:
+    """Return the logits (B, parts) of 1 - (1 - leak) prod_k (1 - a_k a_km).
+
+    Each vote may switch the part on by itself, and so may the leak.
+    """
+    # an object that is surely on, with a sure vote, would have a log of zero
+    silent = torch.log1p(-votes.log_presence.exp().clamp(max=1 - 1e-6)).sum(-1)
+    silent = silent + math.log1p(-leak)  # log p(part is off), below zero
+    return (-silent.expm1()).log() - silent

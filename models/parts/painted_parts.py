@@ -1,0 +1,205 @@
+"""The lower end of part-whole stories: parts that are present, have poses, and paint the image.
+
+A story draws the parts of an image from a `ChildLaw`, with the choice of a parent enumerated or
+summed out, and then the image from the parts:
+
+    s_i ~ Categorical(dummy: epsilon, parent j: t_j rho_ij)           # (B, P), enumerated
+    t_i ~ Bernoulli(gamma_{i, s_i})                                   # (B, P)
+    A_i ~ Normal(vote_{i, s_i}, t_i sigma_{i, s_i} + (1 - t_i) sigma_off)               # (B, P, 6)
+    image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.ops.indexing import Vindex
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
+from capsule_zoo.models.parts import templates
+from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw, Level
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture
+from capsule_zoo.models.parts.selection import (
+    LogitRelaxedBernoulli,
+    ParentMixture,
+    as_presence,
+)
+from capsule_zoo.models.plates import bayesian_parameters, per_image
+from capsule_zoo.models.spaces import ImageSpace
+
+_BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
+
+
+class PaintedParts(Model):
+    """The base of models whose parts paint the image; subclasses write the story above the parts.
+
+    A subclass sets `levels`, whose last level is the parts, and calls `_set_options`,
+    `_set_object_pose` and `_make_templates` in its constructor. Their arguments are arguments of
+    `PartWholeCapsules`.
+    """
+
+    levels: tuple[Level, ...]
+
+    def _set_options(
+        self,
+        *,
+        image_size: int | tuple[int, int],
+        channels: int,
+        selection: str,
+        presence: str,
+        temperature: float,
+        sigma_image: float,
+        instances: int,
+        background: str,
+        likelihood: str,
+    ) -> None:
+        """Check and keep the options of how parts are drawn and painted."""
+        height, width = templates.height_and_width(image_size)
+        check_at_least(1, image_size=image_size, instances=instances)
+        check_positive(temperature=temperature, sigma_image=sigma_image)
+        check_one_of("channels", channels, (1, 3))
+        check_one_of("selection", selection, ("marginal", "enumerate"))
+        check_one_of("presence", presence, ("relaxed", "discrete"))
+        check_one_of("background", background, ("black", "learned"))
+        check_one_of("likelihood", likelihood, ("composite", "mixture"))
+        self.space = ImageSpace((channels, height, width))
+        self.selection = selection
+        self.presence = presence
+        self.temperature = temperature
+        self.sigma_image = sigma_image
+        self.instances = instances
+        self.background = background
+        self.likelihood = likelihood
+
+    def _set_object_pose(self, rotations: int, sigma_top: float, sigma_place: float | None) -> None:
+        """Check and keep the prior of an object's pose; `sigma_place` is `sigma_top` by default."""
+        sigma_place = sigma_top if sigma_place is None else sigma_place
+        check_at_least(1, rotations=rotations)
+        check_positive(sigma_top=sigma_top, sigma_place=sigma_place)
+        self.rotations = rotations
+        self.sigma_top = sigma_top
+        self.sigma_place = sigma_place
+
+    def object_pose_scale(self, like: Tensor) -> Tensor:
+        """Return the prior deviations of an object's pose, (6,), with the type of `like`."""
+        row = [self.sigma_top, self.sigma_top, self.sigma_place]
+        return like.new_tensor(row + row)
+
+    def _make_templates(self, template_size: int) -> None:
+        """Make the parameters of the templates and of the background."""
+        check_at_least(1, template_size=template_size)
+        channels = self.image_shape[0]
+        number = -(-self.levels[-1].size // self.instances)
+        shape = (number, channels + 1, template_size, template_size)
+        self.template_logits = nn.Parameter(templates.faint(shape))  # color, then alpha
+        if self.background == "learned":
+            self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
+
+    @property
+    def relaxed(self) -> bool:
+        return self.presence == "relaxed"
+
+    def with_selection(self, selection: str) -> Self:
+        """Return the model with the same parameters and another way to sum out the selection."""
+        check_one_of("selection", selection, ("marginal", "enumerate"))
+        return self.sharing_parameters(selection=selection)
+
+    def discretized(self) -> Self:
+        """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
+        return self.sharing_parameters(presence="discrete", selection="marginal")
+
+    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
+        """Return the law of a presence site from the logit of its probability."""
+        if self.relaxed:
+            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
+        return dist.Bernoulli(logits=logits)
+
+    def _draw_bayesian_parameters(self) -> None:
+        """Draw the parameters that are a `PyroSample`, outside the plates and once in a call."""
+        for module, name in bayesian_parameters(self):
+            getattr(module, name)
+
+    def _enumerated(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
+        """Draw children whose choice of a parent is an enumerated site."""
+        choice = dist.Categorical(logits=law.log_weights)
+        parent = pyro.sample(f"{name}_parent", choice, infer={"enumerate": "parallel"})
+        logits = Vindex(law.presence_logits)[..., parent]
+        presence = pyro.sample(f"{name}_presence", self.presence_law(logits))
+        there = as_presence(presence, self.relaxed)
+        pose = pyro.sample(f"{name}_pose", law.chosen_pose_law(parent, there))
+        return presence, pose
+
+    def _marginal(self, name: str, law: ChildLaw) -> tuple[Tensor, Tensor]:
+        """Draw children with the choice of a parent summed out: from p(t), then from p(A | t)."""
+        presence = pyro.sample(f"{name}_presence", self._presence_mixture(law))
+        return presence, pyro.sample(f"{name}_pose", self._pose_mixture(law, presence))
+
+    def _presence_mixture(self, law: ChildLaw) -> ParentMixture:
+        logits = law.presence_logits.expand_as(law.log_weights)
+        return ParentMixture(dist.Categorical(logits=law.log_weights), self.presence_law(logits))
+
+    def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
+        """Return p(A | t), with each choice weighted by how well it predicts the presence."""
+        foretold = self.presence_law(law.presence_logits).log_prob(presence[..., None])
+        choice = dist.Categorical(logits=law.log_weights + foretold)
+        return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
+
+    def templates(self) -> tuple[Tensor, Tensor]:
+        """Return every part's color (parts, C, h, w) and alpha (parts, 1, h, w), in [0, 1]."""
+        return self._paint().split([self.image_shape[0], 1], dim=-3)
+
+    def _paint(self) -> Tensor:
+        paint = per_image(self.template_logits, 4).sigmoid().repeat_interleave(self.instances, -4)
+        return paint[..., : self.levels[-1].size, :, :, :]
+
+    def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
+        """Render every part alone, part-major: color (parts, C, B, H, W), alpha (parts, 1, ...).
+
+        Batch dims in front of B are flattened into it.
+        """
+        drawn = templates.warp_templates(self._paint(), parts.pose, self.image_shape[1:])
+        there = as_presence(flat_batch(parts.presence, 1), self.relaxed).T[:, None, :, None, None]
+        # split, not two slices: the backward of a slice fills a zero tensor of the whole stack
+        color, alpha = drawn.split([self.image_shape[0], 1], dim=1)
+        return color, alpha * there
+
+    def canvas(self, like: Tensor) -> Tensor:
+        """Return the background, (C, 1, H, W), or (C, B, H, W) where images differ in it.
+
+        Args:
+            like: the alpha of the parts, (parts, 1, B, H, W).
+        """
+        if self.background == "learned":
+            behind = flat_batch(per_image(self.background_logits, 3).sigmoid(), 3)
+            if behind.dim() == 3:
+                return behind[:, None]
+            return behind.repeat_interleave(like.shape[2] // len(behind), 0).transpose(0, 1)
+        return like.new_zeros(self.image_shape)[:, None]
+
+    def image_law(self, parts: Capsules) -> dist.TorchDistribution:
+        """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W)."""
+        if self.likelihood == "mixture":
+            return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
+        return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)
+
+    def render(self, parts: Capsules) -> Tensor:
+        """Render the mean image (B, C, H, W) for the parts' presences and poses."""
+        batch = parts.presence.shape[:-1]
+        color, alpha = self.layers(parts)
+        if self.likelihood == "mixture":
+            return self._pixel_mixture(color, alpha, batch).mean.squeeze(-4)
+        canvas = templates.over(color, alpha, self.canvas(alpha))
+        return unflat_batch(canvas.transpose(0, 1), 0, batch)
+
+    def _pixel_mixture(self, color: Tensor, alpha: Tensor, batch: torch.Size) -> PixelMixture:
+        behind = self.canvas(alpha).expand(color.shape[1:])
+        weight = F.pad(alpha, (0, 0) * 4 + (1, 0), value=_BACKGROUND_WEIGHT)
+        colors = unflat_batch(torch.cat([behind[None], color]), 2, batch)
+        return PixelMixture(colors, unflat_batch(weight, 2, batch), self.sigma_image)

@@ -1,0 +1,193 @@
+"""The levels of part-whole capsules, and the learned relation between two levels.
+
+Every child chooses a parent that is present, or the dummy; see `models.part_whole`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.nn import PyroModule
+from pyro.ops.indexing import Vindex
+from torch import Tensor, nn
+
+from capsule_zoo.models.checks import check_positive
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.selection import log_presence, parent_log_weights
+from capsule_zoo.models.plates import per_image, refuse_enumeration
+
+
+class Level(NamedTuple):
+    """A level of the hierarchy: the name of its capsules and their number."""
+
+    name: str
+    size: int
+
+    @property
+    def plate(self) -> str:
+        return f"{self.name}s"
+
+
+class Capsules(NamedTuple):
+    """The presences and poses that are drawn for one level.
+
+    Attributes:
+        presence: the value (B, capsules) of the presence site, a logit where presences are relaxed.
+        pose: (B, capsules, 6).
+
+    Plates outside the model add batch dims in front of B, here and in everything below.
+    """
+
+    presence: Tensor
+    pose: Tensor
+
+    @classmethod
+    def drawn(cls, level: Level, presence: Tensor, pose: Tensor) -> Capsules:
+        """Return the values of a level's two sites, with the same batch dims.
+
+        Raises:
+            EnumeratedPresence: one of them varies along a dim of enumeration.
+        """
+        refuse_enumeration(f"{level.name}_presence", presence)
+        refuse_enumeration(f"{level.name}_pose", pose[..., 0])
+        if presence.shape != pose.shape[:-1]:  # one was conditioned on values without outer dims
+            shape = torch.broadcast_shapes(presence.shape, pose.shape[:-1])
+            presence, pose = presence.expand(shape), pose.expand(*shape, pose.shape[-1])
+        return cls(presence, pose)
+
+
+class ChildLaw(NamedTuple):
+    """The law of a child for each choice of a parent; column 0 is the dummy.
+
+    Attributes:
+        log_weights: unnormalized log p(s_i = j | t), (B, children, 1 + parents).
+        presence_logits: logit of gamma_ij, (children, 1 + parents).
+        vote: mean of the pose, (B, children, 1 + parents, 6).
+        scale_on, scale_off: deviations of the pose when the child is present and when it is absent,
+            (children, 1 + parents).
+    """
+
+    log_weights: Tensor
+    presence_logits: Tensor
+    vote: Tensor
+    scale_on: Tensor
+    scale_off: Tensor
+
+    def scale(self, there: Tensor) -> Tensor:
+        """Compute the deviation of the pose, by choice, for children of presence t (B, n)."""
+        there = there[..., None]
+        return there * self.scale_on + (1 - there) * self.scale_off  # (B, children, 1 + parents)
+
+    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
+        """Return the laws of the poses, one for each choice, for children of presence t."""
+        return dist.Normal(self.vote, self.scale(there)[..., None]).to_event(1)
+
+    def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
+        """Return the laws of the poses given the choices of a parent, for children of presence t.
+
+        Args:
+            parent: choices that broadcast to (B, children); they may be enumerated.
+            there: t, (B, children).
+        """
+        scale_on = Vindex(self.scale_on)[..., parent]
+        scale_off = Vindex(self.scale_off)[..., parent]
+        scale = there * scale_on + (1 - there) * scale_off
+        vote = Vindex(self.vote)[..., parent, :]
+        return dist.Normal(vote, scale[..., None]).to_event(1)
+
+
+class Relation(PyroModule):
+    """The base of learned relations between children and their parents, one of which is the dummy.
+
+    Args:
+        epsilon: weight of the dummy, compared with rho.
+        dummy_presence: probability that a child of the dummy is present.
+        sigma_min: least deviation of a child's pose from its parent's vote.
+        sigma_off, sigma_dummy: the same for children that are off, or that belong to the dummy.
+
+    Raises:
+        ValueError: a weight or a deviation is not positive, or the probability is not in (0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float,
+        dummy_presence: float,
+        sigma_min: float,
+        sigma_off: float,
+        sigma_dummy: float,
+    ) -> None:
+        super().__init__()
+        check_positive(epsilon=epsilon)
+        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
+        if not 0 < dummy_presence < 1:
+            raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
+        self.epsilon = epsilon
+        self.sigma_min = sigma_min
+        self.sigma_off = sigma_off
+        self.sigma_dummy = sigma_dummy
+        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
+
+
+def first_transform(alike: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
+    """Draw first transformations M, (*size, 6), of children that are `scale` as large as parents.
+
+    Parents start nearly alike and become different as they learn. If they started far apart, the
+    first parent with a good fit would keep a child forever.
+
+    Args:
+        alike: the size along which they are nearly alike, 1 in the dim of the parents.
+        size: numbers of children and parents, in either order.
+    """
+    place = torch.tensor([0.05, 0.05, 0.4, 0.05, 0.05, 0.4]) * torch.randn(*alike, 6)
+    apart = torch.tensor([0.05, 0.05, 0.1, 0.05, 0.05, 0.1]) * torch.randn(*size, 6)
+    return torch.tensor(poses.IDENTITY) * (scale - 1) + place + apart
+
+
+class ParentSelection(Relation):
+    """The learned relation between a level of children and the level of their parents.
+
+    Parameters: `log_affinity` (log rho), `presence_logits` (gamma), `transform` (M, six numbers
+    row by row) and `raw_scale` (sigma = sigma_min + softplus), one entry for each child and parent.
+
+    Args:
+        children, parents: numbers of capsules of the two levels.
+        child_scale: size of a child in the frame of its parent, at first.
+        dummy: arguments of `Relation`.
+    """
+
+    def __init__(
+        self,
+        children: int,
+        parents: int,
+        *,
+        child_scale: float,
+        **dummy: float,
+    ) -> None:
+        super().__init__(**dummy)
+        self.log_affinity = nn.Parameter(torch.zeros(children, parents))
+        self.presence_logits = nn.Parameter(torch.zeros(children, parents))
+        self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))
+        start = first_transform((children, 1), (children, parents), child_scale)
+        self.transform = nn.Parameter(start)
+
+    def forward(self, parents: Capsules, relaxed: bool) -> ChildLaw:
+        identity = poses.identity_like(parents.pose)
+        transform = per_image(self.transform, 3)
+        votes = poses.compose(parents.pose[..., None, :, :], identity + transform)
+        dummy_vote = identity.expand_as(votes[..., :1, :])
+        scale = self.sigma_min + F.softplus(per_image(self.raw_scale, 2))
+        scale_off = torch.full_like(scale, self.sigma_off)
+        log_t = log_presence(parents.presence, relaxed)
+        return ChildLaw(
+            parent_log_weights(log_t, per_image(self.log_affinity, 2), self.epsilon),
+            F.pad(per_image(self.presence_logits, 2), (1, 0), value=self.dummy_logit),
+            torch.cat([dummy_vote, votes], dim=-2),
+            F.pad(scale, (1, 0), value=self.sigma_dummy),
+            F.pad(scale_off, (1, 0), value=self.sigma_dummy),
+        )

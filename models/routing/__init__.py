@@ -1,0 +1,1 @@
+"""What classifiers with routing are built of: votes, laws of parents, layers of capsules."""

@@ -1,0 +1,344 @@
+"""Shape codes: one object of some kind, whose code says which parts it has, and where.
+
+Story. A scene holds one object. The object is of one of several kinds, stands at a pose, and has a
+shape code: a few numbers that deform the arrangement of parts that its kind has. Every part belongs
+to the object, or to a dummy that explains clutter. The kind and the code determine how likely a
+part is to be present and what its pose is in the object's frame. Parts paint the image as in
+part-whole capsules.
+
+    k   ~ Categorical(pi)                                         # kind of the object, (B, 1)
+    A   ~ Normal(one of R rotations, sigma_top)                   # its pose, (B, 1, 6)
+    c   ~ Normal(0, I)                                            # its shape code, (B, 1, d)
+    s_i ~ Categorical(dummy: epsilon, the object: rho_ik)         # parts, (B, P), enumerated
+    t_i ~ Bernoulli(sigmoid(g_ik + w_ik c))                       # (B, P)
+    A_i ~ Normal(A (N_ik + U_ik c), t_i sigma_ik + (1 - t_i) sigma_off)           # (B, P, 6)
+    image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
+
+Several objects in a scene are S slots. Each has a kind, a pose and a code of its own, (B, S, ...),
+and every part chooses among the dummy and the slots:
+
+    s_i ~ Categorical(dummy: epsilon, slot s: rho_ik of its kind)
+
+All parts of an object may be present at once, so that two objects need twice as many parts: as many
+instances of a template as there are slots.
+
+A (N + U c) is the affine product. Kinds exclude each other, and codes say where all parts are
+together. The objects of part-whole capsules are independent and rigid, so that their prior knows
+little of which parts go together.
+
+Given everything else the choices s_i are independent. They are summed out as in part-whole
+capsules. The kind can be summed out exactly too: by a guide that enumerates it, with a law of A and
+c for every kind, or by the model itself (`with_enumerated_kinds`), for guides that do not draw it.
+
+References:
+    Part-whole capsules: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553). Relatives of the
+    codes: Cootes, Taylor, Cooper & Graham 1995, "Active Shape Models"; the special features of
+    Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818); mixtures of factor analyzers
+    (Ghahramani & Hinton 1996).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from capsule_zoo.models.base import Site
+from capsule_zoo.models.checks import (
+    check_at_least,
+    check_labels,
+    check_one_of,
+)
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import PaintedParts
+from capsule_zoo.models.parts.parent_selection import Capsules, Level
+from capsule_zoo.models.parts.selection import pose_about_rotations
+from capsule_zoo.models.shape_codes.kinds import ShapeKinds
+from capsule_zoo.models.shape_codes.slots import SlotsLaw
+from capsule_zoo.models.spaces import ImageSpace
+
+SCOPES = ("scene", "objects", "parts")
+
+
+class ShapeCodes(PaintedParts):
+    """The generative model of objects with shape codes, described at the top of this file.
+
+    Args:
+        kinds: kinds of objects.
+        parts: parts of an image.
+        codes: numbers of a shape code.
+        slots: S, objects in a scene; more than 1 in Python only, with the guide `RoutingSlots`.
+        template_size: height and width of a part's template, in template pixels.
+        image_size: height and width of the images, in pixels; one number for a square.
+        channels: 1 (gray) or 3 (color).
+        selection: how the choice of the dummy or the object is summed out, "marginal" or
+            "enumerate"; the same density either way.
+        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
+        temperature: of the relaxed presences.
+        sigma_image: deviation of a pixel, in units of its range.
+        sigma_top: deviation of the object's pose from a rotation, by coordinate.
+        sigma_place: the same for the position alone, x and y; by default `sigma_top`.
+        rotations: number of rotations, spread evenly over the circle and equally likely, that are
+            the means of the object's pose. With 1 the only mean is the identity.
+        instances: parts that share a template: part i is drawn with template i // instances.
+        sigma_min: least deviation of a part's pose from the object's vote.
+        sigma_off, sigma_dummy: the same for parts that are off, or that belong to the dummy.
+        epsilon: weight of the dummy, compared with rho.
+        dummy_presence: probability that a part of the dummy is present.
+        background: "black", or "learned" for a trained image behind the parts.
+        likelihood: "composite" or "mixture"; see `PartWholeCapsules`.
+
+    Raises:
+        ValueError: a size below 1, a deviation that is not positive, an unknown option.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    Where labels (B,) are given they are the kinds of the objects. The model may be reduced to a
+    scope, see `with_scope`.
+    """
+
+    def __init__(
+        self,
+        kinds: int = 32,
+        parts: int = 16,
+        codes: int = 16,
+        *,
+        slots: int = 1,
+        template_size: int = 11,
+        image_size: int | tuple[int, int] = 28,
+        channels: int = 1,
+        selection: str = "marginal",
+        presence: str = "relaxed",
+        temperature: float = 0.5,
+        sigma_image: float = 0.15,
+        sigma_top: float = 0.1,
+        sigma_place: float | None = None,
+        rotations: int = 1,
+        instances: int = 1,
+        sigma_min: float = 0.02,
+        sigma_off: float = 1.0,
+        sigma_dummy: float = 1.0,
+        epsilon: float = 0.02,
+        dummy_presence: float = 0.01,
+        background: str = "black",
+        likelihood: str = "composite",
+    ) -> None:
+        super().__init__()
+        self._set_options(
+            image_size=image_size,
+            channels=channels,
+            selection=selection,
+            presence=presence,
+            temperature=temperature,
+            sigma_image=sigma_image,
+            instances=instances,
+            background=background,
+            likelihood=likelihood,
+        )
+        check_at_least(1, kinds=kinds, parts=parts, codes=codes, slots=slots)
+        self._set_object_pose(rotations, sigma_top, sigma_place)
+        self.levels = (Level("part", parts),)
+        self.plate_dims = {"images": -2, "parts": -1} | ({"slots": -1} if slots > 1 else {})
+        self.codes = codes
+        self.slots = slots
+        self.scope = "scene"
+        self.kind = "guided"
+        self.painted = self.space
+        self.kind_logits = nn.Parameter(torch.zeros(kinds))  # log pi
+        self.shapes = ShapeKinds(
+            kinds,
+            parts,
+            codes,
+            epsilon=epsilon,
+            dummy_presence=dummy_presence,
+            sigma_min=sigma_min,
+            sigma_off=sigma_off,
+            sigma_dummy=sigma_dummy,
+        )
+        self._make_templates(template_size)
+
+    @property
+    def kinds(self) -> int:
+        """The number of kinds."""
+        return len(self.kind_logits)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        images, both = ("images",), ("images", "parts")
+        each = ("images", "slots") if self.slots > 1 else images
+        kind = Site("object_kind", each, discrete=True, enumerated=self.kind == "enumerate")
+        objects = (kind, Site("object_pose", each, 1), Site("object_code", each, 1))
+        parts: tuple[Site, ...] = (
+            Site("part_presence", both, discrete=not self.relaxed),
+            Site("part_pose", both, event_dim=1),
+        )
+        if self.selection == "enumerate":
+            parts = (Site("part_parent", both, discrete=True, enumerated=True), *parts)
+        return {"scene": objects + parts, "objects": objects, "parts": parts}[self.scope]
+
+    def with_enumerated_kinds(self) -> ShapeCodes:
+        """Return the model with the same parameters that sums out the kind by enumeration.
+
+        It is meant for guides that do not draw the kind, such as Pyro's AutoGuides.
+
+        Raises:
+            ValueError: several slots, whose kinds depend on each other given the parts.
+        """
+        self._refuse_slots("with_enumerated_kinds")
+        return self.sharing_parameters(kind="enumerate")
+
+    def with_scope(self, scope: str) -> ShapeCodes:
+        """Return the model with the same parameters, reduced to one level, for training in levels.
+
+        Args:
+            scope: "scene" is everything. In "parts" the object has no latent site: it is of the
+                first kind, at the identity, with a code of zeros, so that parts can be learned
+                first. In "objects" the parts are data: what is called image is then a part set
+                (1, P, 7), one row (t, A) for each part, see `as_part_sets`.
+        """
+        check_one_of("scope", scope, SCOPES)
+        on_parts = scope == "objects"
+        return self.sharing_parameters(
+            scope=scope,
+            presence="discrete" if on_parts else self.presence,
+            space=ImageSpace((1, self.levels[-1].size, 7), (-math.inf, math.inf))
+            if on_parts
+            else self.painted,
+        )
+
+    def _refuse_slots(self, name: str) -> None:
+        """Raise ValueError if the model has several slots."""
+        if self.slots > 1:
+            raise ValueError(
+                f"{name} needs one object in a scene, but the model has slots={self.slots}; build "
+                "it with slots=1"
+            )
+
+    def object_pose_law(self) -> dist.TorchDistribution:
+        """Return the law of the object's pose."""
+        return pose_about_rotations(self.rotations, self.object_pose_scale(self.kind_logits))
+
+    def object_code_law(self) -> dist.TorchDistribution:
+        """Return the law of the object's shape code."""
+        return dist.Normal(self.kind_logits.new_zeros(self.codes), 1.0).to_event(1)
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        if labels is not None:
+            self._refuse_slots("labels")
+        check_labels(labels, self.kinds)
+        batch = batch_size if images is None else len(images)
+        with pyro.plate("images", batch, dim=-2):
+            kind, pose, code = self._draw_object(labels)
+            if self.scope == "objects":
+                seen = None if images is None else images[:, 0]
+                with pyro.plate("parts", self.levels[-1].size, dim=-1):
+                    law = self._observed_part_law(kind, pose, code)
+                    return pyro.sample("part", law, obs=seen).unsqueeze(-3)
+            draw = self._marginal if self.selection == "marginal" else self._enumerated
+            with pyro.plate("parts", self.levels[-1].size, dim=-1):
+                parts = draw("part", self.shapes(kind, pose, code))
+            drawn = Capsules.drawn(self.levels[-1], *parts)
+            observed = None if images is None else images[:, None]
+            return pyro.sample("image", self.image_law(drawn), obs=observed).squeeze(-4)
+
+    def _draw_object(self, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw kind (B, 1), pose (B, 1, 6) and code (B, 1, d), or return an object at rest."""
+        if self.scope == "parts":
+            like = self.kind_logits
+            rest = poses.identity_like(like).view(1, 1, 6), like.new_zeros(1, 1, self.codes)
+            return torch.zeros(1, 1, dtype=torch.long, device=like.device), *rest
+        options: dict[str, Any] = {} if labels is None else {"obs": labels[:, None]}
+        if self.kind == "enumerate":
+            options["infer"] = {"enumerate": "parallel"}
+        each = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()
+        with each:
+            kind = pyro.sample("object_kind", dist.Categorical(logits=self.kind_logits), **options)
+            pose = pyro.sample("object_pose", self.object_pose_law())
+            return kind, pose, pyro.sample("object_code", self.object_code_law())
+
+    def _observed_part_law(
+        self, kind: Tensor, pose: Tensor, code: Tensor
+    ) -> dist.TorchDistribution:
+        """Return the law of part sets, (B, P), each part with its presence and pose."""
+        if self.slots == 1:
+            return self.shapes.part_law(kind, pose, code)
+        return SlotsLaw(self.shapes(kind, pose, code))
+
+    def responsibilities(self, kind: Tensor, pose: Tensor, code: Tensor, parts: Capsules) -> Tensor:
+        """Compute p(s_i | everything else), (B, P, 1 + S): of the dummy, and of every object.
+
+        Args:
+            kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
+            parts: values of the parts' sites.
+        """
+        law = self.shapes(kind, pose, code)
+        return self._pose_mixture(law, parts.presence).responsibilities(parts.pose)
+
+    def log_joint_of_slots(
+        self, parts: Capsules, kind: Tensor, pose: Tensor, code: Tensor
+    ) -> Tensor:
+        """Compute log p(k, A, c, parts) at given objects, (B,), in nats, in closed form.
+
+        Args:
+            parts: values of the parts' sites.
+            kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
+        """
+        top = self.object_pose_law().log_prob(pose) + self.object_code_law().log_prob(code)
+        top = top + self.kind_logits.log_softmax(-1)[kind]
+        if self.scope == "objects":
+            value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
+            below = self._observed_part_law(kind, pose, code).log_prob(value)
+        else:
+            law = self.shapes(kind, pose, code)
+            below = self._presence_mixture(law).log_prob(parts.presence)
+            below = below + self._pose_mixture(law, parts.presence).log_prob(parts.pose)
+        return top.sum(-1) + below.sum(-1)
+
+    def log_joint_of_kinds(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
+        """Compute log p(k, A, c, parts) for every kind, (B, K), in nats, in closed form.
+
+        Raises:
+            ValueError: several slots; see `log_joint_of_slots`.
+
+        Args:
+            parts: values of the parts' sites. In the scope "objects" the poses of parts that are
+                off are summed out.
+            pose: a pose for every kind, (B, K, 6).
+            code: a code for every kind, (B, K, d).
+        """
+        self._refuse_slots("log_joint_of_kinds")
+        kinds = torch.arange(self.kinds, device=pose.device)
+        kind = kinds.view(-1, *[1] * (pose.dim() - 1))  # (K, 1, ..., 1)
+        pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))  # (K, B, 1, ...)
+        top = self.object_pose_law().log_prob(pose) + self.object_code_law().log_prob(code)
+        below = self._log_density_of_parts(parts, kind, pose, code)
+        joint = (top.squeeze(-1) + below).movedim(0, -1)
+        return joint + self.kind_logits.log_softmax(-1)
+
+    def _log_density_of_parts(
+        self, parts: Capsules, kind: Tensor, pose: Tensor, code: Tensor
+    ) -> Tensor:
+        """Compute log p(parts | k, A, c), with one dim less than `code` has batch dims."""
+        if self.scope == "objects":
+            value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
+            return self.shapes.part_law(kind, pose, code).log_prob(value).sum(-1)
+        law = self.shapes(kind, pose, code)
+        presence = self._presence_mixture(law).log_prob(parts.presence)
+        return (presence + self._pose_mixture(law, parts.presence).log_prob(parts.pose)).sum(-1)
+
+
+def as_part_sets(parts: Capsules) -> Tensor:
+    """Return parts as the data of the scope "objects", (N, 1, P, 7), from discrete presences."""
+    return torch.cat([parts.presence[..., None], parts.pose], dim=-1).unsqueeze(-3)
+
+
+def from_part_sets(images: Tensor) -> Capsules:
+    """Return the parts of part sets (N, 1, P, 7)."""
+    sets = images.squeeze(-3)
+    return Capsules(sets[..., 0], sets[..., 1:])

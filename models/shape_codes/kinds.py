@@ -1,0 +1,242 @@
+"""The learned relation between parts and one object of several kinds, each with a shape code.
+
+Every kind has its own arrangement of the parts, which the object's code c deforms. The code says
+which parts are present, and where they are in the object's frame.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from pyro.ops.indexing import Vindex
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import ChildLaw, Relation, first_transform
+
+_INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
+_NEAR_LEAST = 0.01  # distance of a first deviation from the least one, in units of the least
+_DUMMY_SHARE = 1e-3  # of parts, in kinds that start from given laws
+
+
+class ShapedLaw(ChildLaw):
+    """The law of the parts of one object, with a deviation for each number of a pose.
+
+    The attributes are those of `ChildLaw`, with batch dims throughout. `scale_on` and `scale_off`
+    are (B, children, 2, 6). Column 0 is the dummy, column 1 the object.
+    """
+
+    def scale(self, there: Tensor) -> Tensor:
+        """Compute the deviations of the poses, (B, children, 2, 6), for children of presence t."""
+        there = there[..., None, None]
+        return there * self.scale_on + (1 - there) * self.scale_off
+
+    def pose_law(self, there: Tensor) -> dist.TorchDistribution:
+        """Return the laws of the poses, one for each choice, for children of presence t."""
+        return dist.Normal(self.vote, self.scale(there)).to_event(1)
+
+    def chosen_pose_law(self, parent: Tensor, there: Tensor) -> dist.TorchDistribution:
+        """Return the laws of the poses given the choices of a parent, for children of presence t.
+
+        Args: as for `ChildLaw.chosen_pose_law`.
+        """
+        there = there[..., None]
+        scale_on = Vindex(self.scale_on)[..., parent, :]
+        scale_off = Vindex(self.scale_off)[..., parent, :]
+        scale = there * scale_on + (1 - there) * scale_off
+        return dist.Normal(Vindex(self.vote)[..., parent, :], scale).to_event(1)
+
+
+class ShapeKinds(Relation):
+    """The arrangements of the parts in objects of every kind, and how codes deform them.
+
+    Parameters: `log_affinity` (log rho, (K, P)), `presence_logits` (g, (K, P)), `presence_codes`
+    (w, (K, P, d)), `transform` (M = N - I, (K, P, 6)), `pose_codes` (U, (K, P, 6, d)) and
+    `raw_scale` (sigma = sigma_min + softplus, (K, P, 6)).
+
+    Args:
+        kinds, parts, codes: K, P and d.
+        dummy: arguments of `Relation`.
+    """
+
+    def __init__(self, kinds: int, parts: int, codes: int, **dummy: float) -> None:
+        super().__init__(**dummy)
+        self.log_affinity = nn.Parameter(torch.zeros(kinds, parts))
+        self.presence_logits = nn.Parameter(torch.zeros(kinds, parts))
+        self.presence_codes = nn.Parameter(_INITIAL_CODES * torch.randn(kinds, parts, codes))
+        self.transform = nn.Parameter(first_transform((1, parts), (kinds, parts), 0.3))
+        self.pose_codes = nn.Parameter(_INITIAL_CODES * torch.randn(kinds, parts, 6, codes))
+        self.raw_scale = nn.Parameter(torch.full((kinds, parts, 6), -1.0))
+
+    @property
+    def place(self) -> Tensor:
+        """The mean arrangement N of every kind, (K, P, 6)."""
+        return poses.identity_like(self.transform) + self.transform
+
+    @property
+    def scale(self) -> Tensor:
+        """The deviations sigma of the parts' poses, (K, P, 6)."""
+        return self.sigma_min + F.softplus(self.raw_scale)
+
+    def forward(self, kind: Tensor, pose: Tensor, code: Tensor) -> ShapedLaw:
+        """Return the law of the parts of S objects.
+
+        Args:
+            kind: integers that broadcast to (B, S); they may be enumerated.
+            pose: A, (B, S, 6).
+            code: c, (B, S, d).
+
+        Returns:
+            The law, with batch (B, parts, 1 + S).
+        """
+        vote, logits = self.votes_of_slots(kind, pose, code)
+        vote = vote.movedim(-3, -2)  # (B, P, S, 6)
+        logits = logits.movedim(-2, -1)
+        scale = self.scale[kind].movedim(-3, -2).expand_as(vote)
+        affinity = self.log_affinity[kind].movedim(-2, -1).expand_as(logits)
+        first = vote[..., :1, :]
+        dummy_vote = poses.identity_like(vote).expand_as(first)
+        dummy_scale = torch.full_like(first, self.sigma_dummy)
+        return ShapedLaw(
+            F.pad(affinity, (1, 0), value=math.log(self.epsilon)),
+            F.pad(logits, (1, 0), value=self.dummy_logit),
+            torch.cat([dummy_vote, vote], dim=-2),
+            torch.cat([dummy_scale, scale], dim=-2),
+            torch.cat([dummy_scale, torch.full_like(scale, self.sigma_off)], dim=-2),
+        )
+
+    def votes(self, kind: Tensor, pose: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one object's votes for the poses (B, P, 6) and presence logits (B, P) of parts.
+
+        Args: as for `forward`, with S = 1.
+        """
+        vote, logits = self.votes_of_slots(kind, pose, code)
+        return vote.squeeze(-3), logits.squeeze(-2)
+
+    def votes_of_slots(self, kind: Tensor, pose: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each object's votes for poses (B, S, P, 6) and presence logits (B, S, P) of parts.
+
+        Args: as for `forward`.
+        """
+        bent = torch.einsum("...pid,...d->...pi", self.pose_codes[kind], code)
+        told = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
+        return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + told
+
+    def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> PartLaw:
+        """Return the law of observed parts of one object, with the choice of a parent summed out.
+
+        Args: as for `forward`, with S = 1.
+        """
+        vote, logits = self.votes(kind, pose, code)
+        scale = self.scale[kind].squeeze(-3)
+        weight = self.log_affinity[kind].squeeze(-2)
+        own = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))
+        dummy = dist.Normal(poses.identity_like(vote), self.sigma_dummy)
+        return PartLaw(vote, logits, scale, weight - math.log(self.epsilon), own, dummy)
+
+    @torch.no_grad()
+    def start_from(
+        self, presence: Tensor, mean: Tensor, loadings: Tensor, deviation: Tensor, known: Tensor
+    ) -> None:
+        """Set the kinds to given laws of their parts, of objects at the identity.
+
+        Presences do not depend on codes at first, and hardly any part belongs to the dummy.
+
+        Args:
+            presence: probabilities, (K, P).
+            mean, deviation: of the poses, (K, P, 6).
+            loadings: how codes move the poses, (K, P, 6, d).
+            known: whether a part's poses are known, (P,); other parts keep their arrangement.
+        """
+        known = known[:, None]
+        identity = poses.identity_like(mean)
+        self.transform.copy_(torch.where(known, mean - identity, self.transform))
+        self.pose_codes.copy_(torch.where(known[..., None], loadings, self.pose_codes))
+        least = _NEAR_LEAST * self.sigma_min
+        raw = (deviation - self.sigma_min).clamp(min=least).expm1().log()
+        self.raw_scale.copy_(torch.where(known, raw, self.raw_scale))
+        self.presence_logits.copy_(presence.logit())
+        self.presence_codes.zero_()
+        self.log_affinity.fill_(math.log(self.epsilon / _DUMMY_SHARE))
+
+
+def placed(pose: Tensor, arrangement: Tensor) -> Tensor:
+    """Compute `poses.compose` of one pose (*batch, 6) with many, (*batch, P, 6), row by row.
+
+    It does the same sums in fewer passes over memory.
+    """
+    outer = pose.unflatten(-1, (2, 3)).unsqueeze(-3)  # (*batch, 1, 2, 3)
+    inner = arrangement.unflatten(-1, (2, 3))  # (*batch, P, 2, 3)
+    turned = outer[..., :1] * inner[..., :1, :] + outer[..., 1:2] * inner[..., 1:, :]
+    return (turned + F.pad(outer[..., 2:], (2, 0))).flatten(-2)
+
+
+class PartLaw(dist.TorchDistribution):
+    """The law of parts whose presences and poses are observed, event shape (7,): t, then A.
+
+    The choice between the object and the dummy is summed out. The pose of a part that is off is
+    not seen, and is summed out too.
+
+    Args:
+        vote: means of the poses, (*batch, 6).
+        logits: logits of the presences, (*batch).
+        scale: deviations of the poses, broadcasts to `vote`.
+        log_odds: log weight of the object compared with the dummy, broadcasts to `logits`.
+        dummy_presence, dummy_pose: the laws of a part of the dummy.
+    """
+
+    arg_constraints = {}
+    support = constraints.independent(constraints.real, 1)
+
+    def __init__(
+        self,
+        vote: Tensor,
+        logits: Tensor,
+        scale: Tensor,
+        log_odds: Tensor,
+        dummy_presence: dist.Bernoulli,
+        dummy_pose: dist.Normal,
+    ) -> None:
+        self.vote = vote
+        self.logits = logits
+        self.scale = scale
+        self.log_odds = log_odds
+        self.dummy_presence = dummy_presence
+        self.dummy_pose = dummy_pose
+        super().__init__(vote.shape[:-1], torch.Size([7]), validate_args=False)
+
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> PartLaw:
+        """Return the same law with more batch dims."""
+        shape = torch.Size(batch_shape)
+        vote, logits = self.vote.expand(*shape, 6), self.logits.expand(shape)
+        fixed = self.scale, self.log_odds, self.dummy_presence, self.dummy_pose
+        return PartLaw(vote, logits, *fixed)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density of parts (*batch, 7), in nats."""
+        there, pose = value[..., 0], value[..., 1:]
+        distance = ((pose - self.vote) * self.scale.reciprocal()).square().sum(-1)
+        constant = self.scale.log().sum(-1) + 3 * math.log(2 * math.pi)
+        presence = there * self.logits - F.softplus(self.logits)
+        own = F.logsigmoid(self.log_odds) + presence - there * (0.5 * distance + constant)
+        clutter = self.dummy_presence.log_prob(there)
+        clutter = clutter + there * self.dummy_pose.log_prob(pose).sum(-1)
+        return torch.logaddexp(own, F.logsigmoid(-self.log_odds) + clutter)
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        """Draw parts (*sample_shape, *batch, 7)."""
+        shape = torch.Size(sample_shape) + self.batch_shape
+        own = torch.rand(shape).to(self.vote) < self.log_odds.sigmoid()
+        there = torch.where(
+            own,
+            torch.bernoulli(self.logits.sigmoid().expand(shape)),
+            self.dummy_presence.sample(shape),
+        )
+        noise = torch.randn(*shape, 6).to(self.vote)
+        clutter = self.dummy_pose.mean + self.dummy_pose.stddev * noise
+        pose = torch.where(own[..., None], self.vote + self.scale * noise, clutter)
+        return torch.cat([there[..., None], pose], dim=-1)

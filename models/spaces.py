@@ -1,0 +1,165 @@
+"""The space of what a model observes: its site, the names of its dims, its checks and its error.
+
+A model holds its space, `model.space`, and everything above the models asks it: what a batch must
+look like, which site is observed, what the dims of an evaluation are called, and how far apart two
+observations are. Images are an `ImageSpace`.
+
+A batch is one tensor whose first dim counts the observations, so that every batch can be sliced,
+split, shuffled, moved to a device and repeated (`tiled`) by the same code. Where observations
+differ in size, as sets of points do, a batch is padded, and NaN marks the padding.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoGuide
+from torch import Tensor
+
+from capsule_zoo.models.missing_pixels import filled
+
+
+class ObservationSpace(ABC):
+    """The base of all spaces; a subclass names its site and its dims, and writes `check`.
+
+    Attributes:
+        site: the name of the observed `pyro.sample` site.
+        variable: the name of the observations in an evaluation.
+        dims: the names of the dims of one observation.
+    """
+
+    site: ClassVar[str]
+    variable: ClassVar[str]
+    dims: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def check(self, batch: Tensor) -> None:
+        """Raise ValueError, with a remedy, unless `batch` is a batch of this space."""
+
+    @abstractmethod
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw a batch that `check` accepts, uniformly; tests of every model use it."""
+
+    def as_batch(self, values: Tensor) -> Tensor:
+        """Return values of the observed site, (*batch, *observation), as one batch."""
+        return values.reshape(-1, *values.shape[values.dim() - len(self.dims) :])
+
+    def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:
+        """Compute the squared error of each observation of a batch, (B,)."""
+        return (predicted - observed).square().sum(tuple(range(1, observed.dim())))
+
+
+class AnyImages(ObservationSpace):
+    """Images of any shape with pixels in [0, 1], which a program accepts unless it has a space."""
+
+    site = "image"
+    variable = "pixels"
+    dims = ("channel", "row", "column")
+
+    def check(self, batch: Tensor) -> None:
+        """Raise ValueError, with a remedy, unless `batch` holds images (B, C, H, W) in [0, 1]."""
+        _check_form(batch)
+        _check_pixels(batch, 0.0, 1.0)
+
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw gray images of 8x8 pixels, uniform in [0, 1]."""
+        return torch.rand(number, 1, 8, 8, generator=generator, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class ImageSpace(AnyImages):
+    """Images of one shape, whose pixels lie in a range.
+
+    Attributes:
+        shape: (channels, height, width).
+        pixel_range: smallest and largest admissible pixel.
+        may_miss: True where a pixel may be NaN, which is then a missing pixel.
+    """
+
+    shape: tuple[int, int, int]
+    pixel_range: tuple[float, float] = (0.0, 1.0)
+    may_miss: bool = False
+
+    def example(self, number: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        """Draw images with uniform pixels, over [0, 1] where the range has no ends."""
+        ends = self.pixel_range
+        low, high = ends if all(map(math.isfinite, ends)) else (0.0, 1.0)
+        uniform = torch.rand(number, *self.shape, generator=generator, dtype=dtype)
+        return low + (high - low) * uniform
+
+    @property
+    def fill(self) -> float:
+        """The value that stands for a missing pixel: 0, or the end of the range nearest to 0."""
+        least, most = self.pixel_range
+        return min(max(0.0, least), most)
+
+    def with_missing_pixels(self) -> Self:
+        """Return the same space, in which NaN marks a missing pixel."""
+        return replace(self, may_miss=True)
+
+    def check(self, batch: Tensor) -> None:
+        """Raise ValueError, with a remedy, unless `batch` is (B, *shape) with pixels in range."""
+        _check_form(batch, self.shape)
+        seen = filled(batch, self.fill) if self.may_miss else batch
+        _check_pixels(seen, *self.pixel_range)
+
+
+def space_of(program: Any) -> ObservationSpace:
+    """Return the space of a model or guide; programs without a space observe `AnyImages`.
+
+    An AutoGuide of Pyro has the space of its model, and so has a model within effect handlers.
+    """
+    if isinstance(program, AutoGuide):
+        program = program.model
+    space = getattr(poutine.unwrap(program), "space", None)
+    return space if isinstance(space, ObservationSpace) else AnyImages()
+
+
+def tiled(batch: Tensor, count: int) -> Tensor:
+    """Return `count` copies of a batch (B, ...), one after the other, (count B, ...)."""
+    return batch.repeat(count, *(1,) * (batch.dim() - 1))
+
+
+def _check_form(images: Any, shape: tuple[int, ...] | None = None) -> None:
+    """Raise ValueError unless images are a non-empty floating point batch of this shape."""
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images must be a torch.Tensor of shape (B, C, H, W), not {type(images).__name__}"
+        )
+    if images.dim() != 4:
+        raise ValueError(
+            f"images must have shape (B, C, H, W), not {tuple(images.shape)}; "
+            "add the missing dimensions with images[:, None] or images[None]"
+        )
+    if images.shape[0] == 0:
+        raise ValueError("images is an empty batch; give at least one image")
+    if shape is not None and tuple(images.shape[1:]) != tuple(shape):
+        raise ValueError(
+            f"images must be (B, {', '.join(map(str, shape))}) for this model, not "
+            f"{tuple(images.shape)}; resize the images or build the model with their "
+            "channels and image size"
+        )
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating point, not {images.dtype}; divide bytes by 255")
+
+
+def _check_pixels(images: Tensor, least: float, most: float) -> None:
+    """Raise ValueError unless all pixels are finite and lie in a range; no check in an export."""
+    if torch.compiler.is_exporting():  # an exported program has no branch that depends on pixels
+        return
+    low, high = torch.aminmax(images)  # NaN in either bound means NaN somewhere in the images
+    if not torch.isfinite(low + high):
+        raise ValueError(
+            "images holds NaN or infinite pixels; clean them before use, or, where NaN marks a "
+            "missing pixel, use with_missing_pixels() of both model and guide"
+        )
+    if low < least or high > most:
+        raise ValueError(
+            f"images must lie in [{least:g}, {most:g}], but these span "
+            f"[{low.item():g}, {high.item():g}]; rescale them"
+        )

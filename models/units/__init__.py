@@ -1,0 +1,1 @@
+"""Units of energy-based models: exponential families and switched groups."""

@@ -1,0 +1,242 @@
+"""The law of a layer of capsules under the fields of its neighbors.
+
+Each of K capsules has a switch z_k and J hidden units h_k. A neighbor that adds m_k to the biases
+of the units of a capsule that is on, and d_k to the bias of its switch, leaves
+
+    energy    c_k z_k + b_k.h_k + log g(h_k) + z_k (m_k.h_k + d_k)
+    switches  z_k ~ Bernoulli(c_k + d_k + sum_j [B(b_kj + m_kj) - B(b_kj)])
+    units     h_k | z_k ~ family(b_k + z_k m_k)
+    log Z     sum_k log[exp(sum_j B(b_kj)) + exp(c_k + d_k + sum_j B(b_kj + m_kj))]
+
+with B the log-partition of the units. Everything has a closed form, because no two capsules are
+coupled. The lowest layer itself adds fields to the pixels of an image (`CapsuleMachine`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pyro
+import torch
+from pyro.distributions import TorchDistribution
+from pyro.nn import pyro_method
+from torch import Tensor
+
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.plates import refuse_enumeration
+from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.units.exponential_family import (
+    FastBernoulli,
+    Units,
+    base_rates,
+    draw_bernoulli,
+    make_units,
+    softplus,
+)
+
+
+class Fields(NamedTuple):
+    """The terms that a neighboring layer, or an image, adds to the biases of capsules.
+
+    Attributes:
+        hidden: m, added to the hidden units of a capsule that is on, (B, K, J).
+        switch: d, added to the switches, (B, K).
+    """
+
+    hidden: Tensor
+    switch: Tensor
+
+    def scaled(self, beta: float | Tensor) -> Fields:
+        """Return the fields for couplings scaled by `beta`, a number or one for each row (B,)."""
+        if isinstance(beta, Tensor):
+            beta = beta[:, None]
+            return Fields(self.hidden * beta[..., None], self.switch * beta)
+        return Fields(self.hidden * beta, self.switch * beta)
+
+    @classmethod
+    def none(cls, units: Units, batch: int) -> Fields:
+        """Return fields of zeros for a batch of layers with these units (K, J)."""
+        hidden = units.bias.new_zeros(batch, *units.bias.shape)
+        return cls(hidden, hidden[..., 0])
+
+
+class CapsuleState(NamedTuple):
+    """The values of all switches (B, K) and hidden units (B, K, J), or their expectations."""
+
+    switch: Tensor
+    activity: Tensor  # switch times hidden units, which alone acts on a neighbor's units
+
+
+class CapsuleLaw(NamedTuple):
+    """The laws p(z, h | fields) of a batch.
+
+    Attributes:
+        units: the family and biases of the hidden units.
+        field: m, added to the hidden units of capsules that are on, (B, K, J).
+        gain: sum_j B(b + m) - B(b), the log-odds that hidden units add to a switch, (B, K).
+        switch_logits: logits of the switches; None where they are always on.
+        narrowing: added to the log precision of Gaussian units of capsules that are on, (K, J);
+            None for units of other families, or of their own precision.
+    """
+
+    units: Units
+    field: Tensor
+    gain: Tensor
+    switch_logits: Tensor | None
+    narrowing: Tensor | None = None
+
+    def rows(self, rows: slice) -> CapsuleLaw:
+        """Return the laws of some rows of the batch."""
+        logits = None if self.switch_logits is None else self.switch_logits[rows]
+        return self._replace(field=self.field[rows], gain=self.gain[rows], switch_logits=logits)
+
+    @property
+    def switch_probability(self) -> Tensor:
+        """The probabilities p(z_k = 1), (B, K)."""
+        if self.switch_logits is None:
+            return torch.ones_like(self.gain)
+        return self.switch_logits.sigmoid()
+
+    def log_partition(self) -> Tensor:
+        """Compute log sum_{z, h} of the capsules' part of exp(-E), less sum_j B(b), (B,)."""
+        if self.switch_logits is None:
+            return self.gain.sum(-1)
+        return softplus(self.switch_logits).sum(-1)
+
+    def mean(self) -> CapsuleState:
+        """Compute E[z] and E[z h]."""
+        switch = self.switch_probability
+        return CapsuleState(switch, switch[..., None] * self.units.mean(*self._terms()))
+
+    def sample(self) -> CapsuleState:
+        """Draw exactly; the units of capsules that are off affect nothing."""
+        hidden = self.units.sample(*self._terms())
+        if self.switch_logits is None:
+            return CapsuleState(torch.ones_like(self.gain), hidden)
+        switch = draw_bernoulli(self.switch_probability)
+        return CapsuleState(switch, switch[..., None] * hidden)
+
+    def hidden(self, switch: Tensor) -> TorchDistribution:
+        """Return the law of the units given the switches (B, K)."""
+        return self.units.law(*(switch[..., None] * term for term in self._terms()))
+
+    def _terms(self) -> tuple[Tensor, ...]:
+        """Return what is added to the units' parameters in capsules that are on."""
+        return (self.field,) if self.narrowing is None else (self.field, self.narrowing)
+
+
+def capsule_law(
+    units: Units, switch_bias: Tensor | None, fields: Fields, narrowing: Tensor | None = None
+) -> CapsuleLaw:
+    """Return the law at the top of this file.
+
+    Args:
+        switch_bias: c (K,), None for always on.
+        narrowing: see `CapsuleLaw`.
+    """
+    terms = (fields.hidden,) if narrowing is None else (fields.hidden, narrowing)
+    gain = units.log_partition(*terms).sum(-1) - units.log_partition().sum(-1)
+    logits = None if switch_bias is None else switch_bias + fields.switch + gain
+    return CapsuleLaw(units, fields.hidden, gain, logits, narrowing)
+
+
+def draw_capsules(name: str, law: CapsuleLaw) -> CapsuleState:
+    """Draw the sites of one layer, within its images plate at dim -2.
+
+    The sites are `<name>_switch`, unless switches are always on, and `<name>_hidden`.
+
+    Raises:
+        EnumeratedPresence: a site varies along a dim of enumeration.
+    """
+    with pyro.plate(f"{name}s", law.gain.shape[-1], dim=-1):
+        switch = torch.ones_like(law.gain)
+        if law.switch_logits is not None:
+            switch = pyro.sample(f"{name}_switch", FastBernoulli(logits=law.switch_logits))
+        hidden = pyro.sample(f"{name}_hidden", law.hidden(switch).to_event(1))
+    refuse_enumeration(f"{name}_switch", switch)
+    refuse_enumeration(f"{name}_hidden", hidden[..., 0])
+    return CapsuleState(switch, switch[..., None] * hidden)
+
+
+def capsule_sites(name: str, units: Units, switched: bool = True) -> tuple[Site, ...]:
+    """Return the sites that `draw_capsules` draws."""
+    plates = ("images", f"{name}s")
+    hidden = Site(f"{name}_hidden", plates, event_dim=1, discrete=units.discrete)
+    return (Site(f"{name}_switch", plates, discrete=True), hidden) if switched else (hidden,)
+
+
+class CapsuleMachine(Model):
+    """The base of the capsule machines, whose capsules add fields to the visible biases.
+
+    Subclasses hold `weight`, W (pixels, K, J), and where capsules are `switched`, `switch_weight`,
+    Omega (pixels, K).
+
+    Args:
+        visible: pixels, a square number, or (channels, height, width).
+        visible_family: "bernoulli", "gaussian" or "poisson".
+
+    Raises:
+        ValueError: sizes that are neither, or an unknown family.
+    """
+
+    switched = True
+    weight: Tensor
+    switch_weight: Tensor
+
+    def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
+        super().__init__()
+        shape = _image_shape(visible)
+        self.visible = make_units("visible_family", visible_family, *shape)
+        self.space = ImageSpace(shape, self.visible.value_range)
+
+    @pyro_method
+    def visible_field(self, capsules: CapsuleState) -> Tensor:
+        """Compute phi = sum_k W_k u_k + Omega z, added to the visible biases, (B, C, H, W)."""
+        field = capsules.activity.flatten(-2) @ self.weight.flatten(1).T
+        if self.switched:
+            field = field + capsules.switch @ self.switch_weight.T
+        return field.unflatten(-1, self.image_shape)
+
+    @pyro_method
+    def contributions(self, capsules: CapsuleState) -> Tensor:
+        """Compute the terms (B, K, C, H, W) of phi, one for each capsule."""
+        terms = torch.einsum("...kj,mkj->...km", capsules.activity, self.weight)
+        if self.switched:
+            terms = terms + capsules.switch[..., None] * self.switch_weight.T
+        return terms.unflatten(-1, self.image_shape)
+
+    @pyro_method
+    def mean_image(self, capsules: CapsuleState) -> Tensor:
+        """Compute E[x | h, z], (B, C, H, W)."""
+        return self.visible.mean(self.visible_field(capsules))
+
+    def _sample_image(self, field: Tensor, images: Tensor | None) -> Tensor:
+        """Draw the image site under a field (B, C, H, W), in the images plate."""
+        law = self.visible.law(field.unsqueeze(-4)).to_event(3)  # (B, 1, C, H, W)
+        observed = None if images is None else images[:, None]
+        return pyro.sample("image", law, obs=observed).squeeze(-4)
+
+    @torch.no_grad()
+    def set_base_rates(self, images: Tensor) -> None:
+        """Set the visible biases to the mean of images (B, C, H, W), as Hinton (2010) advises."""
+        self.space.check(images)
+        self.visible.bias.copy_(base_rates(self.visible, images))
+
+
+def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return (channels, height, width) from itself or from a square number of pixels.
+
+    Raises:
+        ValueError: the argument is neither of the two.
+    """
+    if isinstance(visible, int):
+        side = math.isqrt(max(visible, 0))
+        if side * side == visible >= 1:
+            return 1, side, side
+    elif len(visible) == 3 and min(visible) >= 1:
+        channels, height, width = visible
+        return channels, height, width
+    raise ValueError(
+        f"visible must be a square number of pixels or (channels, height, width), not {visible!r}"
+    )

@@ -1,0 +1,210 @@
+"""Measurements of the house: its size, and which file imports which. `make house` prints them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median, quantiles
+
+ROOT = Path(__file__).resolve().parent.parent
+MAPPED = ("models", "guides", "inference", "data", "experiments", "weights")
+# What several families share; every other folder belongs to one family, or to the command line.
+SHARED = (
+    "models/networks",
+    "models/parts",
+    "models/routing",
+    "models/units",
+    "guides/per_image",
+    "inference/training",
+    "inference/evaluation",
+    "capsule_zoo/figures",
+    "experiments/common",
+)
+LAYERS = ("data", "models", "guides", "inference", "capsule_zoo", "experiments")
+
+
+@dataclass(frozen=True)
+class House:
+    """The Python files of a checkout, outside the tests.
+
+    Attributes:
+        root: the folder of the checkout.
+    """
+
+    root: Path = ROOT
+
+    @cached_property
+    def files(self) -> dict[str, ast.Module]:
+        """The syntax trees of all files under version control, by path."""
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+            cwd=self.root,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        kept = [f for f in listed if not f.startswith("tests/") and (self.root / f).is_file()]
+        return {file: ast.parse((self.root / file).read_text()) for file in kept}
+
+    def lines(self, *without: str) -> int:
+        """Return the number of lines, without some top-level folders."""
+        kept = (f for f in self.files if f.partition("/")[0] not in without)
+        return sum((self.root / file).read_text().count("\n") for file in kept)
+
+    @cached_property
+    def function_lines(self) -> list[int]:
+        """The lengths of all functions, in lines."""
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return [
+            node.end_lineno - node.lineno + 1
+            for tree in self.files.values()
+            for node in ast.walk(tree)
+            if isinstance(node, kinds) and node.end_lineno is not None
+        ]
+
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        """The files that each file imports when it is itself imported, by path."""
+        modules = {module_of(file): file for file in self.files}
+        found: dict[str, set[str]] = defaultdict(set)
+        for file, tree in self.files.items():
+            for name in _imported(tree):
+                target = modules.get(name)
+                if target not in (None, file):
+                    found[file].add(target)
+        return found
+
+    def users(self, file: str) -> set[str]:
+        """Return the files that import a file; the face of a package counts."""
+        return {user for user, used in self.imports.items() if file in used}
+
+    @property
+    def lonely(self) -> list[str]:
+        """The files of shared folders that one file of another folder uses, and none else.
+
+        A file that only its neighbour uses is a part of what the neighbour does, and a name that
+        the face of a package exports has users outside the zoo.
+        """
+        return sorted(
+            file
+            for file in self.files
+            if (folder := file.rpartition("/")[0]) in SHARED
+            and not file.endswith("__init__.py")
+            and len(users := self.users(file)) < 2
+            and not any(u.endswith("__init__.py") or u.startswith(folder) for u in users)
+        )
+
+    @property
+    def upward(self) -> list[tuple[str, str]]:
+        """The imports of a layer above the file's own, from file to file."""
+        return sorted(
+            (file, used)
+            for file, all_used in self.imports.items()
+            if file.partition("/")[0] in LAYERS
+            for used in all_used
+            if _layer(used) > _layer(file)
+        )
+
+    @property
+    def families(self) -> dict[str, set[str]]:
+        """The folders in which each family has files of its own, by family."""
+        names = sorted(
+            {
+                file.split("/")[2].removesuffix(".py")
+                for file in self.files
+                if file.startswith("capsule_zoo/zoo/") and file.count("/") == 3
+            }
+        )
+        found: dict[str, set[str]] = {name: set() for name in names}
+        for file in self.files:
+            for name in names:
+                if any(part.removesuffix(".py") == name for part in file.split("/")):
+                    found[name].add(file.rpartition("/")[0])
+        return found
+
+    @property
+    def circles(self) -> list[list[str]]:
+        """The groups of files that import each other in a circle."""
+        return [sorted(group) for group in _components(self.imports) if len(group) > 1]
+
+
+def module_of(file: str) -> str:
+    """Return the name by which a file is imported."""
+    name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return f"capsule_zoo.{name}" if file.partition("/")[0] in MAPPED else name
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of modules that a file imports at its top level."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _layer(file: str) -> int:
+    """Return how far up a file lies; the version, which imports nothing, lies below all others."""
+    top = file.partition("/")[0]
+    return -1 if file == "capsule_zoo/_version.py" or top not in LAYERS else LAYERS.index(top)
+
+
+def _components(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the strongly connected components (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            cut = stack.index(node)
+            found.append(stack[cut:])
+            del stack[cut:]
+
+    for node in list(graph):
+        if node not in index:
+            visit(node)
+    return found
+
+
+def report(house: House) -> str:
+    """Return the measurements as text."""
+    rows = {
+        "lines of source without experiments and benchmarks": house.lines(
+            "experiments", "benchmarks", "docs"
+        ),
+        "lines of source with experiments": house.lines("benchmarks", "docs"),
+        "lines of a function, median": median(house.function_lines),
+        "lines of a function, ninth decile": quantiles(house.function_lines, n=10)[-1],
+        "circles of files": len(house.circles),
+        "imports of a layer above": len(house.upward),
+        "files of shared folders with one user": len(house.lonely),
+        "folders of the family that is spread widest": max(map(len, house.families.values())),
+    }
+    return "\n".join(f"{value:>8,.0f}  {what}" for what, value in rows.items())
+
+
+if __name__ == "__main__":
+    found = House()
+    print(report(found))
+    for group in found.circles:
+        print("circle:", *group)
+    for file, used in found.upward:
+        print("upward:", file, "->", used)
+    for file in found.lonely:
+        print("one user:", file, "by", *found.users(file))
