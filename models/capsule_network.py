@@ -20,7 +20,9 @@ References:
     Sabour, Frosst & Hinton 2017, "Dynamic Routing Between Capsules" (arXiv 1710.09829): squash is
     equation 1, the margin loss equation 4; section 4.1 has the decoder and its weight. The paper
     adds .0005 squared errors to the margin loss. In nats this is label_weight = 1000 / sigma^2, the
-    default. The paper has no prior on capsules; the standard normal is ours.
+    default. The paper has no prior on capsules; the standard normal is ours. Under it all classes
+    are present (the mean length is .93), which the margin loss excludes: bounds with labels say
+    nothing beside the bounds of other models.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ References:
     Smith, Schut, Gal & van der Wilk 2020, "Capsule Networks: A Generative Probabilistic
     Perspective" (arXiv 2004.03553). Templates and the set transformer:
     Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818).
-    The paper leaves open how a pose is parametrized (here: the six numbers of the matrix), how a
-    relaxed presence mixes the two scales (linearly), and all sizes; these are arguments.
+    The paper leaves open how a pose is parametrized (here: the six numbers of the matrix) and how a
+    relaxed presence mixes the two scales (linearly). Its sizes are not known to us; the defaults
+    are ours.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ A block between the comments `<!-- record: part-whole/digits -->` and `<!-- end 
 the tables of that record's metrics, so that no number is typed by hand. Shell patterns after the
 name choose among the metrics: `<!-- record: part-whole/guides elbo_* iwae_* -->`. A block that
 begins with `<!-- ratios: benchmarks -->` becomes one table of all records of that folder that hold
-ratios.
+ratios. In a line of text `<!-- value: part-whole/classify probe_parts --><!-- end -->` becomes one
+number with its error.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _BLOCK = re.compile(
     r"(<!-- (?P<kind>record|ratios): (?P<name>\S+)(?P<chosen>[^>]*) -->\n).*?(?P<end><!-- end -->)",
     flags=re.DOTALL,
 )
+_VALUE = re.compile(r"(<!-- value: (?P<name>\S+) (?P<metric>\S+) -->).*?(?P<end><!-- end -->)")
 _PAGES = ("README.md", "benchmarks/README.md", "results/*/README.md")
 
 
@@ -33,7 +35,15 @@ def fill(text: str, folder: str | Path = FOLDER) -> str:
     Raises:
         ValueError: a block names a record or a metric that does not exist.
     """
-    return _BLOCK.sub(lambda m: m[1] + _filled(m, folder) + m["end"], text)
+    text = _BLOCK.sub(lambda m: m[1] + _filled(m, folder) + m["end"], text)
+    return _VALUE.sub(lambda m: m[1] + _value(m, folder) + m["end"], text)
+
+
+def _value(found: re.Match[str], folder: str | Path) -> str:
+    metrics = read_record(found["name"], folder)["metrics"]
+    if found["metric"] not in metrics:
+        raise ValueError(f"the record {found['name']!r} has no metric {found['metric']!r}")
+    return _cell(metrics, found["metric"])
 
 
 def _filled(block: re.Match[str], folder: str | Path) -> str:

@@ -128,7 +128,8 @@ def publish(
 
     Raises:
         ValueError: a name that is taken or not of that form, neither a run nor trained weights, an
-            experiment without a record, absent data, or weights that fail a check.
+            experiment without a record or with a record of other weights, absent data, or weights
+            that fail a check.
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(
@@ -145,11 +146,37 @@ def publish(
     training = made.get("training") or _training_of(made, Path(source))
     shown = dict.fromkeys([*made.get("records", {}), *experiments])
     records = {experiment: read_record(experiment) for experiment in shown}
+    for experiment, record in records.items():
+        if not is_of(record, training["command"], name, source):
+            raise ValueError(
+                f"the record {experiment} is not of {name}: its command is {record['command']!r}; "
+                f"measure these weights by --run {name}, or leave the record out"
+            )
     entry, data, _ = open_run(source, data_root=data_root)
     card = {"data": made["data"], "seed": made["seed"], "training": training}
     card |= examine(entry, data)
     card["records"] = {e: {k: r[k] for k in ("command", "metrics")} for e, r in records.items()}
     return save_weights(entry, name, plain(card), folder)
+
+
+def is_of(record: dict, trained_by: str, *names: str) -> bool:
+    """Return whether a record is of the weights in a file, and not of another training.
+
+    It is if the command that trained the weights also made the record, or if the record says that
+    it measured them.
+
+    Args:
+        trained_by: the command that trained the weights.
+        names: the names that the weights have had: their own, and the folder of their run.
+    """
+    words = record["command"].split()
+    run = words[words.index("--run") + 1] if "--run" in words else None
+    settings = json.dumps(record.get("settings", {}))
+    return (
+        record["command"] == trained_by
+        or run in names
+        or any(f'"{name}"' in settings for name in names)
+    )
 
 
 def _training_of(made: dict, folder: Path) -> dict:

@@ -192,3 +192,53 @@ def hard_scenes(parses: dict[str, tuple[Tensor, Tensor]], scenes: Scenes, law: S
     order = (wrong * many).argsort(descending=True, stable=True)
     easy = (many & (wrong == 0)).nonzero()[:, 0]
     return torch.cat([order[:4], easy[:4]])
+
+
+@experiment("constellations/papers", data="constellations")
+def papers(
+    options: Options,
+    *,
+    scenes: int = 1024,
+    sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
+    guides: tuple[str, ...] = ("exact", "ransac"),
+) -> Result:
+    """Parse the scenes of `parse` and measure as the papers do, beside our measure (minutes).
+
+    The papers' program counts absent corners as right, and lets any two labels be exchanged in a
+    scene (`papers`, and `papers_scenes` for whole scenes). Ours counts the corners that are there,
+    and exchanges equal squares only (`segmentation`, `scenes`). Names end in the noise.
+
+    Args:
+        scenes: scenes for each noise; empty ones are left out.
+        sigmas: noises on the templates.
+        guides: names of the guides that parse the scenes.
+    """
+    options.refuse_run()
+    grids: Metrics = {}
+    for sigma in sigmas:
+        drawn = draw_scenes(scenes, sigma, seed=options.seed)
+        model = create("constellations", sigma=sigma).model.double()
+        grid: dict[str, dict[str, Number]] = {}
+        for name in guides:
+            options.say(f"{name} on scenes with sigma {sigma:g}")
+            objects = GUIDES[name](model).parse(drawn.points).objects
+            compared = objects, drawn.objects, drawn.present
+            ours = segmentation_accuracy(*compared, model.law().kinds)
+            free = segmentation_accuracy(*compared)
+            row = {
+                "segmentation": mean_and_error(ours),
+                "scenes": mean_and_error((ours > 1 - 1e-6).float()),
+                "papers": mean_and_error(with_absent(free, drawn.present)),
+                "papers_scenes": mean_and_error((free > 1 - 1e-6).float()),
+            }
+            for measure, number in row.items():
+                grid.setdefault(measure, {})[name] = number
+        suffix = f"{sigma:g}".replace(".", "")
+        grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
+    return Result(grids)
+
+
+def with_absent(accuracy: Tensor, present: Tensor) -> Tensor:
+    """Return the share of right corners, (S,), where the absent ones of (S, N) count as right."""
+    here = present.float().mean(1)
+    return accuracy * here + (1 - here)

@@ -164,8 +164,12 @@ class PartWholeGuide(Guide[PartWholeCapsules]):
     def with_poses(self, pose: str) -> PartWholeGuide:
         """Return a guide to the same model with the same weights and another law of the poses.
 
-        Train with `"delta"` first, because poses that are sampled from the start underfit. A new
-        normal law starts at the delta's point with a deviation of .02. The weights are copies.
+        A new normal law starts at the delta's point with a deviation of .02. The weights are
+        copies. The paper finds that poses which are sampled from the start give a looser bound than
+        points that are widened later. The record `part-whole/sensitivity` has the opposite: 393
+        nats for sampled poses and 326 for points first, after as many updates in all, but with the
+        model frozen in the last sixth of them, and from one seed. Points first find objects that
+        say more of the class.
         """
         return self._varied(pose, self.above)
 

@@ -2,8 +2,8 @@
 
 The E step is exact. It sums over all shares of the points among objects, over all orders of the
 corners, and over poses, whose scale is left to a quadrature; see
-`models.constellations.similarities`. With w the responsibility of a set of points z in one order, and
-u the part of the pose that turns and scales, the M step is
+`models.constellations.similarities`. With w the responsibility of a set of points z in one order,
+and u the part of the pose that turns and scales, the M step is
 
     p_c  = m_c - mean(m), scaled to mean square 1,   m_c = sum w E[conj(u) / s^2] (z_c - mean(z))
     v^2  : raises sum w E[-D / (2 s^2) - n log s^2],   s^2 = floor^2 + v^2 |u|^2

@@ -85,6 +85,10 @@ def test_a_block_is_filled_and_the_rest_kept(tmp_path):
     chosen = readme.fill("<!-- record: toy/one s* -->\n<!-- end -->", tmp_path)
     assert "| size |" in chosen and "accuracy" not in chosen
     assert chosen.startswith("<!-- record: toy/one s* -->\n") and chosen.endswith("<!-- end -->")
+    line = "a <!-- value: toy/one accuracy --><!-- end --> b"
+    assert readme.fill(line, tmp_path) == line.replace("><", ">0.500 ± 0.010<")
+    with pytest.raises(ValueError, match="has no metric 'none'"):
+        readme.fill("<!-- value: toy/one none --><!-- end -->", tmp_path)
     with pytest.raises(ValueError, match="has no metric that matches 'x"):
         readme.fill("<!-- record: toy/one x* -->\n<!-- end -->", tmp_path)
     with pytest.raises(ValueError, match="no record"):
