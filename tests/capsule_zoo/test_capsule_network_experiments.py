@@ -6,9 +6,9 @@ from miniature import few_digits, names_in_record
 from pyro import poutine
 
 from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.capsule_network import headline as capsule_network
+from capsule_zoo.experiments.capsule_network import overlap as capsule_network_overlap
 from capsule_zoo.experiments.capsule_network.headline import Ablation
-from capsule_zoo.experiments.capsule_network.headline import headline as capsule_network
-from capsule_zoo.experiments.capsule_network.headline import overlap as capsule_network_overlap
 from capsule_zoo.experiments.common.overlaps import plain_network
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record

@@ -12,8 +12,8 @@ from capsule_zoo import cli
 from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.constellations import SHAPES
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.constellations.headline import headline as experiment
-from capsule_zoo.experiments.constellations.headline import learned as learning
+from capsule_zoo.experiments.constellations import headline as experiment
+from capsule_zoo.experiments.constellations import learned as learning
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create

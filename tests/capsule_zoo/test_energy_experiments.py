@@ -15,7 +15,7 @@ from capsule_zoo.experiments import (
     energy,
     reproduce,
 )
-from capsule_zoo.experiments.capsule_rbm.headline import beside_rbm as beside
+from capsule_zoo.experiments.capsule_rbm import beside_rbm as beside
 from capsule_zoo.experiments.study import Job
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition

@@ -9,9 +9,9 @@ from watermarks import Leak, splits_of
 
 from capsule_zoo.data import Binarize, Dataset
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.capsule_helmholtz.headline import headline as capsule_helmholtz
+from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.common import findings
-from capsule_zoo.experiments.part_whole.headline import headline as part_whole
+from capsule_zoo.experiments.part_whole import headline as part_whole
 from capsule_zoo.experiments.training import train
 from capsule_zoo.experiments.zoo import starts as zoo_starts
 from capsule_zoo.registry import create, small_sizes

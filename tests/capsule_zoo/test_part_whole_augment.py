@@ -7,8 +7,8 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.common.findings import over_seeds
+from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole.augment import parts_kept, rotated
-from capsule_zoo.experiments.part_whole.headline import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole.template_copies import copies, likeness
 from capsule_zoo.experiments.shape_codes.headline import read_at_own_turns, read_kinds
 from capsule_zoo.models import Capsules

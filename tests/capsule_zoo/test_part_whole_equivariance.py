@@ -6,8 +6,8 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import transforms
 from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.part_whole import equivariance as part_whole_equivariance
 from capsule_zoo.experiments.part_whole.equivariance import as_pose, errors
-from capsule_zoo.experiments.part_whole.headline import equivariance as part_whole_equivariance
 from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, save, small_sizes
 

@@ -9,8 +9,8 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole.headline import headline as part_whole
-from capsule_zoo.experiments.part_whole.headline import refine as part_whole_refine
+from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.part_whole import refine as part_whole_refine
 from capsule_zoo.experiments.part_whole.refine import Race, fastest
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, save

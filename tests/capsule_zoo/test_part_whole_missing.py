@@ -8,7 +8,7 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole.headline import missing as part_whole_missing
+from capsule_zoo.experiments.part_whole import missing as part_whole_missing
 from capsule_zoo.experiments.part_whole.missing import (
     from_mean,
     from_training_images,

@@ -6,7 +6,7 @@ from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.common.findings import ratio
-from capsule_zoo.experiments.part_whole.headline import prior as part_whole_prior
+from capsule_zoo.experiments.part_whole import prior as part_whole_prior
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.records import read_record

@@ -11,8 +11,8 @@ from miniature import few_digits
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole.headline import headline as part_whole
-from capsule_zoo.experiments.part_whole.headline import starts as part_whole_starts
+from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.part_whole import starts as part_whole_starts
 from capsule_zoo.experiments.part_whole.starts import Start, blank_loss
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole

@@ -11,6 +11,7 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.shape_codes import affnist as experiment
 from capsule_zoo.experiments.shape_codes.affnist import (
     DEGREES,
     SCALE_X,
@@ -21,7 +22,6 @@ from capsule_zoo.experiments.shape_codes.affnist import (
     moved_digits,
     see,
 )
-from capsule_zoo.experiments.shape_codes.headline import affnist as experiment
 from capsule_zoo.experiments.shape_codes.headline import read_objects
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules

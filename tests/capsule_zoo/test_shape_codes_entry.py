@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_sample
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.shape_codes import headline as experiment
 from capsule_zoo.experiments.shape_codes.headline import (
     classes_found,
     lost,
@@ -22,7 +23,6 @@ from capsule_zoo.experiments.shape_codes.headline import (
     read_objects,
     turned_digits,
 )
-from capsule_zoo.experiments.shape_codes.headline import headline as experiment
 from capsule_zoo.inference import evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules

@@ -4,7 +4,7 @@ import pyro
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.shape_codes.headline import overlap as experiment
+from capsule_zoo.experiments.shape_codes import overlap as experiment
 from capsule_zoo.registry import create, small_sizes
 
 

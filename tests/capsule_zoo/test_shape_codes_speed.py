@@ -4,7 +4,7 @@ import pytest
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options
-from capsule_zoo.experiments.shape_codes.headline import speed as shape_codes_speed
+from capsule_zoo.experiments.shape_codes import speed as shape_codes_speed
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import small_sizes
 

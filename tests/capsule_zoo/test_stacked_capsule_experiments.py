@@ -8,7 +8,7 @@ from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Options, find_experiment
-from capsule_zoo.experiments.stacked_capsule_autoencoder.headline import headline as experiments
+from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as experiments
 from capsule_zoo.experiments.study import Job
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS
