@@ -10,10 +10,11 @@ import torch
 
 from capsule_zoo import cli
 from capsule_zoo.data import draw_scenes
-from capsule_zoo.data.constellations import SHAPES
+from capsule_zoo.data.constellations import SHAPES, Scenes
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.constellations import headline as experiment
 from capsule_zoo.experiments.constellations import learned as learning
+from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten
 from capsule_zoo.registry import create
@@ -166,3 +167,25 @@ def test_the_experiment_learns_templates_and_a_set_transformer(tmp_path):
     assert bounds == sorted(bounds, reverse=True)
     assert result.figures.keys() == {"01", "templates"}
     assert result.entry.default_guide == "amortized"
+
+
+def one_wrong_of(points: int) -> tuple[Matchings, Scenes]:
+    """Return a scene of many points, and a parse that has one of them wrong."""
+    true = torch.zeros(1, points, dtype=torch.long)
+    true[0, points // 2 :] = 1
+    found = true.clone()
+    found[0, 0] = 1
+    here = torch.ones(1, points, dtype=torch.bool)
+    scenes = Scenes(torch.zeros(1, points, 2), here, true, true)
+    return Matchings(found, found, torch.zeros(1)), scenes
+
+
+def test_a_scene_with_one_wrong_point_of_many_is_wrong():
+    found, scenes = one_wrong_of(20)
+    measured = experiment.measures(found, scenes, (0, 1))
+    assert measured["segmentation"][0] == pytest.approx(0.95) and measured["scenes"][0] == 0
+
+
+def test_the_papers_count_absent_corners_as_right():
+    accuracy, present = torch.tensor([0.5]), torch.tensor([[True, True, False, False]])
+    assert experiment.with_absent(accuracy, present).item() == pytest.approx(0.75)

@@ -12,6 +12,7 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.common import findings
 from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.recurrent_capsules import headline as recurrent
 from capsule_zoo.experiments.training import train
 from capsule_zoo.experiments.zoo import starts as zoo_starts
 from capsule_zoo.registry import create, small_sizes
@@ -64,6 +65,14 @@ def test_error_rates_of_training_images_are_a_leak(data):
     zoo_starts.error_rate(network, data.test)
     with pytest.raises(Leak, match="error_rate read"):
         zoo_starts.error_rate(network, data.train)
+
+
+def test_class_errors_of_training_images_are_a_leak(data):
+    sizes = {**small_sizes("recurrent-capsules"), "image_shape": data.image_shape}
+    entry = create("recurrent-capsules", **sizes)
+    recurrent.class_error(entry, data.test)
+    with pytest.raises(Leak, match="class_error read"):
+        recurrent.class_error(entry, data.train)
 
 
 @pytest.mark.parametrize("measure", ["squared_error", "reconstruction_error"])
