@@ -19,7 +19,7 @@ from typing import Any
 from capsule_zoo import registry
 from capsule_zoo.inference import is_bound
 from capsule_zoo.models import Model, Site
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
 from capsule_zoo.report.stories import first_line, read_story

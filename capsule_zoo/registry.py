@@ -38,7 +38,7 @@ from capsule_zoo.inference.training.checkpoint import (
 )
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes

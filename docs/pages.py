@@ -33,7 +33,7 @@ from pyro.infer.inspect import render_model
 from capsule_zoo import registry
 from capsule_zoo.discovery import relaxed_sites
 from capsule_zoo.experiments import find_experiment, list_experiments
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.report import markdown as readme
 from capsule_zoo.report.stories import read_story

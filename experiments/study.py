@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from capsule_zoo.experiments.options import Options
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import write_json
 

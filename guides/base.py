@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Program
-from capsule_zoo.models.spaces import ObservationSpace
+from capsule_zoo.models.common.spaces import ObservationSpace
 
 M = TypeVar("M", bound=Model)
 

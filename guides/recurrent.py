@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.sharing import share
 from capsule_zoo.models.networks.attention_window import Aim
 from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
 from capsule_zoo.models.networks.leading import joined
@@ -44,7 +45,6 @@ from capsule_zoo.models.recurrent_capsules import (
     flat,
 )
 from capsule_zoo.models.routing.vector_capsules import CLASS
-from capsule_zoo.models.sharing import share
 
 
 class RecurrentEncoder(Guide[RecurrentCapsules]):

@@ -9,7 +9,6 @@ An objective is a `pyro.infer.ELBO` that also works with torch optimizers; see `
 Everything is in nats per image.
 """
 
-from capsule_zoo.inference.annealing.annealed import annealed_bounds, annealed_log_likelihood
 from capsule_zoo.inference.check import IncompatibleGuide, check_pair
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.energy.log_partition import LogPartition, log_partition
@@ -26,6 +25,8 @@ from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.references.problems import list_references, load_reference
+from capsule_zoo.inference.evaluation.references.reference import Reference, Score
 from capsule_zoo.inference.evaluation.sample_quality import (
     frechet,
     frechet_distance,
@@ -52,6 +53,10 @@ from capsule_zoo.inference.objectives.spread_loss import SpreadLoss
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
 from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
+from capsule_zoo.inference.posterior.annealing.annealed import (
+    annealed_bounds,
+    annealed_log_likelihood,
+)
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
 from capsule_zoo.inference.posterior.intervene import Counterfactual, intervene
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
@@ -62,14 +67,12 @@ from capsule_zoo.inference.posterior.transformations import (
     infer_transformation,
 )
 from capsule_zoo.inference.posterior.widen import Widened, widen
-from capsule_zoo.inference.references.problems import list_references, load_reference
-from capsule_zoo.inference.references.reference import Reference, Score
-from capsule_zoo.inference.starts.template_learning import learn_templates
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
+from capsule_zoo.inference.training.starts.template_learning import learn_templates
 
 __all__ = [
     "Accuracy",

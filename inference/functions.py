@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints, transform_to
 
 from capsule_zoo.inference.log_weight import call_arguments
-from capsule_zoo.models.modes import TURN
+from capsule_zoo.models.common.modes import TURN
 
 
 class FunctionModule(nn.Module):

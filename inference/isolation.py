@@ -10,7 +10,7 @@ from typing import Any
 import pyro
 from torch import nn
 
-from capsule_zoo.models.modes import TURN
+from capsule_zoo.models.common.modes import TURN
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from capsule_zoo.models.sharing import sharing
+from capsule_zoo.models.common.sharing import sharing
 
 IMAGES_PLATE = "images"
 

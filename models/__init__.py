@@ -11,6 +11,7 @@ from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine
 from capsule_zoo.models.capsule_network import CapsuleNetwork
 from capsule_zoo.models.capsule_rbm import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.generative_capsnet import ContinuousCapsNet, GenerativeCapsNet, splat
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
@@ -24,7 +25,6 @@ from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.routing.parent_law import free_energy
 from capsule_zoo.models.routing.votes import Votes
 from capsule_zoo.models.shape_codes import ShapeCodes
-from capsule_zoo.models.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 

@@ -18,8 +18,8 @@ from pyro.distributions import is_validation_enabled
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
-from capsule_zoo.models.spaces import AnyImages, ImageSpace, ObservationSpace
+from capsule_zoo.models.common.missing_pixels import ScoreObserved, filled, refuse_dependent_pixels
+from capsule_zoo.models.common.spaces import AnyImages, ImageSpace, ObservationSpace
 
 if TYPE_CHECKING:
 

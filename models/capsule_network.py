@@ -39,9 +39,9 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.overlays import classes_of_pairs
 from capsule_zoo.models.routing.vector_capsules import CLASS, margin_loss, squash
-from capsule_zoo.models.spaces import ImageSpace
 
 PER_SQUARED_ERROR = 0.0005  # the paper's weight of the reconstruction in units of the margin loss
 

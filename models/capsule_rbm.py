@@ -47,8 +47,8 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.plates import outer_sizes
 from capsule_zoo.models.networks.leading import unflat_batch
-from capsule_zoo.models.plates import outer_sizes
 from capsule_zoo.models.units.exponential_family import GaussianUnits, PoissonUnits, make_units
 from capsule_zoo.models.units.switched_units import (
     CapsuleLaw,

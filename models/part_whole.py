@@ -40,10 +40,10 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.plates import per_image
 from capsule_zoo.models.parts.painted_parts import PaintedParts
 from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentSelection
 from capsule_zoo.models.parts.selection import pose_about_rotations
-from capsule_zoo.models.plates import per_image
 
 
 class PartWholeCapsules(PaintedParts):

@@ -26,7 +26,7 @@ before anything is drawn.
 
 The guide runs the model's steps and capsules on its own draws. When the model is replayed on these
 draws, it takes the drawing and the capsules' lengths from the guide
-(`capsule_zoo.models.sharing`).
+(`capsule_zoo.models.common.sharing`).
 
 References:
     Sastry, "Recurrent Capsule Network for Image Generation". The text leaves open the number of
@@ -57,6 +57,8 @@ from capsule_zoo.models.checks import (
     check_one_of,
     check_positive,
 )
+from capsule_zoo.models.common.sharing import shared
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
 from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
 from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
@@ -69,8 +71,6 @@ from capsule_zoo.models.routing.vector_capsules import (
     keep_scale,
     margin_loss,
 )
-from capsule_zoo.models.sharing import shared
-from capsule_zoo.models.spaces import ImageSpace
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {},  # the defaults, for two cores

@@ -51,6 +51,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses, templates
 from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
@@ -65,7 +66,6 @@ from capsule_zoo.models.parts.object_votes import (
 from capsule_zoo.models.parts.parent_selection import Level
 from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, as_presence, log_presence
 from capsule_zoo.models.parts.tinted_mixture import TintedMixture
-from capsule_zoo.models.spaces import ImageSpace
 
 SCOPES = ("scene", "objects", "parts")
 _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors

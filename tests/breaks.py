@@ -205,7 +205,7 @@ BREAKS = (
     ),
     Break(
         "annealing forgets its last temperature",
-        "inference/annealing/transitions.py",
+        "inference/posterior/annealing/transitions.py",
         "return log_weight + last * terms.gain.double(), accepted",
         "return log_weight, accepted",
         "inference/test_annealed.py",

@@ -13,7 +13,7 @@ from capsule_zoo.data import load_dataset
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import PartWholeCapsules, ShapeCodes
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.networks.on_request import OnRequest
 from capsule_zoo.registry import (
     Entry,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows, in_rows, signed_colors
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

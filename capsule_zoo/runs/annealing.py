@@ -1,6 +1,7 @@
 """The log-likelihood of a trained entry from both sides, and the nats that its guide loses.
 
-capsule-zoo anneal     annealed bounds of a directed model; see `inference.annealing.annealed`
+capsule-zoo anneal     annealed bounds of a directed model; see
+                       `inference.posterior.annealing.annealed`
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from capsule_zoo import registry
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import machine, read_record, versions
 from capsule_zoo.registry import NAME, Entry, create, read_recipe, save_weights, summary
 from capsule_zoo.runs.folder import open_run, plain, read_metrics

@@ -37,7 +37,7 @@ from capsule_zoo.inference.evaluation.classification import error_rate, predicto
 from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
 from capsule_zoo.registry import Entry, takes_images, unknown

@@ -19,7 +19,7 @@ from capsule_zoo.experiments.part_whole.prior import accuracy, as_table, looks
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, mean_images
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load
 

@@ -22,7 +22,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, over_seeds
 from capsule_zoo.experiments.common.overlaps import different_pairs, plain_network, taken_out
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import create, load, save
 from capsule_zoo.zoo.capsule_network.entry import TRAINING

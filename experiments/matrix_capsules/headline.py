@@ -16,7 +16,7 @@ from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.inference.evaluation.vote_history import vote_history
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.matrix_capsules.entry import ROUTINGS

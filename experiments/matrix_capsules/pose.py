@@ -15,7 +15,7 @@ from capsule_zoo.experiments.training import checkpoints
 from capsule_zoo.guides import ClassPose
 from capsule_zoo.inference import fit
 from capsule_zoo.models import VariationalAutoencoder
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.capsule_convolution import POSE, RIGHT_COLUMN
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry

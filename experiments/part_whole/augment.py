@@ -41,7 +41,7 @@ from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import turned
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents, linear_probe
-from capsule_zoo.inference.starts.kinds import start_turned_kinds
+from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
 from capsule_zoo.models.parts import poses
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create, load, save

@@ -39,7 +39,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
 )
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
 from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
 

@@ -23,7 +23,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.energy import binary_mnist
 from capsule_zoo.experiments.common.overlaps import different_pairs, plain_network, taken_out
 from capsule_zoo.experiments.training import train
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import create
 

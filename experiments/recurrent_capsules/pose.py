@@ -21,7 +21,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error,
 from capsule_zoo.experiments.recurrent_capsules.headline import held_out
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import RecurrentEncoder
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.recurrent_capsules.figures import readings

@@ -37,7 +37,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load, save
 from capsule_zoo.zoo.stacked_capsule_autoencoder.entry import stages

@@ -30,11 +30,11 @@ from torch import Tensor
 from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
 from capsule_zoo.guides.parts.part_whole import PartWholeGuide
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.plates import bayesian_parameters
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw, Level
 from capsule_zoo.models.parts.selection import as_presence, log_presence, parent_log_weights
-from capsule_zoo.models.plates import bayesian_parameters
 
 
 @dataclass(frozen=True)

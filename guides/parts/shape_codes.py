@@ -36,7 +36,7 @@ from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, 
 from capsule_zoo.guides.parts.part_whole import FIT_SETTINGS, PoseHead
 from capsule_zoo.guides.parts.turns import best_turn
 from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
 from capsule_zoo.models.parts.selection import as_presence

@@ -24,7 +24,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of, innermost
-from capsule_zoo.models.modes import frozen, in_eval_mode
-from capsule_zoo.models.spaces import tiled
+from capsule_zoo.models.common.modes import frozen, in_eval_mode
+from capsule_zoo.models.common.spaces import tiled
 
 
 class Corrected(PerImageGuide):

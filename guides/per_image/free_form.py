@@ -37,8 +37,8 @@ from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import ByLogits, Continuous
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.modes import in_eval_mode
-from capsule_zoo.models.spaces import tiled
+from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.spaces import tiled
 
 LAWS = ("delta", "normal", "low_rank")
 _INITIAL_SCALE = 0.02  # deviation where the start is a point: close to the point

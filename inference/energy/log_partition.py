@@ -29,8 +29,8 @@ from capsule_zoo.inference.energy.tempering import TemperedRBM
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.checks import check_at_least, check_one_of
-from capsule_zoo.models.modes import seeded
-from capsule_zoo.models.spaces import tiled
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.units.exponential_family import base_rates
 
 METHODS = ("exact", "ais", "raise")

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from capsule_zoo.inference.evaluation.prepare import modules_of
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.modes import in_eval_mode, seeded
-from capsule_zoo.models.spaces import space_of
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import space_of
 
 _WRAPPERS = (Independent, ExpandedDistribution, MaskedDistribution)
 Sites = Mapping[str, Tensor]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from capsule_zoo.data import Split
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.log_weight import IMAGES_PLATE
-from capsule_zoo.models.modes import seeded
-from capsule_zoo.models.spaces import ObservationSpace
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.spaces import ObservationSpace
 
 _RESERVED = {"chain", "draw", "image"}
 Names = tuple[str | None, ...]

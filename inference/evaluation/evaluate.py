@@ -34,8 +34,8 @@ from capsule_zoo.inference.evaluation.prepare import (
 from capsule_zoo.inference.isolation import check_seed, isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated
-from capsule_zoo.models.modes import in_eval_mode, seeded
-from capsule_zoo.models.spaces import ObservationSpace, space_of
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import ObservationSpace, space_of
 
 if TYPE_CHECKING:
     from arviz import InferenceData

@@ -20,8 +20,8 @@ from capsule_zoo.inference.evaluation.presence import (
     relaxed_sites,
 )
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.models.modes import in_eval_mode, seeded
-from capsule_zoo.models.spaces import space_of
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import space_of
 
 
 class Prepared(NamedTuple):

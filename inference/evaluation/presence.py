@@ -22,7 +22,7 @@ from capsule_zoo.inference.check import (
     latent_sites,
 )
 from capsule_zoo.inference.log_weight import call_arguments
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 
 P = TypeVar("P", bound=Callable)
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 
 class Reading(NamedTuple):

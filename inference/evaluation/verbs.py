@@ -39,7 +39,7 @@ from capsule_zoo.inference.evaluation.presence import (
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.spaces import space_of, tiled
+from capsule_zoo.models.common.spaces import space_of, tiled
 
 Images = Tensor | Split | np.ndarray
 

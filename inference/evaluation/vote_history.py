@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.matrix_capsules import MatrixCapsules
-from capsule_zoo.models.modes import in_eval_mode
 
 
 class VoteHistory(NamedTuple):

@@ -33,8 +33,8 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites, plate_nesting
-from capsule_zoo.models.sharing import sharing
-from capsule_zoo.models.spaces import tiled
+from capsule_zoo.models.common.sharing import sharing
+from capsule_zoo.models.common.spaces import tiled
 
 
 class Objective(ELBO):

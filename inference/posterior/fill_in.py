@@ -29,9 +29,9 @@ from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.missing_pixels import log_prob_of_pixels
-from capsule_zoo.models.modes import in_eval_mode, seeded
-from capsule_zoo.models.spaces import tiled
+from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import tiled
 
 
 @dataclass(frozen=True)

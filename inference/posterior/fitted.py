@@ -31,7 +31,7 @@ from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
 

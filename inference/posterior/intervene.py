@@ -44,7 +44,7 @@ from capsule_zoo.inference.log_weight import enumerated_sites, plate_nesting
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 Action = Tensor | float | Callable[[Tensor], Tensor]
 

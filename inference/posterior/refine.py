@@ -43,10 +43,10 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.spaces import tiled
 
 _BETAS, _WARMUP = (0.8, 0.8), 5
 _LOGITS = 3.0  # the rate of logits, in units of the rate of poses and other continuous values

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 
 _RIDGE = 1e-4  # least variance of a real number, in units of its variance over the images
 _NARROWEST = 1e-3  # of all deviations over the images, in units of the widest

@@ -30,9 +30,9 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.networks.on_request import OnRequest
-from capsule_zoo.models.spaces import tiled
 
 
 class Requested(NamedModule):

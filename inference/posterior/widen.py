@@ -32,8 +32,8 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.models.checks import check_positive
-from capsule_zoo.models.modes import frozen, in_eval_mode
-from capsule_zoo.models.spaces import space_of
+from capsule_zoo.models.common.modes import frozen, in_eval_mode
+from capsule_zoo.models.common.spaces import space_of
 
 
 class Widened(Guide):

@@ -30,7 +30,7 @@ from capsule_zoo.inference.training.trainer import CheckpointPlace, Checks, Trai
 from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.modes import frozen
+from capsule_zoo.models.common.modes import frozen
 
 PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
 

@@ -37,7 +37,7 @@ from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.progress import Progress
 from capsule_zoo.inference.training.schedule import Budget
 from capsule_zoo.inference.training.workers import Workers
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
 

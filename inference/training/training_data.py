@@ -21,7 +21,7 @@ from capsule_zoo.data.streams import (
     items_in,
     read_items,
 )
-from capsule_zoo.models.spaces import space_of
+from capsule_zoo.models.common.spaces import space_of
 
 HELD_OUT_IMAGES = 1000
 BATCH_SIZE = 128

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.convolutional import LIKELIHOODS, Decoder, pixel_law
-from capsule_zoo.models.spaces import ImageSpace
 
 
 class VariationalAutoencoder(Model):

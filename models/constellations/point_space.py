@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from capsule_zoo.models.spaces import ObservationSpace
+from capsule_zoo.models.common.spaces import ObservationSpace
 
 FEWEST = 2  # points that fix a similarity
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_labels
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.leading import over_leading
-from capsule_zoo.models.spaces import ImageSpace
 
 
 def standardized(images: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_positive
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.convolutional import Upsampler
-from capsule_zoo.models.spaces import ImageSpace
 
 Latents = Mapping[str, Tensor]
 

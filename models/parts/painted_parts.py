@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.plates import bayesian_parameters, per_image
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.parts import templates
 from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw, Level
@@ -31,8 +33,6 @@ from capsule_zoo.models.parts.selection import (
     ParentMixture,
     as_presence,
 )
-from capsule_zoo.models.plates import bayesian_parameters, per_image
-from capsule_zoo.models.spaces import ImageSpace
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
 

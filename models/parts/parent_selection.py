@@ -16,9 +16,9 @@ from pyro.ops.indexing import Vindex
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_positive
+from capsule_zoo.models.common.plates import per_image, refuse_enumeration
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.selection import log_presence, parent_log_weights
-from capsule_zoo.models.plates import per_image, refuse_enumeration
 
 
 class Level(NamedTuple):

@@ -54,13 +54,13 @@ from capsule_zoo.models.checks import (
     check_labels,
     check_one_of,
 )
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import PaintedParts
 from capsule_zoo.models.parts.parent_selection import Capsules, Level
 from capsule_zoo.models.parts.selection import pose_about_rotations
 from capsule_zoo.models.shape_codes.kinds import ShapeKinds
 from capsule_zoo.models.shape_codes.slots import SlotsLaw
-from capsule_zoo.models.spaces import ImageSpace
 
 SCOPES = ("scene", "objects", "parts")
 

@@ -24,8 +24,8 @@ from pyro.nn import pyro_method
 from torch import Tensor
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.plates import refuse_enumeration
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.plates import refuse_enumeration
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.units.exponential_family import (
     FastBernoulli,
     Units,

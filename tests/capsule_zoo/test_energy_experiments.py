@@ -8,14 +8,11 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo import experiments
-from capsule_zoo.experiments import (
-    Options,
-    capsule_helmholtz,
-    capsule_rbm,
-    energy,
-    reproduce,
-)
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.capsule_rbm import beside_rbm as beside
+from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
+from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.study import Job
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import log_partition

@@ -8,12 +8,9 @@ import pytest
 import torch
 from miniature import few_digits
 
-from capsule_zoo.experiments import (
-    Options,
-    generative_capsnet,
-    generative_requests,
-    reproduce,
-)
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.generative_capsnet import headline as generative_capsnet
+from capsule_zoo.experiments.generative_capsnet import requests as generative_requests
 from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE
 from capsule_zoo.experiments.generative_capsnet.headline import (
     DECODERS,

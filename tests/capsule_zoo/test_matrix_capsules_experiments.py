@@ -7,13 +7,10 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import Split, Views
-from capsule_zoo.experiments import (
-    Options,
-    matrix_capsules,
-    matrix_capsules_iterations,
-    matrix_capsules_viewpoints,
-    reproduce,
-)
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.matrix_capsules import headline as matrix_capsules
+from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
+from capsule_zoo.experiments.matrix_capsules import viewpoints as matrix_capsules_viewpoints
 from capsule_zoo.experiments.matrix_capsules.iterations import Lengths
 from capsule_zoo.experiments.matrix_capsules.pose import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules.viewpoints import matched, novel_values

@@ -6,13 +6,10 @@ from miniature import few_digits, names_in_record
 from PIL import Image
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import (
-    Options,
-    part_whole_sensitivity,
-    part_whole_variants,
-    photographs,
-    reproduce,
-)
+from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments.common import photographs
+from capsule_zoo.experiments.part_whole import sensitivity as part_whole_sensitivity
+from capsule_zoo.experiments.part_whole import variants as part_whole_variants
 from capsule_zoo.experiments.part_whole.sensitivity import ProbesInTraining
 from capsule_zoo.experiments.part_whole.variants import Variant, learn
 from capsule_zoo.inference.training.callbacks import Check

@@ -12,14 +12,11 @@ from pyro import poutine
 
 from capsule_zoo import experiments
 from capsule_zoo.data import transforms
-from capsule_zoo.experiments import (
-    Options,
-    recurrent_capsules,
-    recurrent_overlap,
-    recurrent_pose,
-    reproduce,
-)
+from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs, plain_network
+from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
+from capsule_zoo.experiments.recurrent_capsules import overlap as recurrent_overlap
+from capsule_zoo.experiments.recurrent_capsules import pose as recurrent_pose
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.networks.overlays import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS

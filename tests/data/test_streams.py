@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
 from capsule_zoo.data.streams import ItemBatches, LoaderBatches
-from capsule_zoo.models.spaces import AnyImages
+from capsule_zoo.models.common.spaces import AnyImages
 
 ITEMS = partial(ItemBatches, check=AnyImages().check, labels=True)
 LOADER = partial(LoaderBatches, check=AnyImages().check, labels=True)

@@ -14,7 +14,7 @@ from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 STEP, NOISE = 0.1, 0.5  # deviations of the second site and of the pixels

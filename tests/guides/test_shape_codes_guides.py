@@ -11,7 +11,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from capsule_zoo.guides import AmortizedPartWhole, AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.parts.routing_shape_codes import fit_code, fit_pose
 from capsule_zoo.inference import fit, loss_per_image
-from capsule_zoo.inference.starts.kinds import start_kinds, start_turned_kinds
+from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
 from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
 from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
 

@@ -13,9 +13,9 @@ from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite, family_of
 from capsule_zoo.inference import check_pair, evaluate, refine
 from capsule_zoo.models import Model, Site
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
 from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli
-from capsule_zoo.models.spaces import ImageSpace
 from capsule_zoo.models.units.exponential_family import FastBernoulli
 
 HALF = torch.tensor(0.5, dtype=torch.float64)

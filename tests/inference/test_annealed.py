@@ -18,14 +18,14 @@ from toys import BernoulliMixture, Conjugate, PointGuide, conjugate_images, pair
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import annealed_bounds, annealed_log_likelihood, evaluate, summarize
-from capsule_zoo.inference.annealing import transitions
-from capsule_zoo.inference.annealing.annealed import temperatures_along_sigmoid
-from capsule_zoo.inference.annealing.path import AnnealedPath, State, Terms
-from capsule_zoo.inference.annealing.transitions import Moves, changed, transition
+from capsule_zoo.inference.posterior.annealing import transitions
+from capsule_zoo.inference.posterior.annealing.annealed import temperatures_along_sigmoid
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, Terms
+from capsule_zoo.inference.posterior.annealing.transitions import Moves, changed, transition
 from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import CapsuleRBM
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, list_models, small_sizes, takes_images
 
 QUICK: dict = dict(temperatures=3, leapfrogs=2, pilot_chains=2)
@@ -381,7 +381,7 @@ def test_the_same_seed_gives_the_same_numbers_and_leaves_the_state_alone():
 
 def test_steps_come_from_other_chains(monkeypatch):
     """The lengths of the steps do not change with anything that the measured chains do."""
-    from capsule_zoo.inference.annealing import annealed
+    from capsule_zoo.inference.posterior.annealing import annealed
 
     seen = []
     plain = annealed.anneal

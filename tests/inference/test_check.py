@@ -22,7 +22,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import IncompatibleGuide, check_pair
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 
 
 class Written(Guide):

@@ -36,7 +36,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.inference_data import pareto_shape
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, MultivariateNormal
 
-from capsule_zoo.inference.starts.factor_analyzers import FactorAnalyzers, fit_factor_analyzers
+from capsule_zoo.inference.training.starts.factor_analyzers import (
+    FactorAnalyzers,
+    fit_factor_analyzers,
+)
 from capsule_zoo.models import Capsules
 
 KINDS, PARTS, FACTORS = 2, 3, 2

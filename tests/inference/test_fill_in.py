@@ -15,7 +15,7 @@ from capsule_zoo.data import hide, occluded
 from capsule_zoo.guides import Guide
 from capsule_zoo.inference import evaluate, fill_in
 from capsule_zoo.models import Model, Site
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 SHAPE, LATENT, SIGMA = (1, 2, 3), 2, 0.3

@@ -20,7 +20,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.inference.evaluation import inference_data
 from capsule_zoo.models.base import Model
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
 
 JOINS = pytest.mark.skipif(not hasattr(az, "concat"), reason="arviz 1 joins no evaluations")

@@ -12,7 +12,7 @@ from torch import Tensor
 from toys import Conjugate, conjugate_images, pair
 
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 
 FIXED: dict = dict(step_size=0.1, adapt_step_size=False)
 

@@ -18,7 +18,7 @@ from capsule_zoo.guides import ExactMatching
 from capsule_zoo.guides.constellations.exact import groups
 from capsule_zoo.inference import learn_templates
 from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
-from capsule_zoo.inference.starts.template_learning import (
+from capsule_zoo.inference.training.starts.template_learning import (
     expectation,
     maximization,
     mean_evidence,

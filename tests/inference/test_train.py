@@ -36,7 +36,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.evaluation.probe import latents
 from capsule_zoo.inference.training import progress
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 
 # What training converges to
 

@@ -16,8 +16,8 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import check_pair, evaluate, summarize, widen
 from capsule_zoo.inference.posterior.widen import Widened
 from capsule_zoo.models.base import Model
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
-from capsule_zoo.models.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
 
 

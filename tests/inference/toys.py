@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace
 
 
 class Conjugate(Model):

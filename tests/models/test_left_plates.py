@@ -27,8 +27,8 @@ from pyro.poutine.util import prune_subsample_sites
 from capsule_zoo.guides import EMRouting, Guide, RoutedParents
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Model, SwitchableGaussians
+from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.networks.on_request import OnRequest
-from capsule_zoo.models.sharing import sharing
 from capsule_zoo.registry import Entry, create, list_models, small_sizes
 
 NAMES = [

@@ -15,7 +15,7 @@ from capsule_zoo.data import hide
 from capsule_zoo.guides import AmortizedPartWhole
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, fit
 from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, VariationalAutoencoder
-from capsule_zoo.models.missing_pixels import log_prob_of_pixels
+from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
 

@@ -16,11 +16,11 @@ from pyro.nn import PyroSample
 
 from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine, RoutingPartWhole
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
+from capsule_zoo.models.common.plates import EnumeratedPresence
 from capsule_zoo.models.networks.layers import BalancedLogits
 from capsule_zoo.models.parts import parent_selection
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.models.parts.templates import warp_templates
-from capsule_zoo.models.plates import EnumeratedPresence
 from capsule_zoo.models.units import switched_units
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)

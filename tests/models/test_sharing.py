@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from capsule_zoo.models.sharing import share, shared, sharing
+from capsule_zoo.models.common.sharing import share, shared, sharing
 
 
 @pytest.fixture

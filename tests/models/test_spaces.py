@@ -13,7 +13,7 @@ from pyro.infer import autoguide
 
 from capsule_zoo.guides import Guide
 from capsule_zoo.models import ImageSpace, Model
-from capsule_zoo.models.spaces import AnyImages, space_of, tiled
+from capsule_zoo.models.common.spaces import AnyImages, space_of, tiled
 from capsule_zoo.registry import create, small_sizes
 
 

@@ -32,8 +32,8 @@ from capsule_zoo.inference import (
 from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli
-from capsule_zoo.models.spaces import ImageSpace
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 

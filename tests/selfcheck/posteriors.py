@@ -39,8 +39,8 @@ from capsule_zoo.models import (
     ConvolutionalClassifier,
     PartWholeCapsules,
 )
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import spread_energy
-from capsule_zoo.models.spaces import ImageSpace
 
 
 @check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)

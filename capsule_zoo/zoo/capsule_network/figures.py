@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.vector_capsules import squash
 
 if TYPE_CHECKING:

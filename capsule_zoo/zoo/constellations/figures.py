@@ -136,7 +136,7 @@ def scene_samples(model: Constellations, seed: int = 0) -> Figure:
     """Draw eight scenes from the prior, with the objects that they were drawn from."""
     from pyro import poutine
 
-    from capsule_zoo.models.modes import seeded
+    from capsule_zoo.models.common.modes import seeded
 
     with seeded(seed):
         nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capsule_zoo.figures.generic import on_scale_of
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
 
 if TYPE_CHECKING:

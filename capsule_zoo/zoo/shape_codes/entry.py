@@ -12,8 +12,8 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.inference.evaluation.ancestral import infer
-from capsule_zoo.inference.starts.kinds import start_kinds
 from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.inference.training.starts.kinds import start_kinds
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.shape_codes import as_part_sets
 from capsule_zoo.registry import Entry, create, register

@@ -11,7 +11,7 @@ from torch import Tensor
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models import Capsules, ShapeCodes
-from capsule_zoo.models.modes import in_eval_mode
+from capsule_zoo.models.common.modes import in_eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,8 +17,8 @@ from capsule_zoo.guides import (
 )
 from capsule_zoo.guides.parts.stacked_objects import Objects
 from capsule_zoo.inference import StackedCapsuleObjective
-from capsule_zoo.inference.starts.clustered_objects import start_objects
 from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.inference.training.starts.clustered_objects import start_objects
 from capsule_zoo.models import StackedCapsuleAutoencoder
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.registry import Entry, register, unknown

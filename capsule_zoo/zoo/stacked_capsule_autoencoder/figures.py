@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 

@@ -41,7 +41,7 @@ from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import in_eval_mode, seeded
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _ROWS = 8192  # runs of the model at once
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.starts.factor_analyzers import (
+from capsule_zoo.inference.training.starts.factor_analyzers import (
     FactorAnalyzers,
     cluster_parts,
     fit_factor_analyzers,

@@ -30,8 +30,8 @@ from torch.distributions.transforms import Transform
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
-from capsule_zoo.models.sharing import sharing
-from capsule_zoo.models.spaces import space_of
+from capsule_zoo.models.common.sharing import sharing
+from capsule_zoo.models.common.spaces import space_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 >>> annealed_bounds(idata)["gap"]                                  # how loose that can be
 
 Annealed importance sampling moves chains from a guide, or from the prior, to the posterior of an
-image (`inference.annealing.path`). The mean of their weights is p(image), so that the log
+image (`inference.posterior.annealing.path`). The mean of their weights is p(image), so that the log
 of the mean over K chains is a lower bound in expectation, which K and the number of temperatures
 tighten. How tight it is cannot be seen from below. On images that the model itself draws the
 latents are known: they are an exact draw of the posterior. Chains that start there and anneal back
@@ -40,8 +40,6 @@ from torch import Tensor
 
 from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
-from capsule_zoo.inference.annealing.path import AnnealedPath, simulate
-from capsule_zoo.inference.annealing.transitions import Moves, anneal, pilot
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import bound_on, point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed
@@ -60,8 +58,10 @@ from capsule_zoo.inference.evaluation.summary import (
 )
 from capsule_zoo.inference.isolation import check_seed, isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.models.modes import frozen, in_eval_mode, seeded
-from capsule_zoo.models.spaces import space_of, tiled
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, simulate
+from capsule_zoo.inference.posterior.annealing.transitions import Moves, anneal, pilot
+from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import space_of, tiled
 
 if TYPE_CHECKING:
     from arviz import InferenceData

@@ -1,4 +1,4 @@
-"""Make the reference draws: `python -m capsule_zoo.inference.references.draws`.
+"""Make the reference draws: `python -m capsule_zoo.inference.evaluation.references.draws`.
 
 The image of each problem is drawn from its model, with the latents. These latents are therefore one
 exact draw of the posterior, and chains start there: they need no time to find the posterior.
@@ -25,14 +25,14 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 from capsule_zoo._version import __version__
-from capsule_zoo.inference.annealing.path import AnnealedPath, State, simulate
-from capsule_zoo.inference.annealing.transitions import Moves, transition
+from capsule_zoo.inference.evaluation.references.problems import FOLDER, PROBLEMS, build
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.references.problems import FOLDER, PROBLEMS, build
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, simulate
+from capsule_zoo.inference.posterior.annealing.transitions import Moves, transition
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.models import Constellations, Model
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.constellations.matching_laws import RandomMatching
-from capsule_zoo.models.modes import seeded
 
 SEED = 0
 KEPT = 4000

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.annealing.path import AnnealedPath, Choice, State, Terms
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Choice, State, Terms
 
 TARGET = 0.75  # the acceptance of Hamiltonian steps that the pilot aims at
 _QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.references.reference import Reference
+from capsule_zoo.inference.evaluation.references.reference import Reference
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import Constellations, GenerativeCapsNet, Model, PartWholeCapsules
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.constellations.matching_laws import corner_table
-from capsule_zoo.models.modes import seeded
-from capsule_zoo.models.spaces import ImageSpace
 
 FOLDER = Path(__file__).resolve().parent / "files"
 TRIANGLE = ((-1.0, -1.0), (1.0, -1.0), (0.0, 1.0))

@@ -21,7 +21,7 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 
-from capsule_zoo.models.missing_pixels import filled
+from capsule_zoo.models.common.missing_pixels import filled
 
 
 class ObservationSpace(ABC):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capsule_zoo.models.modes import TURN
+from capsule_zoo.models.common.modes import TURN
 
 
 class _Value(NamedTuple):

@@ -20,14 +20,14 @@ from torch import Tensor
 from capsule_zoo.guides.parts.set_transformers import FULL_SIZE
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import StackedCapsuleGuide, from_reads
 from capsule_zoo.guides.parts.stacked_objects import FeaturedProposal, RoutedObjects
-from capsule_zoo.inference.starts.factor_analyzers import (
+from capsule_zoo.inference.training.starts.factor_analyzers import (
     FactorAnalyzers,
     cluster_parts,
     fit_factor_analyzers,
 )
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.modes import seeded
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteNetwork
 
