@@ -259,6 +259,34 @@ BREAKS = (
         '"scenes": mean_and_error((accuracy > 0.9 - 1e-6).float()),',
         "capsule_zoo/test_constellations.py",
     ),
+    Break(
+        "the probe of turned digits is fitted on test digits",
+        "experiments/shape_codes/headline.py",
+        "fit_probe(features[0][:PROBED], labels[0][:PROBED], chosen.penalty)",
+        "fit_probe(features[1][:PROBED], labels[1][:PROBED], chosen.penalty)",
+        "capsule_zoo/test_shape_codes_entry.py",
+    ),
+    Break(
+        "the last turn always wins",
+        "experiments/shape_codes/headline.py",
+        "better = seen.explained > best.explained",
+        "better = seen.explained < float('inf')",
+        "capsule_zoo/test_shape_codes_entry.py",
+    ),
+    Break(
+        "samples are compared with training images",
+        "experiments/shape_codes/headline.py",
+        "looks(classifier.read(samples), classifier.read(data.test.images[:images]))",
+        "looks(classifier.read(samples), classifier.read(data.train.images[:images]))",
+        "capsule_zoo/test_shape_codes_entry.py",
+    ),
+    Break(
+        "clusters are fitted to training and test features",
+        "inference/evaluation/clustering.py",
+        "random_state=seed).fit(train)",
+        "random_state=seed).fit(np.concatenate([train, test]))",
+        "inference/test_clustering.py",
+    ),
 )
 
 

@@ -4,6 +4,10 @@ Two pixels in the corner tell the splits apart. `watch` wraps what trains and wh
 training may read training images only, and its checks validation images only. No bound, error rate
 or squared error may be of a training image. Images that were moved, so that their corner lies
 elsewhere, are not watched.
+
+What is read of images (part sets, latents, objects, a classifier's features) has no corner. It is
+known by its numbers: every row is remembered with the split that it was read of. Probes and
+clusters may be fitted to rows of training images only, and samples compared with others only.
 """
 
 from __future__ import annotations
@@ -23,9 +27,14 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.common.energy import reconstruction_error
 from capsule_zoo.experiments.common.findings import squared_error
+from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.recurrent_capsules.headline import class_error
-from capsule_zoo.inference import compare, evaluate, fit, pretrain
+from capsule_zoo.experiments.shape_codes.headline import Object, read_objects
+from capsule_zoo.inference import cluster_accuracy, compare, evaluate, fit, latents, pretrain
 from capsule_zoo.inference.evaluation.classification import error_rate, predictions
+from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe, probe_scores
+from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, Reading
+from capsule_zoo.zoo.shape_codes.entry import part_sets
 
 MARKS = {"train": (1.0, 0.0), "validation": (0.0, 1.0), "test": (1.0, 1.0)}
 SHOWS_BOTH = "capsule_zoo.experiments.capsule_rbm.headline"  # shows curves of both
@@ -39,7 +48,13 @@ MEASURES: dict[Callable, str] = {  # and the argument that holds the images
     squared_error: "images",
     reconstruction_error: "images",
     class_error: "split",
+    looks: "real",
 }
+FITTED: dict[Callable, str] = dict.fromkeys(
+    (fit_probe, linear_probe, probe_scores, cluster_accuracy), "train"
+)
+READERS: dict[Callable, str] = {part_sets: "split", latents: "images", read_objects: "sets"}
+_split_of: dict[bytes, set[str]] = {}  # of every row that was read
 
 
 class Leak(AssertionError):
@@ -63,7 +78,14 @@ def splits_of(images: Any) -> set[str]:
         images = images.images
     if isinstance(images, np.ndarray):
         images = torch.from_numpy(images)
-    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
+    if isinstance(images, Reading):
+        images = torch.from_numpy(images.features)
+    if not isinstance(images, Tensor) or images.ndim < 2 or not len(images):
+        return set()
+    if known := [_split_of[row] for row in _rows(images.detach()) if row in _split_of]:
+        # a row that was read of two splits tells nothing
+        return set().union(*(splits for splits in known if len(splits) == 1))
+    if images.ndim != 4:
         return set()
     flat = images.detach().double().flatten(1)
     low, high = flat.amin(1), flat.amax(1)
@@ -79,6 +101,13 @@ def watch(patch: pytest.MonkeyPatch) -> None:
     for measure, argument in MEASURES.items():
         _replace_everywhere(patch, measure, _watched(measure, argument, "validation", "test"))
     _replace_everywhere(patch, pretrain, _watched(pretrain, "images", "train"))
+    for fitted, argument in FITTED.items():
+        _replace_everywhere(patch, fitted, _watched(fitted, argument, "train"))
+    _split_of.clear()
+    for reader, argument in READERS.items():
+        _replace_everywhere(patch, reader, _remembered(reader, argument))
+    read = _remembered(FeatureClassifier.read, "images")
+    patch.setattr(FeatureClassifier, "read", read)
 
 
 @wraps(fit)
@@ -105,6 +134,29 @@ def _watched(function: Callable, argument: str, *allowed: str) -> Callable:
     return watched
 
 
+def _remembered(function: Callable, argument: str) -> Callable:
+    """Return a reader that remembers of which split every row is that it returns."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def reader(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        splits = splits_of(signature.bind(*args, **kwargs).arguments[argument])
+        rows = found.features() if isinstance(found, Object) else found
+        rows = rows.images if isinstance(rows, Split) else rows
+        if len(splits) == 1:
+            for row in _rows(rows.features if isinstance(rows, Reading) else rows):
+                _split_of.setdefault(row, set()).update(splits)
+        return found
+
+    return reader
+
+
+def _rows(values: Any) -> list[bytes]:
+    """Return the numbers of every row of a tensor or an array (N, ...), as bytes."""
+    return [row.tobytes() for row in np.ascontiguousarray(values).reshape(len(values), -1)]
+
+
 def _allow(reader: str, read: Iterable[str], allowed: set[str]) -> None:
     if wrong := set(read) - allowed:
         raise Leak(f"{reader} read images of {sorted(wrong)}, and may read {sorted(allowed)}")
@@ -113,9 +165,11 @@ def _allow(reader: str, read: Iterable[str], allowed: set[str]) -> None:
 def _replace_everywhere(patch: pytest.MonkeyPatch, old: Callable, new: Callable) -> None:
     """Replace a function under its names in the package.
 
-    A function of the library keeps its name where it is defined, because it may call itself there.
+    A function of the library keeps its name where it is defined, because it may call itself there;
+    what only remembers has no such harm.
     """
-    own = () if old.__module__.startswith("capsule_zoo.experiments.") else (old.__module__,)
+    at_home = old in READERS or old.__module__.startswith("capsule_zoo.experiments.")
+    own = () if at_home else (old.__module__,)
     unwatched = (*own, SHOWS_BOTH, BY_LAYERS)
     for name, module in list(sys.modules.items()):
         if not name.startswith("capsule_zoo") or name in unwatched:

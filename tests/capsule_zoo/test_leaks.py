@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from miniature import few_digits
@@ -12,9 +13,12 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.common import findings
 from capsule_zoo.experiments.part_whole import headline as part_whole
+from capsule_zoo.experiments.part_whole import prior
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent
+from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as stacked
 from capsule_zoo.experiments.training import train
 from capsule_zoo.experiments.zoo import starts as zoo_starts
+from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
 from capsule_zoo.registry import create, small_sizes
 
 OPTIONS = Options(progress=False, minutes=1e-4)
@@ -73,6 +77,30 @@ def test_class_errors_of_training_images_are_a_leak(data):
     recurrent.class_error(entry, data.test)
     with pytest.raises(Leak, match="class_error read"):
         recurrent.class_error(entry, data.train)
+
+
+def test_probes_and_clusters_of_test_features_are_a_leak(data, entry):
+    """Also where training features stand among them."""
+    sites = list(entry.guide.covers)
+    features = {
+        name: part_whole.latents(entry.guide, getattr(data, name).images, sites)
+        for name in ("train", "test")
+    }
+    labels = data.train.labels
+    for fitted in (part_whole.linear_probe, stacked.cluster_accuracy):
+        fitted(features["train"], labels, features["test"], data.test.labels)
+        mixed = np.concatenate([features["train"][:10], features["test"]])
+        for wrong in (features["test"], mixed):
+            with pytest.raises(Leak, match=f"{fitted.__name__} read"):
+                fitted(wrong, labels[: len(wrong)], features["test"], data.test.labels)
+
+
+def test_samples_compared_with_training_images_are_a_leak(data):
+    classifier = FeatureClassifier(data.image_shape, data.num_classes)
+    drawn = classifier.read(torch.rand(10, *data.image_shape))
+    prior.looks(drawn, classifier.read(data.test.images))
+    with pytest.raises(Leak, match="looks read"):
+        prior.looks(drawn, classifier.read(data.train.images))
 
 
 @pytest.mark.parametrize("measure", ["squared_error", "reconstruction_error"])

@@ -20,7 +20,9 @@ from capsule_zoo.experiments.shape_codes.headline import (
     classes_found,
     lost,
     over_seeds,
+    read_at_best_turn,
     read_objects,
+    sets_at_turns,
     turned_digits,
 )
 from capsule_zoo.inference import evaluate, fit
@@ -119,6 +121,21 @@ def test_turned_digits_are_read_at_one_of_the_turns():
     assert 0 <= found["rotated_turned"][0] <= 1
     assert found["turn_within_20"][2] == 4
     assert features.shape == (60, 2 + 2 * 2 + 6)
+
+
+def test_the_turn_that_explains_the_parts_best_is_chosen():
+    entry = made()
+    images = torch.rand(6, *entry.model.image_shape, generator=torch.Generator().manual_seed(0))
+    split = Split(images, torch.zeros(6, dtype=torch.long))
+    turns = [read_objects(entry.guide, sets) for sets in sets_at_turns(entry.guide, split, 5)]
+    explained = torch.stack([seen.explained for seen in turns])
+    best, chosen = read_at_best_turn(entry.guide, split, 5)
+    assert torch.equal(best.explained, explained.amax(0))
+    assert torch.equal(chosen.long(), explained.argmax(0))
+    assert len(chosen.unique()) > 1
+    features = torch.stack([torch.from_numpy(seen.features()) for seen in turns])
+    expected = features[chosen.long(), torch.arange(6)]
+    torch.testing.assert_close(torch.from_numpy(best.features()), expected)
 
 
 def test_features_weigh_codes_and_poses_by_the_tempered_belief():

@@ -44,6 +44,15 @@ def test_two_classes_in_one_cluster_cannot_both_be_right():
     )
 
 
+def test_clusters_are_those_of_training_images_alone():
+    """Test images far from all others would take a cluster for themselves, and two classes one."""
+    (train, labels), (test, answers) = blobs(60, 0), blobs(30, 1)
+    far = np.tile([100.0, 100.0], (300, 1))
+    known = cluster_accuracy(train, labels, far, torch.zeros(300, dtype=torch.long)).value
+    both = np.concatenate([test, far]), torch.cat([answers, torch.zeros(300, dtype=torch.long)])
+    assert cluster_accuracy(train, labels, *both).value == pytest.approx((30 + 300 * known) / 330)
+
+
 def test_wrong_lengths_are_refused():
     train, labels = blobs(20, 0)
     with pytest.raises(ValueError, match="train has 20 rows but 19 labels"):
