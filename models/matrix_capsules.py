@@ -166,10 +166,8 @@ class MatrixCapsules(Classifier):
         super().sample_label(scores, labels)
         if self.likelihood == "spread":
             energy = spread_energy(scores.sigmoid(), self.margin)
-            nothing = energy.new_zeros(energy.shape[:-1])
-            # a factor; `pyro.factor` would move it to torch's default device
-            law = dist.Delta(nothing, log_density=(-energy).logsumexp(-1))
-            pyro.sample("log_partition", law, obs=nothing)
+            with energy.device:  # `pyro.factor` moves its number to torch's default device
+                pyro.factor("log_partition", (-energy).logsumexp(-1))
 
     @property
     def margin(self) -> float:
