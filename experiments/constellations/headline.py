@@ -214,7 +214,7 @@ def papers(
         guides: names of the guides that parse the scenes.
     """
     options.refuse_run()
-    grids: Metrics = {}
+    grids: dict[str, Table] = {}
     for sigma in sigmas:
         drawn = draw_scenes(scenes, sigma, seed=options.seed)
         model = create("constellations", sigma=sigma).model.double()
@@ -235,7 +235,7 @@ def papers(
                 grid.setdefault(measure, {})[name] = number
         suffix = f"{sigma:g}".replace(".", "")
         grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
-    return Result(grids)
+    return Result({**grids})
 
 
 def with_absent(accuracy: Tensor, present: Tensor) -> Tensor:
