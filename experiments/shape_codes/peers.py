@@ -127,8 +127,9 @@ def from_mixture(codes: Tensor, number: int, seed: int) -> Tensor:
     from sklearn.mixture import GaussianMixture  # takes a second, and few need it
 
     mixture = GaussianMixture(min(COMPONENTS, len(codes) // 10 or 1), random_state=seed)
-    drawn, _ = mixture.fit(codes.numpy()).sample(number)
-    return torch.from_numpy(drawn).to(codes)
+    drawn, _ = mixture.fit(codes.numpy()).sample(number)  # in the order of the mixture
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(seed))
+    return torch.from_numpy(drawn).to(codes)[order]
 
 
 def as_key(name: str) -> str:
