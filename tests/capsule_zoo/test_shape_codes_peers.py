@@ -53,8 +53,8 @@ def test_kinds_and_k_means_name_the_same_images(tmp_path):
     assert "classes_found_kinds_64" in found and "classes_one_to_one_k_means_parts_10" in found
 
 
-def test_samples_are_compared_beside_real_digits(monkeypatch, tmp_path):
-    monkeypatch.setattr(experiment, "COMPONENTS", 1)  # of 60 codes in 22 dimensions
+@pytest.mark.filterwarnings("ignore:covariance")  # 60 codes of 22 numbers, in float32
+def test_samples_are_compared_beside_real_digits(tmp_path):
     small = dict(weights=("shown",), steps=4, sigmas=(0.2,), images=10)
     found, figures = names_in_record("shape-codes/peers", OPTIONS, tmp_path, **small)
     rows = ["shown", "training_digits", "other_test_digits", "vae_sigma_02", "vae_sigma_02_fitted"]
