@@ -283,8 +283,10 @@ BREAKS = (
     Break(
         "clusters are fitted to training and test features",
         "inference/evaluation/clustering.py",
-        "random_state=seed).fit(train)",
-        "random_state=seed).fit(np.concatenate([train, test]))",
+        """seed).fit(train)
+    names = name_clusters(clusters.labels_,""",
+        """seed).fit(np.concatenate([train, test]))
+    names = name_clusters(clusters.labels_[: len(train)],""",
         "inference/test_clustering.py",
     ),
 )

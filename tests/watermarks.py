@@ -171,7 +171,7 @@ def _replace_everywhere(patch: pytest.MonkeyPatch, old: Callable, new: Callable)
     at_home = old in READERS or old.__module__.startswith("capsule_zoo.experiments.")
     own = () if at_home else (old.__module__,)
     unwatched = (*own, SHOWS_BOTH, BY_LAYERS)
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # a thread may import meanwhile
         if not name.startswith("capsule_zoo") or name in unwatched:
             continue
         for attribute, value in list(vars(module).items()):
