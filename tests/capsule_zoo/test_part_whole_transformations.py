@@ -37,6 +37,7 @@ def small(monkeypatch, tmp_path):
 
 def test_generalize_is_kept_published_and_measured_again(small, tmp_path):
     command = ["reproduce", "part-whole/generalise", "--minutes", "0.005", "--keep", "kept"]
+    command += ["--out", "results"]
     command += ["--set", "turns=4", "--set", "degrees=[0, 90]", "--set", "refining=2"]
     command += ["--set", f"sizes={json.dumps(SMALL)}"]
     for words in (command, ["publish", "kept", "mine", "--record", "part-whole/generalise"]):
