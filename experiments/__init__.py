@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -186,6 +187,7 @@ def list_experiments(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_experiments, pattern))
 
 
+@cache
 def _import_own() -> None:
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         import_module(module.name)
