@@ -54,7 +54,8 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
 
 
 def test_records_are_put_on_the_card_later(run):
-    note = partial(write_record, command="c", seed=0, data="d", seconds=1.0)
+    command = "capsule-zoo reproduce part-whole/toy --run mine"
+    note = partial(write_record, command=command, seed=0, data="d", seconds=1.0)
     publish(run, "mine", [])
     before = load("mine").model.state_dict()
     metric = {"value": 0.5, "se": 0.1, "n": 25}

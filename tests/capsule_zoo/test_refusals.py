@@ -206,7 +206,7 @@ def test_training_that_ctrl_c_ended_goes_on_to_the_same_numbers(killed, monkeypa
         assert run(*words) == (9 if killed else 130)
     files = {path.name for path in Path("new").iterdir()}
     if killed:
-        assert files == {"config.json", "checkpoint.safetensors"}
+        assert files == {"config.json", "checkpoint.safetensors", "history.csv"}
     else:
         assert "model.safetensors" in files and "interrupted" in capsys.readouterr().out
     assert run(*train("--out", "new", "--resume")) == 0
