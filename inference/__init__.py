@@ -20,7 +20,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
     mean_images,
 )
 from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
-from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
+from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
 from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
@@ -36,7 +36,6 @@ from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentatio
 from capsule_zoo.inference.evaluation.simulation_based import Calibration, check_calibration
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.evaluation.verbs import (
-    classify,
     encode,
     posterior_predictive,
     reconstruct,
@@ -139,7 +138,6 @@ __all__ = [
     "loss_per_image",
     "mean_images",
     "posterior_predictive",
-    "predictions",
     "pretrain",
     "rank_uniformity",
     "reconstruct",

@@ -140,18 +140,15 @@ BREAKS = (
     Break(
         "error rate and accuracy exchanged",
         "inference/evaluation/classification.py",
-        "predictions(program, split.images) != split.labels",
-        "predictions(program, split.images) == split.labels",
+        "Share.of(found != split",
+        "Share.of(found == split",
         "inference/test_classification.py",
     ),
     Break(
         "predictions in training mode",
         "inference/evaluation/classification.py",
-        """    with in_eval_mode(cast(nn.Module, program)):
-        return""",
-        """    cast(nn.Module, program).train()
-    if True:
-        return""",
+        """isolated_parameters(model, guide), in_eval_mode(program), torch""",
+        """isolated_parameters(model, guide.train()), torch""",
         "inference/test_evaluation_mode.py",
     ),
     Break(

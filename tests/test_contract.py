@@ -291,7 +291,7 @@ def test_bad_images_are_refused_by_functions_without_validation(name, guide, kin
             lambda: evaluate(*pair, images, labels=labels, num_particles=1),
             lambda: compare({"one": pair}, images),
             lambda: encode(*pair, images),
-            lambda: classify(entry.model, images) if taught else reconstruct(*pair, images),
+            lambda: classify(*pair, images) if taught else reconstruct(*pair, images),
         ):
             with pytest.raises(ValueError, match=entry.model.observes):
                 use()

@@ -30,8 +30,16 @@ from capsule_zoo.experiments.common.findings import squared_error
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.recurrent_capsules.headline import class_error
 from capsule_zoo.experiments.shape_codes.headline import Object, read_objects
-from capsule_zoo.inference import cluster_accuracy, compare, evaluate, fit, latents, pretrain
-from capsule_zoo.inference.evaluation.classification import error_rate, predictions
+from capsule_zoo.inference import (
+    classify,
+    cluster_accuracy,
+    compare,
+    evaluate,
+    fit,
+    latents,
+    pretrain,
+)
+from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe, probe_scores
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier, Reading
 from capsule_zoo.zoo.shape_codes.entry import part_sets
@@ -44,7 +52,7 @@ MEASURES: dict[Callable, str] = {  # and the argument that holds the images
     evaluate: "images",
     compare: "images",
     error_rate: "split",
-    predictions: "images",
+    classify: "images",
     squared_error: "images",
     reconstruction_error: "images",
     class_error: "split",

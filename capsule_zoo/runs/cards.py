@@ -23,7 +23,7 @@ import torch
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
-from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
+from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import machine, read_record, versions
 from capsule_zoo.registry import NAME, Entry, create, read_recipe, save_weights, summary
@@ -52,9 +52,8 @@ class Headline(TypedDict):
 
 def headline(entry: Entry, split: Split, seed: int = 0) -> Headline:
     """Measure an entry on images and, for one that is trained to predict them, their labels."""
-    predictor = predictor_of(entry.model, entry.guide)
-    if predictor is not None:
-        rate = error_rate(predictor, split)
+    if predicts_labels(entry.model, entry.guide):
+        rate = error_rate(entry.model, entry.guide, split)
         return Headline(metric="error_rate", value=rate.value, se=rate.se, n=rate.n)
     painted = reconstruct(entry.model, entry.guide, split, seed=seed)
     error = entry.model.space.squared_error(painted, split.images).double()

@@ -33,7 +33,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.energy.enumeration import is_countable
 from capsule_zoo.inference.energy.log_partition import LogPartition
-from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
+from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.inference.evaluation.summary import standard_error
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
@@ -82,14 +82,13 @@ def error_rate_run(entry: Entry, data: Dataset, *, images: int | None = None) ->
     Raises:
         ValueError: neither the model nor the guide predicts labels.
     """
-    program = predictor_of(entry.model, entry.guide)
-    if program is None:
+    if not predicts_labels(entry.model, entry.guide):
         raise ValueError(
             f"{entry.name} does not predict labels, so it has no error rate; see: "
             f"capsule-zoo {measuring_command(entry)} RUN"
         )
     check_classes(data)
-    rate = error_rate(program, _first(data.test, images))
+    rate = error_rate(entry.model, entry.guide, _first(data.test, images))
     found = {"error_rate": rate.value, "error_rate_se": rate.se}
     return {"data": data.test.name, **found, "num_images": rate.n}
 

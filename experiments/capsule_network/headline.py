@@ -34,10 +34,10 @@ def mnist(options: Options) -> Result:
     options.say(f"Classifying {len(data.test):,} test images")
     painted = reconstruct(entry.model, entry.guide, data.test)
     metrics: Metrics = {
-        "test_error": error_rate(entry.guide, data.test),
-        "validation_error": error_rate(entry.guide, data.validation),
+        "test_error": error_rate(entry.model, entry.guide, data.test),
+        "validation_error": error_rate(entry.model, entry.guide, data.validation),
         "error": {
-            name: error_rate(entry.guide.with_routing(routing), data.test)
+            name: error_rate(entry.model, entry.guide.with_routing(routing), data.test)
             for name, routing in ROUTINGS.items()
         },
         "squared_error": squared_error(painted, data.test.images),
@@ -88,7 +88,7 @@ def learn(job: Job[Ablation]) -> float:
     entry = row.entry(data.image_shape)
     few = replace(data, train=data.train[: row.images])
     train(entry, few, options, name="run", epochs=row.epochs, transform=SHIFT)
-    return error_rate(entry.guide, data.test).value
+    return error_rate(entry.model, entry.guide, data.test).value
 
 
 @experiment("capsule-network/ablation", data="mnist", minutes=60)

@@ -37,7 +37,7 @@ def mnist(options: Options) -> Result:
     data, entry = digits_and_entry(options)
     options.say(f"Testing on {len(data.test):,} images")
     metrics: Metrics = {
-        "test_error": error_rate(entry.model, data.test),
+        "test_error": error_rate(entry.model, entry.guide, data.test),
         "model_parameters": (float(entry.model.num_parameters), None, 1),
     }
     return Result(metrics, {"": mistakes(entry.model, data.test)}, None, entry)
@@ -112,7 +112,7 @@ def routings(
         entry = entries[name, number] = create("matrix-capsules", **sizes, **network)
         how: dict[str, Any] = dict(steps=options.shortened(steps), transform=SHIFT)
         run = train(entry, data, options, name=f"{name}-{number}", **how)
-        error = error_rate(entry.model, data.test)
+        error = error_rate(entry.model, entry.guide, data.test)
         speed = run.steps * entry.training["batch_size"] / run.seconds
         found["error"].setdefault(name, {})[str(number)] = error
         rate = speed, None, run.steps

@@ -119,7 +119,7 @@ def measure(job: Job[Task]) -> dict[str, Any]:
     slope = first_gradient(entry, data.train[:STARTED])
     limit: dict[str, Any] = options.limit(task.settings.steps)
     train(entry, data, options, name="run", transform=SHIFT, **limit)
-    return {"slope": slope, "error": list(error_rate(entry.model, data.test))}
+    return {"slope": slope, "error": list(error_rate(entry.model, entry.guide, data.test))}
 
 
 def first_gradient(entry: Entry, split: Split) -> float:
@@ -222,8 +222,8 @@ def learn_digits(job: Job[Course]) -> Numbers:
     save(entry, job.folder, data="mnist", seed=options.seed)
     images = run.steps * entry.training["batch_size"]
     return {
-        "validation_error": error_rate(entry.model, data.validation),
-        "test_error": error_rate(entry.model, data.test),
+        "validation_error": error_rate(entry.model, entry.guide, data.validation),
+        "test_error": error_rate(entry.model, entry.guide, data.test),
         "updates": (float(run.steps), None, 1),
         "images_per_second": (images / run.seconds, None, run.steps),
     }

@@ -28,9 +28,8 @@ from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
-from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import create
+from capsule_zoo.registry import Entry, create
 
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
 ENTRIES = {"capsules": "matrix-capsules", "cnn": "cnn"}
@@ -123,21 +122,22 @@ def train_and_measure(job: Job[Task]) -> dict[str, Any]:
         earlier = f"check-{check - 1}" if check > 1 else None
         how: dict[str, Any] = dict(schedule="constant", name=f"check-{check}", after=earlier)
         train(entry, seen, options, minutes, **how)
-        familiar_error, novel_error = (error_rate(entry.model, split).value for split in tested)
-        point = {"familiar": familiar_error, "novel": novel_error}
+        errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
+        point = dict(zip(("familiar", "novel"), errors, strict=True))
         if task.factor == "azimuth":
-            point |= attacked(entry.model, few, settings)
+            point |= attacked(entry, few, settings)
         path.append(point)
     return {"path": path}
 
 
-def attacked(model: Classifier, split: Split, settings: Trainings) -> dict[str, float]:
+def attacked(entry: Entry, split: Split, settings: Trainings) -> dict[str, float]:
     """Return a network's errors under the attacks, by name and size in thousandths of a pixel."""
     attacks = {f"fgsm_{round(1000 * size)}_error": (size, 1) for size in settings.epsilons}
     for size in settings.iterated:
         attacks[f"iterated_{round(1000 * size)}_error"] = size, settings.attack_steps
+    pair = entry.model, entry.guide
     return {
-        name: error_rate(model, fgsm(model, split, size, steps=steps)).value
+        name: error_rate(*pair, fgsm(entry.model, split, size, steps=steps)).value
         for name, (size, steps) in attacks.items()
     }
 

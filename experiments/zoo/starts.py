@@ -83,7 +83,7 @@ def relative_error(entry: Entry, data: Dataset) -> float:
     of a classifier is its error rate, relative to a half. Below 1 training has started.
     """
     if entry.model.supervised:
-        return error_rate(entry.model, data.validation).value / HALF
+        return error_rate(entry.model, entry.guide, data.validation).value / HALF
     images, labels = data.validation.images, data.validation.labels
     if takes_apart(entry):
         painted = entry.guide.take_out(with_previous(images), labels)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from capsule_zoo.data import load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.inference.evaluation.classification import error_rate, predictor_of
+from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import load
 
@@ -38,8 +38,7 @@ def turned(
         row = found.setdefault(f"error_{angle:g}_degrees", {})
         for name in weights:
             entry = load(name)
-            program = predictor_of(entry.model, entry.guide)
-            if program is None:
+            if not predicts_labels(entry.model, entry.guide):
                 raise ValueError(f"weights must name classifiers; {name} predicts no labels")
-            row[name.replace("-", "_")] = error_rate(program, split)
+            row[name.replace("-", "_")] = error_rate(entry.model, entry.guide, split)
     return Result({quantity: numbers for quantity, numbers in found.items()})

@@ -1,19 +1,23 @@
-"""Error rates of a classifier, on unchanged images and under attack.
+"""The classes that a model and its guide tell, and how often they are wrong.
 
->>> error_rate(model, split)
->>> error_rate(model, fgsm(model, split, epsilon=0.05))
+>>> classify(model, guide, images)                                           # (N,)
+>>> error_rate(model, guide, split)
+>>> error_rate(model, guide, fgsm(model, split, epsilon=0.05))               # under attack
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
+from capsule_zoo.inference.evaluation.verbs import Images, as_wanted, of_a_pair
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
@@ -33,30 +37,41 @@ class Share(NamedTuple):
         return cls(value, (value * (1 - value) / count) ** 0.5, count)
 
 
-class Predicts(Protocol):
-    """A module that predicts labels: a classifier, or a guide that infers class capsules."""
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Return the likeliest labels (B,) of images (B, C, H, W)."""
+def predicts_labels(model: nn.Module, guide: nn.Module) -> bool:
+    """Return True for a classifier, and for a guide that predicts labels."""
+    return isinstance(model, Classifier) or hasattr(guide, "predict")
 
 
-def predictor_of(model: nn.Module, guide: nn.Module) -> Predicts | None:
-    """Return what is trained to predict labels: a classifier, a guide that predicts, or None."""
-    if isinstance(model, Classifier):
-        return model
-    return cast(Predicts, guide) if hasattr(guide, "predict") else None
+@of_a_pair
+def classify(model: Model, guide: nn.Module, images: Images, *, batch_size: int = 100) -> Tensor:
+    """Return the likeliest labels (N,) of images (N, C, H, W), as model or guide tells them.
+
+    `encode(model, guide, images)["label"]` gives the probability of each class of a classifier.
+
+    Raises:
+        ValueError: neither predicts classes, or the model does not take the images.
+    """
+    check_at_least(1, batch_size=batch_size)
+    program: Any = next((part for part in (model, guide) if hasattr(part, "predict")), None)
+    if program is None:
+        raise ValueError(
+            f"{type(model).__name__} tells no classes; fit a linear probe on what its guide "
+            "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
+        )
+    with isolated_parameters(model, guide), in_eval_mode(program), torch.no_grad():
+        batches = as_wanted(model, images).split(batch_size)
+        return torch.cat([program.predict(batch) for batch in batches])
 
 
-@torch.no_grad()
-def predictions(program: Predicts, images: Tensor, batch_size: int = 100) -> Tensor:
-    """Return the likeliest labels (N,) of images (N, C, H, W)."""
-    with in_eval_mode(cast(nn.Module, program)):
-        return torch.cat([program.predict(batch) for batch in images.split(batch_size)])
+@of_a_pair
+def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
+    """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
 
-
-def error_rate(program: Predicts, split: Split) -> Share:
-    """Return the share of images whose likeliest label is not the correct one."""
-    return Share.of(predictions(program, split.images) != split.labels)
+    Raises:
+        ValueError: as for `classify`.
+    """
+    found = classify(model, guide, split)
+    return Share.of(found != split.labels.to(found.device))
 
 
 def fgsm(

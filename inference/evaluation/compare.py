@@ -142,7 +142,7 @@ def _refuse_labels_next_to_images(pairs: Mapping[str, tuple[Callable, Callable]]
         raise ValueError(
             f"some models explain labels ({_listed(labels)}), others images ({_listed(images)}), "
             "and no number ranks both; compare models of labels among themselves, with labels=...,"
-            " or measure capsule_zoo.inference.evaluation.classification.error_rate(model, split)"
+            " or measure capsule_zoo.inference.error_rate(model, guide, split)"
         )
 
 

@@ -65,7 +65,7 @@ def prepare(
         raise ValueError(
             f"{name_of(model)} explains labels, and without them there is no bound; pass labels=..."
             " for log p(label | image), or measure "
-            "capsule_zoo.inference.evaluation.classification.error_rate(model, split)"
+            "capsule_zoo.inference.error_rate(model, guide, split)"
         )
     pixels, classes = _as_wanted(model, guide, pixels, classes)
     few = slice(None) if is_per_image(guide) else slice(2)

@@ -4,7 +4,7 @@
 >>> reconstruct(model, guide, images)                           # (N, C, H, W)
 >>> posterior_predictive(model, guide, images, num_samples=20)  # (20, N, C, H, W)
 >>> sample(model, 36)                                           # (36, C, H, W)
->>> classify(model, images)                                     # (N,)
+>>> classify(model, guide, images)                              # (N,)
 
 All run on the discrete model, in evaluation mode and without gradients. `seed` alone determines the
 draws: torch's own random state, Pyro's parameter store and the modules are left as they were. A
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import wraps
+from inspect import signature
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +31,6 @@ from capsule_zoo.inference.evaluation.ancestral import (
     law_means,
     mean_images,
 )
-from capsule_zoo.inference.evaluation.classification import predictions
 from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.evaluation.presence import (
     discrete_form,
@@ -42,6 +43,8 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.spaces import space_of, tiled
 
 Images = Tensor | Split | np.ndarray
+Taken = ParamSpec("Taken")
+Found = TypeVar("Found")
 
 
 class _Pass(NamedTuple):
@@ -54,6 +57,23 @@ class _Pass(NamedTuple):
     model_seed: int
 
 
+def of_a_pair(verb: Callable[Taken, Found]) -> Callable[Taken, Found]:
+    """Decorate a verb of model, guide and images, so that one without its guide is told so."""
+    known = signature(verb)
+
+    @wraps(verb)
+    def checked(*args: Taken.args, **kwargs: Taken.kwargs) -> Found:
+        try:
+            known.bind(*args, **kwargs)
+        except TypeError as error:
+            form = ", ".join(list(known.parameters)[:3])
+            raise TypeError(f"{error}; call {verb.__name__}({form})") from None
+        return verb(*args, **kwargs)
+
+    return checked
+
+
+@of_a_pair
 def encode(
     model: Model,
     guide: nn.Module,
@@ -96,6 +116,7 @@ def encode(
     return {name: total / num_samples for name, total in found.items()}
 
 
+@of_a_pair
 def reconstruct(
     model: Model,
     guide: nn.Module,
@@ -121,6 +142,7 @@ def reconstruct(
     return torch.stack(totals).sum(0) / num_samples
 
 
+@of_a_pair
 def posterior_predictive(
     model: Model,
     guide: nn.Module,
@@ -169,25 +191,6 @@ def sample(model: Model, number: int = 1, *, seed: int = 0, batch_size: int = 50
         return draw_images(model, number, seed=seed, batch_size=batch_size)
 
 
-def classify(model: Model, images: Images, *, batch_size: int = 100) -> Tensor:
-    """Return the likeliest labels (N,) of images (N, C, H, W).
-
-    `encode(model, guide, images)["label"]` gives the probability of each class.
-
-    Raises:
-        ValueError: the model does not predict classes, or does not take the images.
-    """
-    check_at_least(1, batch_size=batch_size)
-    if not hasattr(model, "predict"):
-        raise ValueError(
-            f"{type(model).__name__} tells no classes; fit a linear probe on what its guide "
-            "infers: see capsule_zoo.inference.evaluation.probe.linear_probe"
-        )
-    with isolated_parameters(model):
-        classifier: Any = model  # not all that predict are a `Classifier`
-        return predictions(classifier, _as_wanted(model, images), batch_size)
-
-
 def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., Tensor]) -> Tensor:
     """Return the images that `paint` makes from the guide's draws, (draws, N, C, H, W)."""
     sites = [site.name for site in model.latent_sites]
@@ -209,7 +212,7 @@ def _ready(
             f"guide must be a torch module, not {type(guide).__name__}; of a function, "
             "as_module(guide, images) makes one"
         )
-    wanted = _as_wanted(model, images)
+    wanted = as_wanted(model, images)
     with isolated_parameters(model, guide):
         _check_presences(model, guide, wanted if is_per_image(guide) else wanted[:2])
         yield _passes(guide, wanted, num_samples, seed, batch_size)
@@ -245,7 +248,7 @@ def _passes(
         yield _Pass(tiled(images, draws), draws, rows, guide_seed, model_seed)
 
 
-def _as_wanted(model: Model, images: Images) -> Tensor:
+def as_wanted(model: Model, images: Images) -> Tensor:
     """Check the images and return them on the model's device and in its precision."""
     images = images.images if isinstance(images, Split) else images
     images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
@@ -258,5 +261,5 @@ def _check_paints(model: Model) -> None:
     if model.supervised:
         raise ValueError(
             f"{type(model).__name__} explains labels and says nothing of images; use "
-            "classify(model, images)"
+            "classify(model, guide, images)"
         )

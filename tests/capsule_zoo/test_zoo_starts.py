@@ -28,7 +28,7 @@ def test_a_classifier_has_started_where_it_is_right_more_often_than_not(small, m
     (job,) = Study({"cnn": Task("cnn", sizes, steps=3, every=1)}).jobs(OPTIONS)
     rates = iter([0.6, 0.4, 0.1])
 
-    def share(model, split):
+    def share(model, guide, split):
         return Share(next(rates), 0.1, len(split))
 
     monkeypatch.setattr(zoo_starts, "error_rate", share)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference.evaluation.classification import error_rate, fgsm, predictions
+from capsule_zoo.guides import ExactLabel
+from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.networks.classifier import Classifier
 
@@ -29,9 +30,11 @@ def split():
 
 def test_the_error_rate_counts_wrong_answers(split):
     model = Weighing()
-    assert torch.equal(predictions(model, split.images, 3), model.predict(split.images))
+    guide = ExactLabel(model)
+    found = classify(model, guide, split.images, batch_size=3)
+    assert torch.equal(found, model.predict(split.images))
     wrong = (model.scores(split.images).argmax(1) != split.labels).double().mean().item()
-    found = error_rate(model, split)
+    found = error_rate(model, guide, split)
     assert found.value == pytest.approx(wrong) and found.n == 7
     assert found.se == pytest.approx((wrong * (1 - wrong) / 7) ** 0.5)
 
@@ -74,7 +77,8 @@ def test_several_steps_follow_the_gradient_where_they_are():
 def test_both_look_at_the_model_as_it_is_used_and_leave_it_as_it_was():
     """In training mode the convolutional network drops half of its units."""
     model = ConvolutionalClassifier((1, 8, 8), 3)
+    guide = ExactLabel(model)
     split = Split(torch.rand(40, 1, 8, 8), torch.arange(40) % 3)
     assert torch.equal(*(fgsm(model, split, 0.1).images for _ in range(2)))
-    assert error_rate(model, split) == error_rate(model, split)
+    assert error_rate(model, guide, split) == error_rate(model, guide, split)
     assert model.training and all(p.grad is None for p in model.parameters())

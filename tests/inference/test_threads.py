@@ -25,9 +25,9 @@ IMAGES = torch.rand(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 def work():
     """Calls of every kind, on two trained entries and a classifier, by name."""
     parts, codes = load("part-whole-mnist"), load("shape-codes-mnist")
-    classifier = create("cnn").model
+    classifier = create("cnn")
     calls = {
-        "classify": lambda: classify(classifier, IMAGES),
+        "classify": lambda: classify(classifier.model, classifier.guide, IMAGES),
         "sample": lambda: sample(codes.model),
     }
     for name, entry in {"parts": parts, "codes": codes}.items():

@@ -13,11 +13,12 @@ from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoNormal
 from torch.testing import assert_close
 
-from capsule_zoo.data import load_dataset
+from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides import ExactSwitches, FreeForm
 from capsule_zoo.inference import (
     classify,
     encode,
+    error_rate,
     posterior_predictive,
     reconstruct,
     sample,
@@ -31,7 +32,11 @@ NAMES = [name for name in list_models() if takes_images(name)]
 PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]
 MODELS = {name: create(name, **small_sizes(name)).model for name in NAMES}
 CLASSIFIERS = {name for name, model in MODELS.items() if model.supervised}
-TELLS_NO_CLASSES = [n for n, model in MODELS.items() if not hasattr(model, "predict")] + ["draw"]
+TELLS = {
+    name: next((part for part in (entry.model, entry.guide) if hasattr(part, "predict")), None)
+    for name, entry in ((name, create(name, **small_sizes(name))) for name in NAMES)
+}
+TELLS_NO_CLASSES = [*(name for name, part in TELLS.items() if part is None), "draw"]
 PAINTERS = [pair for pair in PAIRS if pair[0] not in CLASSIFIERS]
 BATCH = 3
 
@@ -52,7 +57,7 @@ def verbs_of(entry: Entry, images: torch.Tensor, seed: int) -> dict[str, torch.T
     pair = entry.model, entry.guide
     found = {f"encode {k}": v for k, v in encode(*pair, images, num_samples=2, seed=seed).items()}
     if entry.name in CLASSIFIERS:
-        return found | {"classify": classify(entry.model, images)}
+        return found | {"classify": classify(*pair, images)}
     drawn = {
         "reconstruct": reconstruct(*pair, images, num_samples=2, seed=seed),
         "posterior_predictive": posterior_predictive(*pair, images, 4, seed=seed),
@@ -227,14 +232,36 @@ def test_models_that_tell_classes_classify():
     images = images_for(entry, 6)
     with torch.no_grad():
         expected = entry.model.eval().classify(images).argmax(1)
-    assert torch.equal(classify(entry.model, images, batch_size=4), expected)
+    assert torch.equal(classify(entry.model, entry.guide, images, batch_size=4), expected)
+
+
+@pytest.mark.parametrize("name", ["capsule-network", "overlapping-capsule-network"])
+def test_a_guide_that_infers_classes_tells_them(name):
+    entry = make(name)
+    images = images_for(entry, 6)
+    labels = entry.guide.eval().predict(images)
+    assert torch.equal(classify(entry.model, entry.guide, images, batch_size=4), labels)
+    split = Split(images, (labels + torch.tensor([0, 0, 1, 0, 1, 0])) % 10)
+    assert error_rate(entry.model, entry.guide, split).value == pytest.approx(2 / 6)
+
+
+def test_a_verb_without_its_guide_says_how_it_is_called():
+    """`classify` and `error_rate` once took only that of the two which predicts."""
+    entry = make("cnn")
+    images = images_for(entry)
+    with pytest.raises(TypeError, match=r"call classify\(model, guide, images\)"):
+        classify(entry.model, images)
+    with pytest.raises(TypeError, match=r"call error_rate\(model, guide, split\)"):
+        error_rate(entry.guide, Split(images, torch.zeros(BATCH).long()))
+    with pytest.raises(TypeError, match=r"call encode\(model, guide, images\)"):
+        encode(entry.model, images)
 
 
 @pytest.mark.parametrize("name", TELLS_NO_CLASSES)
 def test_models_that_tell_no_classes_name_the_linear_probe(name):
     entry = make(name)
     with pytest.raises(ValueError, match="linear probe"):
-        classify(entry.model, images_for(entry))
+        classify(entry.model, entry.guide, images_for(entry))
 
 
 @pytest.mark.parametrize("name", sorted(CLASSIFIERS))
@@ -247,7 +274,7 @@ def test_models_of_labels_paint_nothing(name):
         lambda: sample(entry.model, 2),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match=r"use classify\(model, images\)"):
+        with pytest.raises(ValueError, match=r"use classify\(model, guide, images\)"):
             call()
 
 
@@ -268,4 +295,4 @@ def test_what_is_wrong_is_named():
     with pytest.raises(ValueError, match="number"):
         sample(entry.model, 0)
     with pytest.raises(ValueError, match="images"):
-        classify(make("cnn").model, images)
+        classify(make("cnn").model, make("cnn").guide, images)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference.evaluation.classification import predictions
+from capsule_zoo.guides.label import ExactLabel
+from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
 
@@ -52,7 +53,7 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
     """Draw the first misclassified images with their labels and the model's predictions."""
     from matplotlib import pyplot as plt
 
-    found = predictions(model, split.images)
+    found = classify(model, ExactLabel(model), split)
     wrong = (found != split.labels).nonzero()[:most, 0].tolist()
     figure, axes = plt.subplots(3, 12, figsize=(9, 3))
     for axis in axes.flat:
