@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from capsule_zoo.data.seeds import RandomStream, seeded_generator
 from capsule_zoo.data.splits import Split
 
 Transform = Callable[..., Tensor]
+Batch = tuple[Tensor, Any]  # images, and their labels or None
 
 
 class BatchSource(ABC):
@@ -50,12 +52,12 @@ class BatchSource(ABC):
         """Return the number of batches per epoch."""
 
     @abstractmethod
-    def example(self) -> tuple[Tensor, Tensor]:
+    def example(self) -> Batch:
         """Return untransformed images and labels: all if one batch holds them, else two."""
 
     @abstractmethod
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (images, labels) of the epoch's batches, from batch number `start` on."""
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield (images, labels or None) of the epoch's batches, from batch number `start` on."""
 
     def _transformed(self, images: Tensor, epoch: int, batch: int) -> Tensor:
         """Apply the transform to images, with random numbers from (seed, epoch, batch)."""
@@ -117,11 +119,11 @@ class ShuffledBatches(BatchSource):
         generator = seeded_generator(self.seed, epoch)
         return torch.randperm(self.size, generator=generator)
 
-    def example(self) -> tuple[Tensor, Tensor]:
+    def example(self) -> Batch:
         whole = self.batch_size >= self.size
         return self._take(torch.arange(self.size if whole else 2), 0, 0)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         order = self.order(epoch)
         for batch in range(start, len(self)):
             chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -129,7 +131,7 @@ class ShuffledBatches(BatchSource):
             yield self._transformed(images, epoch, batch), labels
 
     @abstractmethod
-    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> Batch:
         """Return the images and labels with these numbers."""
 
 
@@ -160,6 +162,8 @@ class Batches(ShuffledBatches):
         super().__init__(len(split), batch_size, seed, transform, shuffle)
         self.split = split
 
-    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> Batch:
         chosen = chosen.to(self.split.images.device)
-        return self.split.images.index_select(0, chosen), self.split.labels.index_select(0, chosen)
+        labels = self.split.labels
+        known = None if labels is None else labels.index_select(0, chosen)
+        return self.split.images.index_select(0, chosen), known

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data.files import MissingData, fetch, user_cache
-from capsule_zoo.data.sources import UNLABELED, Size, Source, resized
+from capsule_zoo.data.sources import Labelled, Size, Source, resized
 
 HOME = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"
 PARTS = {"train": 50_000, "valid": 10_000, "test": 10_000}
@@ -28,7 +28,7 @@ PIXELS = 28, 28
 def binarized_mnist(root: Path | None, size: Size | None = None) -> Source:
     """Read the three files `binarized_mnist_*.amat`, of rows of 784 zeros and ones.
 
-    All images have label 0. Without a root the files are downloaded to the user's cache (110 MB).
+    No image has a label. Without a root the files are downloaded to the user's cache (110 MB).
 
     Args:
         root: the folder that holds the files, directly or in a folder `binarized_mnist`.
@@ -39,7 +39,7 @@ def binarized_mnist(root: Path | None, size: Size | None = None) -> Source:
     folder = user_cache() if root is None else root
     inner = folder / "binarized_mnist"
     place = inner if root is None or inner.is_dir() else folder
-    splits = {}
+    splits: dict[str, Labelled] = {}
     for part, number in PARTS.items():
         file = place / f"binarized_mnist_{part}.amat"
         try:
@@ -52,10 +52,8 @@ def binarized_mnist(root: Path | None, size: Size | None = None) -> Source:
                 "there, set root= or CAPSULE_ZOO_DATA to a folder that holds it, or use 'mnist', "
                 "which is binarized anew where a model needs it"
             ) from error
-        splits[part] = resized(images, size), torch.zeros(number, dtype=torch.int64)
-    return Source(
-        splits["train"], splits["test"], (UNLABELED,), validation=0, held_out=splits["valid"]
-    )
+        splits[part] = resized(images, size), None
+    return Source(splits["train"], splits["test"], (), validation=0, held_out=splits["valid"])
 
 
 def read_bits(raw: bytes, number: int) -> Tensor:

@@ -189,7 +189,7 @@ def constellations() -> Source:
 
 
 def constellations_of(path: Path) -> Source:
-    """Return the user's scenes as a data set of one class; a fifth of them is for testing.
+    """Return the user's scenes as a data set without labels; a fifth of them is for testing.
 
     Raises:
         MissingData, ValueError: see `read_scenes`; or the file holds a single scene.
@@ -200,11 +200,8 @@ def constellations_of(path: Path) -> Source:
             f"{path} holds 1 scene, but 2 or more are needed: one to train on and one to test on"
         )
     test = max(1, len(points) // 5)
-    parts = [
-        (each, torch.zeros(len(each), dtype=torch.int64))
-        for each in (points[:-test], points[-test:])
-    ]
-    return Source(parts[0], parts[1], ("scene",), validation=(len(points) - test) // 10)
+    known, asked = points[:-test], points[-test:]
+    return Source((known, None), (asked, None), (), validation=len(known) // 10)
 
 
 def _labels(scenes: Scenes) -> Tensor:
@@ -216,8 +213,9 @@ def _labels(scenes: Scenes) -> Tensor:
 def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | None]:
     """Read a user's scenes: points (S, N, 2), present (S, N), and templates if the file has any.
 
-    The file is a NumPy archive (`numpy.savez`) of `points` and `present`, and optionally of
-    `templates` (objects, corners, 2), in which NaN pads the smaller templates.
+    The file is a NumPy archive (`numpy.savez`) of `points`, and optionally of `present` and of
+    `templates` (objects, corners, 2), in which NaN pads the smaller templates. Without `present`
+    every point is there that is not NaN.
 
     Raises:
         MissingData: there is no such file, or it is not such an archive.
@@ -230,13 +228,11 @@ def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | 
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise MissingData(
             f"{path} cannot be read as a NumPy archive ({error}); write it by "
-            "numpy.savez(path, points=..., present=...)"
+            "numpy.savez(path, points=...)"
         ) from error
-    if missing := {"points", "present"} - arrays.keys():
-        raise ValueError(
-            f"{path} lacks {' and '.join(sorted(missing))}; it holds {', '.join(arrays) or 'none'}"
-        )
-    points, present = check_points(arrays["points"], arrays["present"])
+    if "points" not in arrays:
+        raise ValueError(f"{path} lacks points; it holds {', '.join(arrays) or 'none'}")
+    points, present = check_points(arrays["points"], arrays.get("present"))
     if "templates" not in arrays:
         return points, present, None
     templates = torch.as_tensor(np.asarray(arrays["templates"], dtype=np.float64))
@@ -259,8 +255,8 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
         points = points.double()
     if points.dim() != 3 or points.shape[-1] != 2 or not len(points):
         raise ValueError(
-            f"points must be (S, N, 2) with one scene or more, not {tuple(points.shape)}; add the "
-            "missing dimension with points[None]"
+            f"points must be (S, N, 2), one scene or more in the plane, not {tuple(points.shape)}"
+            + "; add the missing dimension with points[None]" * (points.shape[1:] == (2,))
         )
     if present is None:
         present = ~points.isnan().all(-1)

@@ -14,15 +14,19 @@ from torch.nn import functional as F
 
 from capsule_zoo.data.binarized import binarized_mnist
 from capsule_zoo.data.constellations import constellations, constellations_of
+from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.plugins import import_plugins
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
+    Labelled,
     Size,
     Source,
+    array_file,
     data_folder,
     digits,
     folder,
     resized,
+    taken,
     torchvision_images,
 )
 from capsule_zoo.data.splits import Dataset, Split
@@ -51,8 +55,9 @@ def load_dataset(
 
     Args:
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
-            from a flat folder whose images are all of one class. `constellations:FILE.npz` reads
-            scenes of points, see `data.constellations.read_scenes`.
+            from a flat folder or a NumPy file `.npy` or `.npz`; a path alone will do. Images
+            without classes have no labels, None. `constellations:FILE.npz` reads scenes of points,
+            see `data.constellations.read_scenes`.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.
@@ -78,24 +83,24 @@ def load_dataset(
     )
 
 
-def _divided(
-    source: Source, validation: int | None, seed: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _divided(source: Source, validation: int | None, seed: int) -> tuple[Labelled, Labelled]:
     """Return images and labels for training, and those for validation."""
-    images, labels = source.train
+    known = source.train
     if source.held_out is not None:
         if validation is None:
             return source.train, source.held_out
-        images, labels = (torch.cat(p) for p in zip(source.train, source.held_out, strict=True))
+        (images, labels), (more, further) = source.train, source.held_out
+        both = None if labels is None or further is None else torch.cat([labels, further])
+        known = torch.cat([images, more]), both
+    number = len(known[0])
     count = source.validation if validation is None else validation
-    if not 0 <= count < len(images):
+    if not 0 <= count < number:
         raise ValueError(
-            f"validation must be from 0 to {len(images) - 1} images of the {len(images)} for "
-            f"training, not {count}"
+            f"validation must be from 0 to {number - 1} images of the {number} for training, not "
+            f"{count}"
         )
-    order = torch.randperm(len(images), generator=seeded_generator(seed))
-    kept, held_out = order[: len(images) - count], order[len(images) - count :]
-    return (images[kept], labels[kept]), (images[held_out], labels[held_out])
+    order = torch.randperm(number, generator=seeded_generator(seed))
+    return taken(known, order[: number - count]), taken(known, order[number - count :])
 
 
 def full_name(name: str) -> str:
@@ -103,7 +108,7 @@ def full_name(name: str) -> str:
     kind, _, path = name.partition(":")
     if kind in ("folder", "constellations") and path:
         return f"{kind}:{Path(path).expanduser().resolve()}"
-    if name not in _READERS and Path(name).expanduser().is_dir():
+    if name not in _READERS and _is_of_pictures(Path(name).expanduser()):
         return f"folder:{Path(name).expanduser().resolve()}"
     return name
 
@@ -219,16 +224,29 @@ def _reader(name: str) -> Reader:
         return _READERS[name]
     kind, _, path = name.partition(":")
     if kind == "folder" and path:
-        return lambda root, size: folder(Path(path).expanduser(), size)
+        return lambda root, size: _pictures(Path(path).expanduser(), size)
     if kind == "constellations" and path:
         return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
-    if Path(name).expanduser().is_dir():
-        return lambda root, size: folder(Path(name).expanduser(), size)
+    if _is_of_pictures(Path(name).expanduser()):
+        return lambda root, size: _pictures(Path(name).expanduser(), size)
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
+    if Path(path).expanduser().exists() and path:
+        near = [f"folder:{path}"]
+    elif Path(name).expanduser().is_file():
+        near = [f"folder:{Path(name).parent}"]
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    if "/" in name:
+    if "/" in name and not near:
         meant = "; there is no such folder of pictures either."
     raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
+
+
+def _is_of_pictures(path: Path) -> bool:
+    """Return True for a folder, and for a file of NumPy."""
+    return path.is_dir() or (path.is_file() and path.suffix.lower() in ARRAYS)
+
+
+def _pictures(path: Path, size: Size | None) -> Source:
+    return array_file(path, size) if path.suffix.lower() in ARRAYS else folder(path, size)
 
 
 def _of_points(read: Callable[[], Source], size: Size | None) -> Source:

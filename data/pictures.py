@@ -8,22 +8,27 @@
 | any other palette | RGB |
 | RGB, CMYK, YCbCr, HSV | RGB |
 | any of these with transparency | the same, on black |
+| a NumPy array of bytes, or of floats from 0 to 1 | gray, or RGB |
 
-Other kinds, such as pixels of floating point, have no known range and are refused by name.
+Other kinds, such as TIFF pixels of floating point, have no known range and are refused by name.
 """
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from capsule_zoo.data.files import MissingData
 
 if TYPE_CHECKING:
     from PIL import Image
 
+ARRAYS = (".npy", ".npz")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 _COLORS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
@@ -78,6 +83,94 @@ def read_pixels(file: Path, size: tuple[int, int] | None) -> np.ndarray:
     if size is not None:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image)
+
+
+def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
+    """Read pixels (N, H, W) or (N, H, W, 3), from 0 to 255, of `.npy`, or `images` of `.npz`.
+
+    The array is (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 channels C, or a single picture
+    (H, W); bytes, or floats from 0 to 1.
+
+    Args:
+        size: (height, width) of the result; the pictures' own by default.
+
+    Raises:
+        MissingData: the file cannot be read, or it holds no `images`.
+        ValueError: another shape, type or range.
+    """
+    arrays = _load(file)
+    if "images" not in arrays:
+        points = f"; its points are read by constellations:{file}" if "points" in arrays else ""
+        raise MissingData(
+            f"{file} must hold images, but holds {', '.join(arrays) or 'nothing'}{points}; write "
+            "it by numpy.savez(path, images=..., labels=...)"
+        )
+    given = arrays["images"]
+    pixels = given[None] if given.ndim == 2 else given
+    if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3):
+        pixels = np.moveaxis(pixels, 1, -1)
+    if pixels.ndim not in (3, 4) or pixels.shape[3:] not in ((), (1,), (3,)) or not pixels.size:
+        raise ValueError(
+            f"images of {file} must be (N, H, W), (N, C, H, W) or (N, H, W, C) with 1 or 3 "
+            f"channels, not {given.shape}"
+        )
+    pixels = _from_0_to_255(pixels[..., 0] if pixels.shape[3:] == (1,) else pixels, file)
+    return pixels if size is None else _resized(pixels, size)
+
+
+def read_labels(file: Path, number: int) -> Tensor | None:
+    """Read `labels` (N,) of a file `.npz`; None if it has none.
+
+    Raises:
+        ValueError: they are not one whole number from 0 on for each of the `number` images.
+    """
+    labels = _load(file).get("labels")
+    if labels is None:
+        return None
+    whole = labels.dtype.kind in "iu" and labels.shape == (number,)
+    if not whole or labels.min() < 0:
+        raise ValueError(
+            f"labels of {file} must be whole numbers from 0 on, ({number},), one for each image, "
+            f"not {labels.dtype} of shape {labels.shape}"
+        )
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def _load(file: Path) -> dict[str, np.ndarray]:
+    try:
+        found = np.load(file, allow_pickle=False)
+        if isinstance(found, np.ndarray):
+            return {"images": found}
+        with found:
+            return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise MissingData(
+            f"{file} cannot be read as a NumPy file ({error}); write it by numpy.save or "
+            "numpy.savez, with numbers only"
+        ) from error
+
+
+def _from_0_to_255(pixels: np.ndarray, file: Path) -> np.ndarray:
+    """Return bytes as they are, and floats from 0 to 1 times 255; refuse anything else."""
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
+        return pixels.astype(np.float32) * np.float32(255)
+    raise ValueError(
+        f"images of {file} must be bytes (uint8), or floats from 0 to 1, not {pixels.dtype} from "
+        f"{pixels.min():g} to {pixels.max():g}; rescale them"
+    )
+
+
+def _resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize (N, H, W) or (N, H, W, 3) as `read_pixels` does."""
+    from PIL import Image
+
+    if pixels.ndim == 4:
+        return np.stack([_resized(each, size) for each in np.moveaxis(pixels, -1, 0)], -1)
+    planes = [Image.fromarray(each.astype(np.float32)) for each in pixels]
+    resample = Image.Resampling.BILINEAR
+    return np.stack([np.asarray(plane.resize(size[::-1], resample)) for plane in planes])
 
 
 def _is_known(mode: str) -> bool:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from capsule_zoo.data.files import MissingData, user_cache
-from capsule_zoo.data.pictures import read_pixels
+from capsule_zoo.data.pictures import ARRAYS, read_array, read_labels, read_pixels
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
-UNLABELED = "image"  # the class of pictures without a class folder
+Labelled = tuple[Tensor, Tensor | None]  # images and their labels
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Source:
     """The result of a reader: images float32 (N, C, H, W) in [0, 1] and labels int64 (N,).
 
     Attributes:
-        train, test: images and labels.
+        train, test: images and labels; the labels are None where there are none.
         class_names: one for each label.
         validation: number of training images held out by default.
         held_out: images and labels for validation that are part of the data set, which are used
             unless another number is asked for.
     """
 
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    train: Labelled
+    test: Labelled
     class_names: tuple[str, ...]
     validation: int
-    held_out: tuple[Tensor, Tensor] | None = None
+    held_out: Labelled | None = None
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:
@@ -58,7 +58,7 @@ def digits(size: Size | None = None) -> Source:
     bordered = F.pad(torch.tensor(raw.images, dtype=torch.float32)[:, None] / 16, (1, 1, 1, 1))
     images = F.interpolate(bordered, size or (28, 28), mode="bicubic", antialias=True).clamp(0, 1)
     labels = torch.tensor(raw.target, dtype=torch.int64)
-    train, test = _split_at_random(images, labels, 400)
+    train, test = _split_at_random((images, labels), 400)
     return Source(train, test, tuple(map(str, range(10))), validation=200)
 
 
@@ -98,57 +98,85 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
 def folder(path: Path, size: Size | None = None) -> Source:
     """Read the user's own images: `path/<class>/<image>`, or `path/{train,test}/<class>/<image>`.
 
-    Pictures without classes may lie in a flat folder, `path/<image>` or
-    `path/{train,test}/<image>`. They are all of one class, "image", with label 0. Images have a
-    random order that is always the same, so that the first images are of all classes. Without a
-    test folder a fifth of the images, always the same and at least one, is held out for testing.
-    Files without the suffix of an image are ignored. If all images are gray they stay gray, else
-    all become RGB; `capsule_zoo.data.pictures` lists the result for each kind of file.
+    Pictures without classes lie in a flat folder, `path/<image>` or `path/{train,test}/<image>`.
+    They have no labels. Images have a random order that is always the same, so that the first
+    images are of all classes. Without a test folder a fifth of the images, always the same and at
+    least one, is held out for testing. A file `.npy` or `.npz` may hold many images; files without
+    the suffix of an image are ignored. If all images are gray they stay gray, else all become RGB;
+    `capsule_zoo.data.pictures` lists the result for each kind of file.
 
     Raises:
         MissingData: no such folder, a folder or a class without images, an unreadable image.
         ValueError: too few images; images of several sizes and no `size`; a test class that is not
-            trained on.
+            trained on, or class folders on one side only.
     """
     divided = (path / "train").is_dir()
     files = _files_by_class(path / "train" if divided else path)
-    class_names = tuple(files)
-    train_files = [(f, label) for label, name in enumerate(files) for f in files[name]]
-    test_files = []
-    if divided and (path / "test").is_dir():
-        test_by_class = _files_by_class(path / "test")
-        if strangers := sorted(set(test_by_class) - set(class_names)):
-            raise ValueError(
-                f"{path / 'test'} has classes that the training images lack: {', '.join(strangers)}"
-            )
-        test_files = [(f, class_names.index(c)) for c in test_by_class for f in test_by_class[c]]
-    if not test_files and len(train_files) < 2:
+    asked = _files_by_class(path / "test") if divided and (path / "test").is_dir() else {}
+    if asked and (None in asked) != (None in files):
+        raise ValueError(f"of {path / 'train'} and {path / 'test'} one has class folders, one none")
+    if strangers := sorted(set(map(str, asked)) - set(map(str, files))):
+        raise ValueError(
+            f"{path / 'test'} has classes that the training images lack: {', '.join(strangers)}"
+        )
+    named = [(file, name) for part in (files, asked) for name in part for file in part[name]]
+    images, numbers = _read_images([file for file, _ in named], size)
+    classes = list(files)
+    labels = torch.tensor([classes.index(name) for _, name in named]).repeat_interleave(numbers)
+    known = None if None in files else labels
+    count = int(numbers[: sum(map(len, files.values()))].sum())
+    train = _mixed((images[:count], None if known is None else known[:count]))
+    names = tuple(name for name in classes if name is not None)
+    if not asked:
+        return _divided_at_random(path, train, names)
+    test = _mixed((images[count:], None if known is None else known[count:]))
+    return Source(train, test, names, validation=count // 10)
+
+
+def array_file(path: Path, size: Size | None = None) -> Source:
+    """Read the user's own images from a NumPy file, `.npy` or `.npz`; a fifth is for testing.
+
+    An archive holds `images` and may hold `labels` (N,), the numbers of classes; see
+    `data.pictures.read_array` for the shapes of images.
+
+    Raises:
+        MissingData: no such file, or not one of NumPy.
+        ValueError: too few images; labels that are not one whole number for each image.
+    """
+    images = _channels_first(read_array(path, size))
+    labels = read_labels(path, len(images))
+    names = () if labels is None else tuple(map(str, range(int(labels.max()) + 1)))
+    return _divided_at_random(path, _mixed((images, labels)), names)
+
+
+def _divided_at_random(path: Path, known: Labelled, names: tuple[str, ...]) -> Source:
+    """Return a source that tests on a fifth of the images, always the same, and at least on one."""
+    count = len(known[0])
+    if count < 2:
         raise ValueError(
             f"{path} holds 1 image, but 2 or more are needed: one to train on and one to test on; "
             "add images"
         )
-    images = _read_images([file for file, _ in train_files + test_files], size)
-    labels = torch.tensor([label for _, label in train_files + test_files])
-    count = len(train_files)
-    train, test = _mixed(images[:count], labels[:count]), _mixed(images[count:], labels[count:])
-    if not test_files:
-        train, test = _split_at_random(*train, count=max(1, count // 5))
-    return Source(train, test, class_names, validation=len(train[0]) // 10)
+    train, test = _split_at_random(known, max(1, count // 5))
+    return Source(train, test, names, validation=len(train[0]) // 10)
 
 
-def _mixed(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def taken(part: Labelled, chosen: Tensor) -> Labelled:
+    """Return the images with these numbers, and their labels if there are any."""
+    images, labels = part
+    return images[chosen], None if labels is None else labels[chosen]
+
+
+def _mixed(part: Labelled) -> Labelled:
     """Return the images in an order that is random and the same on every call."""
-    order = torch.randperm(len(images), generator=seeded_generator(0))
-    return images[order], labels[order]
+    return taken(part, torch.randperm(len(part[0]), generator=seeded_generator(0)))
 
 
-def _split_at_random(
-    images: Tensor, labels: Tensor, count: int
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _split_at_random(part: Labelled, count: int) -> tuple[Labelled, Labelled]:
     """Split off `count` images that are the same on every call; they come second."""
-    order = torch.randperm(len(images), generator=seeded_generator(0))
+    order = torch.randperm(len(part[0]), generator=seeded_generator(0))
     rest, chosen = order[:-count].sort().values, order[-count:].sort().values
-    return (images[rest], labels[rest]), (images[chosen], labels[chosen])
+    return taken(part, rest), taken(part, chosen)
 
 
 def data_folder(root: str | Path | None) -> Path | None:
@@ -174,46 +202,49 @@ def _channels_first(pixels: Tensor | np.ndarray) -> Tensor:
     return images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
 
 
-def _files_by_class(path: Path) -> dict[str, list[Path]]:
+def _files_by_class(path: Path) -> dict[str | None, list[Path]]:
     """List the image files of each class folder in `path`, both in alphabetical order.
 
-    Without class folders the image files in `path` itself are one class.
+    Without class folders the image files in `path` itself have no class, None.
     """
     from PIL import Image
 
-    suffixes = set(Image.registered_extensions())
+    suffixes = {*Image.registered_extensions(), *ARRAYS}
     if not path.is_dir():
         raise MissingData(f"there is no folder {path}")
     classes = sorted(c for c in path.iterdir() if c.is_dir() and not c.name.startswith("."))
-    named = {d.name: d for d in classes} or {UNLABELED: path}
+    named: dict[str | None, Path] = {folder.name: folder for folder in classes}
     files = {
-        name: sorted(f for f in d.iterdir() if f.suffix.lower() in suffixes)
-        for name, d in named.items()
+        name: sorted(f for f in folder.iterdir() if f.suffix.lower() in suffixes)
+        for name, folder in (named or {None: path}).items()
     }
-    if not classes and not files[UNLABELED]:
+    if not classes and not files[None]:
         raise MissingData(
             f"{path} holds neither images nor folders of images; put images in it, or in one "
             "folder for each class"
         )
     if empty := [name for name, found in files.items() if not found]:
-        raise MissingData(f"no images in {', '.join(str(path / name) for name in empty)}")
+        raise MissingData(f"no images in {', '.join(str(named[name]) for name in empty)}")
     return files
 
 
-def _read_images(files: list[Path], size: Size | None) -> Tensor:
-    """Read the files as float32 (N, C, H, W) in [0, 1]."""
-    pixels = [read_pixels(file, size) for file in files]
-    first = pixels[0].shape[:2]
+def _read_images(files: list[Path], size: Size | None) -> tuple[Tensor, Tensor]:
+    """Read the files as float32 (N, C, H, W) in [0, 1]; return also how many images each holds."""
+    pixels = [
+        read_array(file, size) if file.suffix.lower() in ARRAYS else read_pixels(file, size)[None]
+        for file in files
+    ]
+    first = pixels[0].shape[1:3]
     for file, image in zip(files, pixels, strict=True):
-        if image.shape[:2] != first:
+        if image.shape[1:3] != first:
             raise ValueError(
                 f"{files[0]} has {_in_words(first)} pixels, {file} has "
-                f"{_in_words(image.shape[:2])}; bring all images to one size by size= in Python or "
-                "--size HEIGHTxWIDTH on the command line"
+                f"{_in_words(image.shape[1:3])}; bring all images to one size by size= in Python "
+                "or --size HEIGHTxWIDTH on the command line"
             )
-    if any(image.ndim == 3 for image in pixels):
-        pixels = [image if image.ndim == 3 else np.stack([image] * 3, -1) for image in pixels]
-    return _channels_first(np.stack(pixels))
+    if any(image.ndim == 4 for image in pixels):
+        pixels = [image if image.ndim == 4 else np.stack([image] * 3, -1) for image in pixels]
+    return _channels_first(np.concatenate(pixels)), torch.tensor(list(map(len, pixels)))
 
 
 def _in_words(shape: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -21,17 +21,18 @@ class Split(TorchDataset):
 
     Indexing with a slice, a tensor of indices or a boolean mask gives a smaller split. Indexing
     with a number gives one image (C, H, W) and its label, so that a split is a torch `Dataset`:
-    `for image, label in split` and `torch.utils.data.DataLoader(split)` work.
+    `for image, label in split` and `torch.utils.data.DataLoader(split)` work. Without labels it
+    gives the image alone.
 
     Attributes:
         images: float32, shape (N, C, H, W), in [0, 1] unless they were transformed; or sets of
             points of the plane, (N, P, 2), for a model of points.
-        labels: int64 class indices, shape (N,).
+        labels: int64 class indices, shape (N,), or None where the images have no labels.
         name: the origin of the images, such as `"mnist/test"`.
     """
 
     images: Tensor
-    labels: Tensor
+    labels: Any = None  # a Tensor or None; `labels_of` refuses None
     name: str = "images"
 
     def __post_init__(self) -> None:
@@ -46,6 +47,8 @@ class Split(TorchDataset):
                 "images must be (N, C, H, W), or (N, P, 2) for points of the plane, not "
                 f"{tuple(self.images.shape)}"
             )
+        if self.labels is None:
+            return
         check_label_type(self.labels)
         if self.labels.shape != self.images.shape[:1]:
             raise ValueError(
@@ -57,14 +60,15 @@ class Split(TorchDataset):
         return len(self.images)
 
     @overload
-    def __getitem__(self, index: int) -> tuple[Tensor, int]: ...
+    def __getitem__(self, index: int) -> tuple[Tensor, int] | Tensor: ...
 
     @overload
     def __getitem__(self, index: slice | Tensor) -> Split: ...
 
-    def __getitem__(self, index: int | slice | Tensor) -> Split | tuple[Tensor, int]:
+    def __getitem__(self, index: int | slice | Tensor) -> Split | tuple[Tensor, int] | Tensor:
         if (number := _number(index)) is not None:
-            return self.images[number], int(self.labels[number])
+            image = self.images[number]
+            return image if self.labels is None else (image, int(self.labels[number]))
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)[: 3 if index.step else 2]
             chosen = ":".join("" if bound is None else str(bound) for bound in bounds)
@@ -76,7 +80,8 @@ class Split(TorchDataset):
                 "a split is indexed by a number, a slice or a tensor of shape (n,), such as "
                 f"split[3] or split[:100], not by {index!r}"
             )
-        return Split(self.images[index], self.labels[index], f"{self.name}[{chosen}]")
+        labels = None if self.labels is None else self.labels[index]
+        return Split(self.images[index], labels, f"{self.name}[{chosen}]")
 
     def binarized(self, seed: int = 0) -> Split:
         """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""
@@ -85,11 +90,22 @@ class Split(TorchDataset):
 
     def to(self, device: torch.device | str) -> Split:
         """Return the same split on another device."""
-        return Split(self.images.to(device), self.labels.to(device), self.name)
+        labels = None if self.labels is None else self.labels.to(device)
+        return Split(self.images.to(device), labels, self.name)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.images.shape[1:]))
         return f"Split({self.name!r}, {len(self):,} images of {shape})"
+
+
+def labels_of(split: Split) -> Tensor:
+    """Return the labels (N,) of a split; raise ValueError if it has none."""
+    if split.labels is None:
+        raise ValueError(
+            f"{split.name} has no labels, which a classifier needs; put the pictures of each class "
+            "into a folder of its own, PATH/CLASS/PICTURE, or give Split(images, labels)"
+        )
+    return split.labels
 
 
 def check_label_type(labels: Tensor) -> None:
@@ -122,7 +138,7 @@ class Dataset:
     Attributes:
         name: the name that `load_dataset` was given.
         train, validation, test: the splits; validation may be empty.
-        class_names: the name of each label; by default the label's number.
+        class_names: the name of each label; by default the label's number. Empty without labels.
     """
 
     name: str
@@ -135,8 +151,9 @@ class Dataset:
         shapes = {split.images.shape[1:] for split in self._splits}
         if len(shapes) > 1:
             raise ValueError(f"the splits of {self.name!r} hold images of several shapes: {shapes}")
-        if not self.class_names:
-            labels = torch.cat([split.labels for split in self._splits])
+        labelled = [split.labels for split in self._splits if split.labels is not None]
+        if not self.class_names and labelled:
+            labels = torch.cat(labelled)
             count = int(labels.max()) + 1 if len(labels) else 0
             object.__setattr__(self, "class_names", tuple(map(str, range(count))))
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from capsule_zoo.data.batches import BatchSource, ShuffledBatches, Transform
+from capsule_zoo.data.batches import Batch, BatchSource, ShuffledBatches, Transform
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
 from capsule_zoo.data.splits import check_label_type
 
@@ -34,7 +34,7 @@ class ItemBatches(ShuffledBatches):
         dataset: yields an image (C, H, W), or (image, label), for a number.
         batch_size, seed, transform, shuffle: see `Batches`.
         check: raises ValueError where a batch of images is not what the model takes.
-        labels: whether labels are read; otherwise they are zeros.
+        labels: whether labels are read; otherwise they are None.
 
     Raises:
         ValueError: an empty data set, or an item that is neither of the two.
@@ -56,7 +56,7 @@ class ItemBatches(ShuffledBatches):
         self.check = check
         self.labels = labels
 
-    def _take(self, chosen: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+    def _take(self, chosen: Tensor, epoch: int, batch: int) -> Batch:
         with RandomStream(self.seed, epoch, batch, _ITEMS).active():
             return read_items(self.dataset, chosen, self.check, self.labels)
 
@@ -111,7 +111,7 @@ class LoaderBatches(BatchSource):
             raise ValueError("data is a DataLoader without a batch; give at least one image")
         self.batch_size = max(self.batch_size, len(first[0]))
         few = len(first[0]) if len(self) == 1 else 2
-        self._example = first[0][:few], first[1][:few]
+        self._example = first[0][:few], None if first[1] is None else first[1][:few]
 
     @property
     def num_images(self) -> int:
@@ -121,10 +121,10 @@ class LoaderBatches(BatchSource):
     def __len__(self) -> int:
         return self._length
 
-    def example(self) -> tuple[Tensor, Tensor]:
+    def example(self) -> Batch:
         return self._example
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         read = 0
         for batch, (images, labels) in enumerate(self._read(epoch)):
             read = batch + 1
@@ -137,7 +137,7 @@ class LoaderBatches(BatchSource):
             f"{len(self)}; make both agree"
         )
 
-    def _read(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _read(self, epoch: int) -> Iterator[Batch]:
         """Yield the loader's batches, each read in the random stream of the epoch."""
         stream = RandomStream(self.seed, epoch)
         for sampler in (self.loader, self.loader.sampler, self.loader.batch_sampler):
@@ -155,9 +155,7 @@ class LoaderBatches(BatchSource):
             yield images_and_labels(batch, self.check, self.labels)
 
 
-def read_items(
-    dataset: TorchDataset, chosen: Tensor, check: CheckImages, labels: bool
-) -> tuple[Tensor, Tensor]:
+def read_items(dataset: TorchDataset, chosen: Tensor, check: CheckImages, labels: bool) -> Batch:
     """Read the items with these numbers, as images (n, C, H, W) and labels (n,)."""
     items = [dataset[number] for number in chosen.tolist()]
     if not labels:  # the other entries may be anything
@@ -173,12 +171,12 @@ def read_items(
     return images_and_labels(batch, check, labels)
 
 
-def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> tuple[Tensor, Tensor]:
+def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> Batch:
     """Return the images and labels of a batch, which is images or (images, labels).
 
     Args:
         check: raises ValueError where the images are not what the model takes.
-        labels: whether labels are wanted; otherwise they are zeros.
+        labels: whether labels are wanted; otherwise they are None.
 
     Raises:
         ValueError: the batch is neither, or it lacks the labels that are wanted.
@@ -191,7 +189,7 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> tuple[Ten
         )
     check(parts[0])
     if not labels:
-        return parts[0], torch.zeros(len(parts[0]), dtype=torch.int64)
+        return parts[0], None
     if len(parts) < 2:
         raise ValueError("labels=True needs data with labels: let data yield (image, label)")
     check_label_type(parts[1])

@@ -140,8 +140,8 @@ BREAKS = (
     Break(
         "error rate and accuracy exchanged",
         "inference/evaluation/classification.py",
-        "Share.of(found != split",
-        "Share.of(found == split",
+        "Share.of(found != labels",
+        "Share.of(found == labels",
         "inference/test_classification.py",
     ),
     Break(

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.data.datasets import full_name
+from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.history import history_of
@@ -332,10 +333,11 @@ def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[En
 
 def check_classes(data: Dataset) -> None:
     """Raise ValueError unless a data set has labels of two classes or more."""
+    labels_of(data.train)
     if data.num_classes < 2:
         raise ValueError(
-            f"the data set {data.name!r} has no labels, which a classifier needs; put the pictures "
-            "of each class into a folder of its own, PATH/CLASS/PICTURE"
+            f"the pictures of {data.name!r} are all of one class, and a classifier tells two or "
+            "more apart; add a folder for each class, PATH/CLASS/PICTURE"
         )
 
 

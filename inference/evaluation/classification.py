@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from capsule_zoo.data import Split
+from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference.evaluation.verbs import Images, as_wanted, of_a_pair
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
@@ -68,10 +69,11 @@ def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
     """Return the share of images whose likeliest label, as `classify` tells it, is not correct.
 
     Raises:
-        ValueError: as for `classify`.
+        ValueError: as for `classify`; or the split has no labels.
     """
+    labels = labels_of(split)
     found = classify(model, guide, split)
-    return Share.of(found != split.labels.to(found.device))
+    return Share.of(found != labels.to(found.device))
 
 
 def fgsm(
@@ -93,7 +95,7 @@ def fgsm(
         steps: number of gradients.
 
     Raises:
-        ValueError: a negative epsilon, or no step.
+        ValueError: a negative epsilon, no step, or no labels.
 
     References: Goodfellow, Shlens & Szegedy 2015, "Explaining and Harnessing Adversarial Examples"
     (arXiv 1412.6572), section 4; Kurakin, Goodfellow & Bengio 2017, "Adversarial Examples in the
@@ -105,7 +107,7 @@ def fgsm(
     least, most = model.pixel_range
     attacked = []
     with in_eval_mode(model):
-        batches = zip(*(x.split(batch_size) for x in (split.images, split.labels)), strict=True)
+        batches = zip(*(x.split(batch_size) for x in (split.images, labels_of(split))), strict=True)
         for images, labels in batches:
             low, high = (images - epsilon).clamp(min=least), (images + epsilon).clamp(max=most)
             moved = images

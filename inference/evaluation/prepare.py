@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pyro import poutine
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor, nn
 
@@ -61,6 +62,8 @@ def prepare(
     pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
     space_of(model).check(pixels)
     classes = None if labels is None else as_labels(labels, len(pixels))
+    if (check := getattr(poutine.unwrap(model), "check_labels", None)) is not None:
+        check(classes)
     if classes is None and getattr(model, "supervised", False):
         raise ValueError(
             f"{name_of(model)} explains labels, and without them there is no bound; pass labels=..."

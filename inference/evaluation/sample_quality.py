@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsule_zoo.data import Batches, Split
+from capsule_zoo.data.splits import labels_of
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
@@ -89,8 +90,13 @@ class FeatureClassifier(nn.Module):
 def train_classifier(
     split: Split, num_classes: int = 10, epochs: int = 3, batch_size: int = 128, seed: int = 0
 ) -> FeatureClassifier:
-    """Train a classifier on labeled images by Adam, with a rate that falls to zero."""
+    """Train a classifier on labeled images by Adam, with a rate that falls to zero.
+
+    Raises:
+        ValueError: no epoch, or the images have no labels.
+    """
     check_at_least(1, epochs=epochs)
+    labels_of(split)
     with seeded(seed):
         channels, height, width = split.images.shape[1:]
         classifier = FeatureClassifier((channels, height, width), num_classes).train()

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 
+from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
@@ -137,7 +139,7 @@ def fit(
     device = usable_device(device)
     batches = training_batches(data, model, batch_size, seed, transform, labels)
     held = held_out(data, validation, model, labels)
-    _check_supervised(model, labels)
+    _check_labels(model, labels, batches, held)
     budget = Budget.of(epochs, steps, minutes, len(batches))
     every = validate_every or max(len(batches), 100)
     checks = Checks(every, patience, checkpoint, callbacks)
@@ -173,7 +175,12 @@ def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _check_supervised(model: Callable, labels: bool) -> None:
+def _check_labels(model: Callable, labels: bool, batches: BatchSource, held: Split | None) -> None:
+    """Raise ValueError for labels that the model lacks, or that are not among its classes."""
+    check = getattr(poutine.unwrap(model), "check_labels", None)
+    if labels and check is not None:  # here, because Pyro adds its trace to what `forward` raises
+        check(batches.split.labels if isinstance(batches, Batches) else batches.example()[1])
+        check(None if held is None else held.labels)
     if getattr(model, "supervised", False) and not labels:
         raise ValueError(
             f"labels=True is needed: {type(model).__name__} explains the label of an image, and "

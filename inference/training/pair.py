@@ -36,12 +36,12 @@ class Pair:
     def by_role(self) -> dict[str, nn.Module]:
         return {"model": self.model, "guide": self.guide}
 
-    def takes(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    def takes(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return a batch on the device and in the precision of the modules."""
         images = images.to(self.device, self.dtype or images.dtype)
-        return images, labels.to(self.device) if self.labels else None
+        return images, labels.to(self.device) if self.labels and labels is not None else None
 
-    def objective(self, given: ELBO | None, images: Tensor, labels: Tensor) -> ELBO:
+    def objective(self, given: ELBO | None, images: Tensor, labels: Tensor | None) -> ELBO:
         """Run the pair once and return the given objective, or by default one for this model.
 
         Afterwards all parameters exist, and the objective knows the plates. The random state is

@@ -155,9 +155,9 @@ def _transformed(
     if transform is None:
         return data
     batches = Batches(data.train, batch_size, seed, transform)
-    parts = zip(*batches.epoch(0), strict=True)
-    images, labels = (torch.cat(part) for part in parts)
-    return replace(data, train=replace(data.train, images=images, labels=labels))
+    images, numbers = zip(*batches.epoch(0), strict=True)
+    labels = None if numbers[0] is None else torch.cat(numbers)
+    return replace(data, train=replace(data.train, images=torch.cat(images), labels=labels))
 
 
 def _place(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from capsule_zoo.data import Split
-from capsule_zoo.data.batches import BatchSource
+from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.inference.objectives.base import loss_per_image
 from capsule_zoo.inference.training.callbacks import Callback, Check, call_back
 from capsule_zoo.inference.training.checkpoint import (
@@ -142,7 +142,7 @@ class Trainer:
         self._finish(stopped)
         return stopped
 
-    def _step(self, batch: tuple[Tensor, Tensor], fraction: float) -> None:
+    def _step(self, batch: Batch, fraction: float) -> None:
         whole = len(batch[0])
         images, labels = self.pair.takes(*map(self.workers.share, batch))
         self.optimizer.zero_grad(set_to_none=True)
@@ -232,7 +232,7 @@ class Trainer:
             for role, module in self.modules.items():
                 module.load_state_dict(self.best[role])
 
-    def _stream(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _stream(self) -> Iterator[Batch]:
         """Yield the batches from the present step on."""
         epoch, start = divmod(self.progress.step, len(self.batches))
         yield from self.batches.epoch(epoch, start)

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 from capsule_zoo.data import Batches, Dataset, Split
 from capsule_zoo.data.batches import BatchSource, Transform
 from capsule_zoo.data.seeds import RandomStream
+from capsule_zoo.data.splits import labels_of
 from capsule_zoo.data.streams import (
     ItemBatches,
     LoaderBatches,
@@ -92,16 +93,18 @@ def held_out(data: Data, validation: Data | None, model: Callable, labels: bool)
 
 def _first_images(loader: DataLoader, parts: Callable) -> Split:
     images: list[Tensor] = []
-    labels: list[Tensor] = []
+    numbers: list[Tensor] = []
     for batch in loader:
         some_images, some_labels = parts(batch)
         images.append(some_images)
-        labels.append(some_labels)
+        if some_labels is not None:
+            numbers.append(some_labels)
         if sum(map(len, images)) >= HELD_OUT_IMAGES:
             break
     if not images:
         raise ValueError("validation is a DataLoader without a batch; give at least one image")
-    return Split(torch.cat(images), torch.cat(labels))[:HELD_OUT_IMAGES]
+    labels = torch.cat(numbers) if numbers else None
+    return Split(torch.cat(images), labels)[:HELD_OUT_IMAGES]
 
 
 def _readable(
@@ -114,11 +117,13 @@ def _readable(
         if labels:
             raise ValueError("labels=True needs data with labels: give a Split or a Dataset")
         check(data)
-        return Split(data, torch.zeros(len(data), dtype=torch.int64))
+        return Split(data)
     if isinstance(data, TensorDataset):
         return Split(*images_and_labels(data.tensors, check, labels))
     if isinstance(data, Split):
         check(data.images)
+        if labels:
+            labels_of(data)
         return data
     if isinstance(data, DataLoader | TorchDataset):
         return data

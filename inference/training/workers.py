@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -34,9 +35,9 @@ class Workers:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def share(self, batch: Tensor) -> Tensor:
+    def share(self, batch: Tensor | None) -> Any:
         """Return this process's slice of a batch; slice sizes differ by at most one row."""
-        if self.size == 1:
+        if self.size == 1 or batch is None:
             return batch
         return torch.tensor_split(batch, self.size)[self.rank]
 

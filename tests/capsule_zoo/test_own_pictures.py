@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from capsule_zoo import cli
-from capsule_zoo.registry import load, small_sizes
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.inference import error_rate, evaluate, fgsm, fit
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs.folder import make_transform
 
 SIZES = [
@@ -73,6 +78,41 @@ def test_pictures_without_labels_train_no_classifier_and_have_no_error_rate(
     assert run(*train[:3], "digits", *train[4:], "--out", tmp_path / "run") == 0
     assert run("error-rate", tmp_path / "run", "--data", f"folder:{pictures}") == 2
     assert "has no labels" in capsys.readouterr().err
+
+
+def test_pictures_without_labels_train_and_measure_no_classifier_in_python(pictures):
+    data = load_dataset(f"folder:{pictures}", size=8)
+    assert data.train.labels is None and data.num_classes == 0
+    sizes = {**small_sizes("cnn"), "image_shape": data.image_shape}
+    entry = create("cnn", **sizes)
+    pair = entry.model, entry.guide
+    for use in (
+        lambda: fit(*pair, data, labels=True, steps=1, progress=False),
+        lambda: error_rate(*pair, data.test),
+        lambda: fgsm(entry.model, data.test, 0.1),
+        lambda: train_classifier(data.train),
+    ):
+        with pytest.raises(ValueError, match=r"has no labels.*PATH/CLASS/PICTURE") as refused:
+            use()
+        assert "\n" not in str(refused.value)
+    vae = create("vae", **{**small_sizes("vae"), "image_shape": data.image_shape})
+    assert fit(vae.model, vae.guide, data, steps=1, progress=False).steps == 1
+
+
+@pytest.mark.parametrize("kind", ["split", "loader", "validation", "evaluate"])
+def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
+    """Pyro adds its trace to an error that is raised within a model."""
+    entry = create("cnn", **small_sizes("cnn"))
+    images = torch.rand(6, *entry.model.image_shape)
+    wrong = Split(images, torch.arange(6) + entry.model.num_classes)
+    right = Split(images, torch.zeros(6).long())
+    with pytest.raises(ValueError, match="build the model with more classes") as refused:
+        if kind == "evaluate":
+            evaluate(entry.model, entry.guide, images, labels=wrong.labels)
+        held = {"validation": wrong} if kind == "validation" else {}
+        data = {"split": wrong, "loader": DataLoader(wrong, 3)}.get(kind, right)
+        fit(entry.model, entry.guide, data, labels=True, steps=1, progress=False, **held)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("classes", [3, 12])

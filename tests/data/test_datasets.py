@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
-from capsule_zoo.data import MissingData, dataset_names, load_dataset
+from capsule_zoo.data import Batches, MissingData, dataset_names, load_dataset
 from capsule_zoo.data.datasets import affnist, rotated_mnist
 from capsule_zoo.data.sources import torchvision_images
 
@@ -293,24 +295,38 @@ def test_no_folder(tmp_path):
         load_dataset(f"folder:{tmp_path / 'absent'}")
 
 
-def test_a_flat_folder_is_of_one_class(tmp_path):
+def test_a_flat_folder_has_no_labels(tmp_path):
     for k in range(10):
         write(tmp_path / f"{k}.png", 10 * k)
     data = load_dataset(f"folder:{tmp_path}", validation=1)
     assert (len(data.train), len(data.validation), len(data.test)) == (7, 1, 2)
-    assert data.class_names == ("image",) and data.image_shape == (1, 4, 6)
+    assert data.class_names == () and data.image_shape == (1, 4, 6)
     splits = (data.train, data.validation, data.test)
     shades = torch.cat([split.images[:, 0, 0, 0] for split in splits]) * 255
     assert sorted(shades.round().tolist()) == [10 * k for k in range(10)]
-    assert all((split.labels == 0).all() for split in splits)
+    assert all(split.labels is None for split in splits)
+    for part in (data.train[:3], data.train.to("cpu"), data.train.binarized(), data.to("cpu").test):
+        assert part.labels is None and len(part)
+    assert torch.equal(data.train[2], data.train.images[2])
+    assert next(iter(DataLoader(data.train, 7))).shape == (7, 1, 4, 6)
+    images, labels = next(Batches(data.train, 4).epoch(0))
+    assert len(images) == 4 and labels is None
 
 
-def test_flat_train_and_test_folders_share_their_class(tmp_path):
+def test_flat_train_and_test_folders_have_no_labels_and_belong_together(tmp_path):
     write(tmp_path / "train" / "1.png", 51)
     write(tmp_path / "test" / "2.png", 102)
     data = load_dataset(f"folder:{tmp_path}")
-    assert len(data.train) == len(data.test) == 1 and data.num_classes == 1
+    assert len(data.train) == len(data.test) == 1 and data.num_classes == 0
+    assert data.train.labels is data.test.labels is None
     assert data.test.images.unique().tolist() == pytest.approx([0.4])
+
+
+def test_class_folders_on_one_side_only_are_refused(tmp_path):
+    write(tmp_path / "train" / "a" / "1.png", 51)
+    write(tmp_path / "test" / "2.png", 102)
+    with pytest.raises(ValueError, match="one has class folders, one none"):
+        load_dataset(f"folder:{tmp_path}")
 
 
 def test_two_images_are_enough_and_one_is_not(tmp_path):
@@ -326,6 +342,73 @@ def test_a_folder_without_images_says_what_to_put_there(tmp_path):
     (tmp_path / "notes.txt").write_text("not an image")
     with pytest.raises(MissingData, match="neither images nor folders of images; put images"):
         load_dataset(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "floats", "channels first", "channels last", "color"])
+def test_a_file_of_numpy_holds_pictures_and_may_hold_their_labels(kind, tmp_path):
+    shape = {"channels first": (20, 1, 5, 4), "channels last": (20, 5, 4, 1)}.get(kind, (20, 5, 4))
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    if kind == "color":
+        images = np.stack([images, 255 - images, images // 2], -1)
+    expected = torch.from_numpy(images.reshape(20, 5, 4, -1)).permute(0, 3, 1, 2).float() / 255
+    given = images.astype(np.float64) / 255 if kind == "floats" else images
+    np.savez(tmp_path / "mine.npz", images=given, labels=np.arange(20) % 3)
+    data = load_dataset(str(tmp_path / "mine.npz"), validation=2)
+    assert (len(data.train), len(data.validation), len(data.test)) == (14, 2, 4)
+    assert data.class_names == ("0", "1", "2")
+    splits = (data.train, data.validation, data.test)
+    found, labels = (torch.cat([getattr(s, part) for s in splits]) for part in ("images", "labels"))
+    distance = (found[:, None] - expected[None]).abs().amax((2, 3, 4))
+    assert distance.amin(1).max() < 1e-6 and len(distance.argmin(1).unique()) == 20
+    assert torch.equal(labels, distance.argmin(1) % 3)
+    np.save(tmp_path / "mine.npy", given)
+    unlabelled = load_dataset(f"folder:{tmp_path / 'mine.npy'}", validation=2)
+    assert torch.equal(unlabelled.train.images, data.train.images)
+    assert unlabelled.train.labels is None
+
+
+def test_files_of_numpy_lie_in_folders_and_are_resized_as_pictures_are(tmp_path):
+    ramp = np.linspace(0, 255, 40, dtype=np.uint8).reshape(1, 5, 8).repeat(3, 0)
+    for part, number in (("train", 3), ("test", 1)):
+        (tmp_path / part / "a").mkdir(parents=True)
+        np.save(tmp_path / part / "a" / "ramps.npy", ramp[:number])
+        Image.fromarray(ramp[0]).save(tmp_path / part / "a" / "ramp.png")
+        write(tmp_path / part / "b" / "1.png", 51, size=(8, 5))
+    data = load_dataset(f"folder:{tmp_path}", size="10x4")
+    assert (len(data.train), len(data.test), data.class_names) == (5, 3, ("a", "b"))
+    ramps = data.train.images[data.train.labels == 0]
+    assert ramps.shape == (4, 1, 10, 4) and (ramps - ramps[0]).abs().max() < 1 / 255
+    assert data.train.images[data.train.labels == 1].unique().tolist() == pytest.approx([0.2])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"points": np.zeros((3, 4, 2))}, "points are read by constellations:"),
+        ({"images": np.zeros((3, 4, 5, 2))}, "1 or 3 channels, not (3, 4, 5, 2)"),
+        (
+            {"images": np.full((3, 4, 5), 7.0)},
+            "not float64 from 7 to 7; rescale them",
+        ),
+        ({"images": np.zeros((1, 4, 5))}, "holds 1 image, but 2 or more are needed"),
+        ({"images": np.zeros((3, 4, 5)), "labels": np.arange(2)}, "whole numbers from 0 on, (3,)"),
+        ({"images": np.array([None])}, "cannot be read as a NumPy file"),
+    ],
+)
+def test_arrays_that_are_no_pictures_are_refused_with_a_remedy(arrays, words, tmp_path):
+    np.savez(tmp_path / "mine.npz", **arrays)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_dataset(str(tmp_path / "mine.npz"))
+
+
+def test_a_path_that_is_no_name_is_answered_with_the_name_that_it_has(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "letters" / "1.png", 51)
+    for wrong in ("Folder:letters", "images:letters", "letters/1.png"):
+        with pytest.raises(ValueError, match="did you mean 'folder:letters'"):
+            load_dataset(wrong)
+    with pytest.raises(ValueError, match="no such folder of pictures either"):
+        load_dataset("./lettres")
 
 
 def test_sixteen_bits_beside_eight_keep_their_values(tmp_path):

@@ -75,6 +75,15 @@ def test_the_data_set_has_splits_and_its_user_file_too(tmp_path):
         load_dataset("constellations", size=28)
 
 
+def test_points_without_a_mask_are_present_unless_they_are_nan(tmp_path):
+    points = draw_scenes(10, 0.1, seed=4).points
+    points[:, -1] = np.nan
+    np.savez(tmp_path / "mine.npz", points=points)
+    assert torch.equal(read_scenes(tmp_path / "mine.npz")[1], ~points.isnan().any(-1))
+    data = load_dataset(f"constellations:{tmp_path / 'mine.npz'}")
+    assert data.train.labels is None and data.num_classes == 0
+
+
 def test_bad_points_are_refused_with_a_remedy(tmp_path):
     points, present = np.zeros((3, 4, 2)), np.ones((3, 4))
     broken = points.copy()
@@ -90,8 +99,8 @@ def test_bad_points_are_refused_with_a_remedy(tmp_path):
             check_points(*wrong)
     with pytest.raises(MissingData, match="cannot be read"):
         read_scenes(tmp_path / "nothing.npz")
-    np.savez(tmp_path / "half.npz", points=points)
-    with pytest.raises(ValueError, match="lacks present"):
+    np.savez(tmp_path / "half.npz", present=present)
+    with pytest.raises(ValueError, match="lacks points"):
         read_scenes(tmp_path / "half.npz")
     np.savez(tmp_path / "pickle.npz", points=np.array([None, 1], dtype=object), present=present)
     with pytest.raises(MissingData, match="cannot be read"):
