@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from capsule_zoo.nearest import unknown
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
 from capsule_zoo.report.stories import first_line, read_story
 from capsule_zoo.runs.folder import plain
-from capsule_zoo.sizes import Size
+from capsule_zoo.sizes import Size, words_of
 
 _METRICS = {"squared_error": "squared error", "error_rate": "error rate"}
 
@@ -87,6 +87,7 @@ class Description:
         parameters: number of learned parameters, in the `model` and in the `guide`.
         weights: trained weights of the entry.
         references: publications of the model.
+        card: how described weights were made, checked and measured; empty for what has no card.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Description:
     parameters: dict[str, int]
     weights: tuple[Weights, ...]
     references: str
+    card: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description in JSON-compatible types."""
@@ -120,6 +122,7 @@ class Description:
                 "parameters": self.parameters,
                 "weights": [asdict(weights) for weights in self.weights],
                 "references": self.references,
+                "card": self.card,
             }
         )
 
@@ -169,8 +172,9 @@ def describe(entry: str | Path | Entry) -> Description:
             f"{unknown('entry or trained entry', source, known)}; or name a run folder"
         )
     made = read_recipe(source)
+    card = made if source in list_weights() else {}
     with seeded(0):
-        return _describe(registry.rebuild(made), source)
+        return replace(_describe(registry.rebuild(made), source), card=card)
 
 
 def _describe(entry: Entry, source: str) -> Description:
@@ -179,8 +183,6 @@ def _describe(entry: Entry, source: str) -> Description:
         name: _with_value(size, entry.sizes[name]) if name in entry.sizes else size
         for name, size in sizes.items()
     }
-    with seeded(0):
-        kinds = {name: type(entry.make_guide(name)) for name in entry.guides}
     never = "" if is_bound(entry.objective) else " (never a bound)"
     story = read_story(sys.modules[type(entry.model).__module__].__doc__)
     return Description(
@@ -188,10 +190,7 @@ def _describe(entry: Entry, source: str) -> Description:
         source=source,
         summary=summary(entry.name),
         sizes=used,
-        guides=tuple(
-            GuideWords(name, kind.__name__, first_line(kind.__doc__), name == entry.default_guide)
-            for name, kind in kinds.items()
-        ),
+        guides=tuple(guide_words(entry)),
         sites=entry.model.sites,
         relaxed=relaxed_sites(entry.model),
         objective=type(entry.objective).__name__ + never,
@@ -204,6 +203,16 @@ def _describe(entry: Entry, source: str) -> Description:
         weights=tuple(w for w in list_weights().values() if w.entry == entry.name),
         references=story.references,
     )
+
+
+def guide_words(entry: Entry) -> Iterator[GuideWords]:
+    """Yield the guides of an entry, in the words of its factory or else of their classes."""
+    told = words_of(registry.factory_of(entry.name).__doc__, "Guides")
+    for name in entry.guides:
+        with seeded(0):
+            kind = type(entry.make_guide(name))
+        what = told.get(name) or first_line(kind.__doc__)
+        yield GuideWords(name, kind.__name__, what, name == entry.default_guide)
 
 
 def relaxed_sites(model: Model) -> tuple[str, ...]:
@@ -266,6 +275,26 @@ def _lines(found: Description) -> Iterator[str]:
     yield from _columns({w.name: (str(w),) for w in found.weights} or {"none": ()}, "  ")
     yield ""
     yield f"references {found.references}"
+    if found.card:
+        yield from ["", f"how {found.source} was made", *_card_lines(found.card)]
+
+
+def _card_lines(card: dict[str, Any]) -> Iterator[str]:
+    """Yield what a card tells of weights, line by line."""
+    made, split = card["training"], card.get("split", {})
+    steps = f"{made['steps']:,} steps, " if "steps" in made else ""
+    told = {
+        "command": [made["command"]],
+        "took": [f"{steps}{made['seconds'] / 60:.0f} minutes, {made['machine']}"],
+        "seed": [str(card["seed"])],
+        "images": [", ".join(f"{number:,} {part}" for part, number in split.items())],
+        "versions": [", ".join(f"{name} {number}" for name, number in made["versions"].items())],
+        "checks": card["checks"],
+        "records": [record["command"] for record in card["records"].values()],
+    }
+    for title, lines in told.items():
+        for n, line in enumerate(lines):
+            yield f"  {title * (n == 0):10}{line}"
 
 
 def _size_lines(sizes: dict[str, Size], indent: str) -> Iterator[str]:

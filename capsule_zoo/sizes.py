@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from capsule_zoo.nearest import unknown
 
+_REFERRED = re.compile(r"(?:arguments? of|as for(?: every)?|see) `([\w-]+)`")
 _OWN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -72,7 +74,7 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
     Args:
         takes: by parameter of the factory, the constructor to which that parameter is passed.
     """
-    hints, told = _hints(factory), argument_words(factory.__doc__)
+    hints, told = _hints(factory), words_of(factory.__doc__)
     own: dict[str, Size] = {}
     further: dict[str, Size] = {}
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -81,7 +83,8 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
             further = inner
         elif parameter.default is not parameter.empty:
             hint = hints.get(name, Any)
-            own[name] = Size(name, parameter.default, hint, told.get(name, ""), inner)
+            what = _followed(told.get(name, ""), name, factory.__module__)
+            own[name] = Size(name, parameter.default, hint, what, inner)
     for name in own.keys() & further.keys():
         if further[name].what:  # the factory's docstring refers to the constructor's
             own[name] = replace(own[name], what=further[name].what)
@@ -178,9 +181,9 @@ def _example(inner: tuple[Any, ...]) -> str:
     return str(tuple(values))
 
 
-def argument_words(docstring: str | None) -> dict[str, str]:
-    """Return the description of each argument in a docstring's `Args:` section, by name."""
-    _, _, section = inspect.cleandoc(docstring or "").partition("\nArgs:\n")
+def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
+    """Return the description of each name in a section of a docstring, such as `Args:`."""
+    _, _, section = inspect.cleandoc(docstring or "").partition(f"\n{section}:\n")
     found: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
@@ -192,6 +195,24 @@ def argument_words(docstring: str | None) -> dict[str, str]:
         elif names and line.strip():
             found |= dict.fromkeys(names, f"{found[names[0]]} {line.strip()}")
     return found
+
+
+def _words_of_all(kind: type | Callable) -> dict[str, str]:
+    """Return the descriptions of arguments; a dataclass has the fields of its bases."""
+    told: dict[str, str] = {}
+    for described in reversed(getattr(kind, "__mro__", (kind,))):
+        told |= words_of(described.__doc__)
+    return told
+
+
+def _followed(what: str, name: str, module: str) -> str:
+    """Return the words of the class or factory that a description refers to, or else itself."""
+    referred = _REFERRED.match(what)
+    known = vars(sys.modules[module])
+    kind = known.get(referred[1].replace("-", "_")) if referred else None
+    if kind is None or name not in (told := _words_of_all(kind)):
+        return what
+    return _followed(told[name], name, kind.__module__)
 
 
 def _constructor_sizes(takes: Takes) -> dict[str, Size]:
@@ -212,13 +233,12 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
             continue
         constructor: Callable = vars(base)["__init__"]
         hints = _hints(constructor)
-        told: dict[str, str] = {}
-        for described in reversed(base.__mro__):  # a dataclass has the fields of its bases
-            told |= argument_words(described.__doc__)
+        told = _words_of_all(base)
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
             if parameter.kind in _OWN:
-                yield parameter, hints.get(parameter.name, Any), told.get(parameter.name, "")
+                what = _followed(told.get(parameter.name, ""), parameter.name, base.__module__)
+                yield parameter, hints.get(parameter.name, Any), what
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return
 

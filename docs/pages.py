@@ -31,7 +31,7 @@ from types import ModuleType
 from pyro.infer.inspect import render_model
 
 from capsule_zoo import registry
-from capsule_zoo.discovery import relaxed_sites
+from capsule_zoo.discovery import guide_words, relaxed_sites
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import figures_of, read_record
@@ -178,10 +178,10 @@ def _sites(made: registry.Entry) -> str:
 
 def _guides(made: registry.Entry) -> str:
     rows = ["| guide | class | what it is |", "|---|---|---|"]
-    for name in made.guides:
-        kind = type(made.make_guide(name))
-        mark = " (default)" if name == made.default_guide else ""
-        rows.append(f"| `{name}`{mark} | {_link(kind)} | {_first_line(kind)} |")
+    for guide in guide_words(made):
+        mark, what = " (default)" * guide.default, guide.what.replace("|", "\\|")
+        kind = _link(type(made.make_guide(guide.name)))
+        rows.append(f"| `{guide.name}`{mark} | {kind} | {what} |")
     return "\n".join([*rows, "", f"Trained with {_link(type(made.objective))}.", ""])
 
 
@@ -307,8 +307,3 @@ def _link(kind: type) -> str:
     return (
         f"{{py:obj}}`~{home}.{kind.__name__}`" if kind.__name__ in public else f"`{kind.__name__}`"
     )
-
-
-def _first_line(kind: type) -> str:
-    """Return the first line of a class's docstring, as a cell of a table."""
-    return (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")

@@ -43,6 +43,17 @@ def test_a_description_holds_what_the_entry_consists_of(entry):
     assert found.references and found.summary == registry.summary(entry.name)
 
 
+def test_everything_is_told_in_words_of_its_own(entry):
+    """Not by a path of a module, not by the class of a guide alone, nor by another docstring."""
+    found = describe(entry)
+    told = [guide.what for guide in found.guides]
+    assert len(set(told)) == len(told) and all(told)
+    assert "`" not in found.summary and "see" not in found.summary.split()
+    sizes = [*found.sizes.values(), *(s for o in found.sizes.values() for s in o.inner.values())]
+    referring = [s.name for s in sizes if s.what.startswith(("argument", "as for")) and not s.inner]
+    assert all(size.what for size in sizes) and referring == []
+
+
 def test_its_text_names_all_of_it_and_json_has_it_too(entry):
     found = describe(entry)
     words = [found.name, *found.sizes, *found.figures, *found.training, found.references]
@@ -74,6 +85,21 @@ def test_sizes_of_weights_are_those_they_were_trained_with():
     assert found.sizes["image_shape"].default == (1, 40, 40)
     assert found.sizes["guide_sizes"].inner["centered"].default is True
     assert describe("part-whole").sizes["guide_sizes"].inner["centered"].default is False
+
+
+def test_the_description_of_weights_ends_in_their_card():
+    for name in list_weights():
+        found, card = describe(name), read_recipe(name)
+        assert found.card == card == found.as_dict()["card"]
+        *_, last = str(found).partition(f"how {name} was made\n")
+        told = [card["training"]["command"], f"seed      {card['seed']}\n", *card["checks"]]
+        told += [
+            f"torch {card['training']['versions']['torch']}",
+            f"{card['split']['test']:,} test",
+        ]
+        told += [record["command"] for record in card["records"].values()]
+        assert [words for words in told if words not in last] == []
+    assert describe("part-whole").card == {} and "was made" not in str(describe("part-whole"))
 
 
 def test_weights_are_listed_as_their_cards_say():

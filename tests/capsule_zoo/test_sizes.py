@@ -17,7 +17,7 @@ from capsule_zoo.registry import (
     sizes_of,
     small_sizes,
 )
-from capsule_zoo.sizes import Size, Takes, argument_words, fits, in_words, known_sizes
+from capsule_zoo.sizes import Size, Takes, fits, in_words, known_sizes, words_of
 
 NAMES = list_models()
 
@@ -153,7 +153,7 @@ def test_options_are_followed_to_the_class_that_takes_no_more():
         "wide": (None, "float | None", "how large, in all."),
     }
     assert "deep" not in known_sizes(factory, {"sizes": Takes(Child, without=("deep",))})
-    assert argument_words(None) == {}
+    assert words_of(None) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from capsule_zoo.experiments import list_experiments
 from capsule_zoo.records import write_record
-from capsule_zoo.registry import create, list_models, small_sizes
+from capsule_zoo.registry import create, factory_of, list_models, sizes_of, small_sizes
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -74,6 +75,18 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
     assert "PartWholeGuide" in text and "no trained weights" not in text
     monkeypatch.setattr(pages.registry, "WEIGHTS", tmp_path)
     assert "no trained weights" in pages.entry("part-whole")
+
+
+def test_a_factory_tells_of_its_arguments_what_the_class_does(docstrings):
+    lines = inspect.getdoc(factory_of("part-whole")).splitlines()
+    found = docstrings.with_meanings(lines, factory_of("part-whole"))
+    known = sizes_of("part-whole")
+    for name in ("objects", "sigma_top"):
+        assert f"    {name}: {known[name].what}" in found and len(known[name].what) > 20
+    assert "    sizes: arguments of `PartWholeCapsules`." in found
+    assert any(line.startswith("    guide_sizes: arguments of") for line in found)
+    assert "Guides:" in lines and "Guides:" not in found
+    assert docstrings.with_meanings(lines, list_models) == lines
 
 
 def test_a_relaxed_site_is_called_what_show_calls_it(pages):

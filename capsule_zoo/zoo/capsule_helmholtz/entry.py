@@ -23,7 +23,7 @@ def capsule_helmholtz(
     centered: bool = True,
     **sizes,
 ) -> Entry:
-    """Layers of capsules, each drawn given the one above; see `models.capsule_helmholtz`.
+    """Layers of capsules, each drawn given the one above.
 
     Args:
         image_shape: (channels, height, width).

@@ -41,7 +41,7 @@ def capsule_network(
     channels: int | None = None,
     **sizes: Any,
 ) -> Entry:
-    """Class capsules by dynamic routing, and a decoder; see `capsule_zoo.models.capsule_network`.
+    """Class capsules by dynamic routing, and a decoder that draws from them.
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.
@@ -49,6 +49,13 @@ def capsule_network(
         routing: "dynamic", "uniform" (one iteration), "em" or "vb".
         channels: maps of the guide's first convolution, over those of the preset.
         sizes: arguments of `CapsuleNetwork`.
+
+    Guides:
+        dynamic: class capsules by dynamic routing, as in the paper.
+        uniform: class capsules without routing: all votes count alike.
+        em: class capsules by expectation maximization, on the same votes.
+        vb: class capsules by variational Bayes, on the same votes.
+        normal: the default routing, with normal poses around its class capsules.
     """
     if routing not in ROUTINGS:
         raise ValueError(unknown("routing", routing, list(ROUTINGS)))

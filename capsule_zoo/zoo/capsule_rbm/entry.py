@@ -44,7 +44,7 @@ def capsule_rbm(
     centered: bool = True,
     **sizes,
 ) -> Entry:
-    """An RBM whose hidden units come in switched groups; see `capsule_zoo.models.capsule_rbm`.
+    """An RBM whose hidden units come in switched groups.
 
     Args:
         image_shape: (channels, height, width).
@@ -73,7 +73,7 @@ def rbm(
     """A restricted Boltzmann machine: one capsule whose switch is always on.
 
     Args:
-        image_shape, k, chains, centered: as for the capsule RBM.
+        image_shape, k, chains, centered: as for `capsule_rbm`.
         sizes: arguments of `RBM`.
     """
     return _entry(RBM(image_shape, **sizes), k, chains, centered)

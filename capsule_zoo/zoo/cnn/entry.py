@@ -16,7 +16,7 @@ SMALL = dict(image_shape=(1, 8, 8), classes=2, channels=(4, 4), hidden=16)
 
 @register("cnn", small=SMALL, takes={"sizes": Takes(ConvolutionalClassifier)})
 def cnn(image_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10, **sizes: Any) -> Entry:
-    """A convolutional classifier, without capsules; see `capsule_zoo.models.baselines.cnn`.
+    """A convolutional classifier, without capsules.
 
     Args:
         image_shape, classes, sizes: arguments of `ConvolutionalClassifier`.

@@ -82,7 +82,7 @@ def constellations(
     learned: bool = False,
     width: int = 64,
 ) -> Entry:
-    """Points are corners of squares and triangles; see `capsule_zoo.models.constellations`.
+    """Points are corners of squares and triangles, each anywhere and turned.
 
     The templates and the noise may be trained, from these shapes on, or learned from scratch.
 

@@ -37,6 +37,10 @@ ARGUMENTS = """
         window: (height, width) of the middle part that the guide reads; default: the whole image.
         guide_sizes: further arguments of `ConditionalEncoder`.
         sizes: arguments of `{kind}`.
+
+    Guides:
+        variational: the code of an image is a normal distribution, as in a VAE.
+        deterministic: the code of an image is a point, as in an autoencoder.
     """
 
 
@@ -87,25 +91,25 @@ def _register(
 generative_capsnet = _register(
     "generative-capsnet",
     GenerativeCapsNet,
-    "Kinds of objects route parts by address; see `capsule_zoo.models.generative_capsnet`.",
+    "Kinds of objects route parts by address, and parts draw themselves there.",
     {**SMALL_CAPSULES, "kinds": 2, "pose": 2, "length": 3},
 )
 generative_capsnet_continuous = _register(
     "generative-capsnet-continuous",
     ContinuousCapsNet,
-    "A code without kinds routes parts by address; see `models.generative_capsnet`.",
+    "The same parts, routed by a code without kinds.",
     {**SMALL_CAPSULES, "latent": 2},
 )
 conditional_autoencoder = _register(
     "conditional-autoencoder",
     ConditionalAutoencoder,
-    "A convolutional decoder of code and request; see `models.baselines.conditional_autoencoder`.",
+    "Code and request in a convolutional decoder, without capsules.",
     {**SMALL, "latent": 2, "hidden": 4},
 )
 broadcast_autoencoder = _register(
     "broadcast-autoencoder",
     ConditionalAutoencoder,
-    "Code and request at every cell of a grid; see `models.baselines.conditional_autoencoder`.",
+    "Code and request at every cell of a grid, without capsules.",
     {**SMALL, "latent": 2, "hidden": 4},
     decoder="broadcast",
     hidden=64,

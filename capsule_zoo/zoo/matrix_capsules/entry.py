@@ -31,7 +31,7 @@ def matrix_capsules(
     power: float | None = None,
     **sizes: Any,
 ) -> Entry:
-    """A classifier whose layers are inferred by routing; see `capsule_zoo.models.matrix_capsules`.
+    """A classifier whose layers are inferred by routing.
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.

@@ -58,7 +58,7 @@ def part_whole(
     sigma_min: float = 0.02,
     **sizes: Any,
 ) -> Entry:
-    """Objects choose and place their parts; see `capsule_zoo.models.part_whole`.
+    """Objects choose and place their parts.
 
     Few, large parts of bounded stretch become strokes; many free ones become blobs.
 
@@ -66,6 +66,12 @@ def part_whole(
         image_shape: (channels, height, width).
         guide_sizes: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
+
+    Guides:
+        delta: parts and objects by networks, each pose a point.
+        normal: the same, each pose a normal distribution, which gives a bound.
+        low_rank: the same, with normal distributions whose coordinates are correlated.
+        routing: parts by the network, objects by agreement of the parts' votes.
     """
     channels, height, width = image_shape
     model = PartWholeCapsules(

@@ -30,7 +30,7 @@ def recurrent_capsules(
     iterations: int = 3,
     **sizes: Any,
 ) -> Entry:
-    """A drawing in a few strokes, planned by capsules; see `models.recurrent_capsules`.
+    """A drawing in a few strokes, planned by capsules.
 
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.

@@ -165,12 +165,18 @@ def shape_codes(
     sigma_top: float = 0.005,
     **sizes: Any,
 ) -> Entry:
-    """An object of some kind, with a code that shapes its parts; see `models.shape_codes`.
+    """An object of some kind, with a code that shapes its parts.
 
     Args:
         image_shape: (channels, height, width).
         guide_sizes: arguments of `AmortizedShapeCodes` that replace those of `GUIDE_SIZES`.
         kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
+
+    Guides:
+        delta: proposals for all kinds by a network: parts are points, pose and code are normal.
+        normal: the same, with parts that are normal too.
+        points: the same, with parts, pose and code that are points.
+        routing: parts by the network, pose and code of every kind by ridge regressions.
     """
     channels, height, width = image_shape
     model = ShapeCodes(

@@ -153,6 +153,11 @@ def stacked_capsule_autoencoder(
             clusters of parsed images, then all together; or "joint", from the start, as in the
             paper.
         sizes: arguments of `StackedCapsuleAutoencoder` that replace values of the preset.
+
+    Guides:
+        delta: parts and objects by networks, each pose a point.
+        normal: the same, each pose a normal distribution.
+        em: parts by the network, objects by expectation maximization.
     """
     if preset not in MODELS:
         raise ValueError(unknown("preset", preset, list(MODELS)))

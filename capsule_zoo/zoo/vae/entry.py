@@ -26,7 +26,7 @@ def vae(
     hidden: int = 256,
     **sizes: Any,
 ) -> Entry:
-    """A convolutional network draws an image from one Gaussian code; see `models.baselines.vae`.
+    """A convolutional network draws an image from one Gaussian code.
 
     Args:
         image_shape: (channels, height, width).
