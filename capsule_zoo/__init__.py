@@ -24,6 +24,7 @@ if not (_HERE / "models").is_dir() and (_HERE.parent / "models").is_dir():
 if TYPE_CHECKING:  # for type checkers and editors; at run time these are imported when used
     from capsule_zoo.discovery import describe as describe
     from capsule_zoo.discovery import list_weights as list_weights
+    from capsule_zoo.recipe import Recipe as Recipe
     from capsule_zoo.registry import Entry as Entry
     from capsule_zoo.registry import create as create
     from capsule_zoo.registry import list_models as list_models
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time these are import
 
 _LAZY = {
     "Entry": "registry",
+    "Recipe": "recipe",
     "Takes": "sizes",
     "create": "registry",
     "describe": "discovery",
@@ -47,6 +49,7 @@ _LAZY = {
 }
 __all__ = [
     "Entry",
+    "Recipe",
     "Takes",
     "__version__",
     "create",

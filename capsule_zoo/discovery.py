@@ -21,9 +21,10 @@ from capsule_zoo.inference import is_bound
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
+from capsule_zoo.recipe import Recipe
+from capsule_zoo.records import plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
 from capsule_zoo.report.stories import first_line, read_story
-from capsule_zoo.runs.folder import plain
 from capsule_zoo.sizes import Size, words_of
 
 _METRICS = {"squared_error": "squared error", "error_rate": "error rate"}
@@ -174,7 +175,8 @@ def describe(entry: str | Path | Entry) -> Description:
     made = read_recipe(source)
     card = made if source in list_weights() else {}
     with seeded(0):
-        return replace(_describe(registry.rebuild(made), source), card=card)
+        entry = registry.rebuild(Recipe.read(made))
+        return replace(_describe(entry, source), card=card)
 
 
 def _describe(entry: Entry, source: str) -> Description:

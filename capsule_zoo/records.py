@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from capsule_zoo._version import __version__
 
@@ -238,6 +238,16 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     figure.savefig(buffer, format="png", dpi=150)
     write_whole(path, buffer.getvalue())
     plt.close(figure)
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON-compatible types, with None for numbers that are not finite."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: str | Path, content: dict) -> None:

@@ -40,6 +40,7 @@ from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown as unknown
+from capsule_zoo.recipe import Recipe
 from capsule_zoo.records import write_json
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
 from capsule_zoo.zoo import import_entries
@@ -294,7 +295,7 @@ def save(entry: Entry, folder: str | Path, **config: object) -> None:
     folder = Path(folder)
     save_checkpoint(folder / "model.safetensors", entry.model.state_dict())
     save_checkpoint(folder / "guide.safetensors", entry.guide.state_dict())
-    write_json(folder / "config.json", {**recipe(entry), **config})
+    write_json(folder / "config.json", {**made_by(entry), **config})
 
 
 def load(source: str | Path) -> Entry:
@@ -328,7 +329,7 @@ def _tensors_of(card: Path) -> Path:
 
 
 def read_recipe(source: str | Path) -> dict:
-    """Read the recipe of a trained entry: entry, sizes, guide, and all that was saved with it.
+    """Read the recipe of a trained entry, and all that was saved with it; see `Recipe.read`.
 
     Raises:
         ValueError: neither a run folder nor the name of trained weights.
@@ -367,12 +368,12 @@ def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None
     states = {"model": entry.model.state_dict(), "guide": entry.guide.state_dict()}
     save_checkpoint(folder / f"{name}.safetensors", states)
     path = folder / f"{name}.json"
-    write_json(path, {**recipe(entry), **card})
+    write_json(path, {**made_by(entry), **card})
     return path
 
 
-def recipe(entry: Entry) -> dict:
-    """Return everything that rebuilds an entry, except its weights.
+def made_by(entry: Entry) -> dict:
+    """Return the part of a recipe that rebuilds an entry, except its weights.
 
     `modules` is there if modules outside the zoo have to be imported first.
     """
@@ -393,33 +394,33 @@ def _look_up(name: str) -> _Registered:
     return _registered[name]
 
 
-def rebuild(made: dict) -> Entry:
-    """Create an untrained entry from its `recipe` after a round trip through JSON.
+def rebuild(recipe: Recipe) -> Entry:
+    """Create an untrained entry from its recipe.
 
     Raises:
         ValueError: the entry or its guide is unknown; the message names the modules to import.
     """
-    _check_known(made, "entry", list_models())
-    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in made["sizes"].items()}
-    entry = create(made["entry"], **sizes)
-    _check_known(made, "guide", list(entry.guides))
-    return entry.use_guide(made["guide"])
+    _check_known(recipe, "entry", recipe.entry, list_models())
+    entry = create(recipe.entry, **recipe.sizes)
+    guide = recipe.guide or entry.default_guide
+    _check_known(recipe, "guide", guide, list(entry.guides))
+    return entry.use_guide(guide)
 
 
-def _check_known(made: dict, kind: str, known: list[str]) -> None:
+def _check_known(recipe: Recipe, kind: str, name: str, known: list[str]) -> None:
     """Raise ValueError, with a remedy, unless the name in a recipe is known."""
-    if made[kind] in known:
+    if name in known:
         return
-    modules = made.get("modules") or ["MODULE"]
+    modules = recipe.modules or ("MODULE",)
     options = " ".join(f"--import {module}" for module in modules)
     raise ValueError(
-        f"{unknown(kind, made[kind], known)}. If another package adds this {kind}, import its "
+        f"{unknown(kind, name, known)}. If another package adds this {kind}, import its "
         f"module first: import {', '.join(modules)}; or capsule-zoo {options}"
     )
 
 
 def _rebuild(made: dict, states: dict[str, dict], source: str) -> Entry:
-    entry = rebuild(made)
+    entry = rebuild(Recipe.read(made))
     for part, state in states.items():
         module = getattr(entry, part)
         try:

@@ -53,7 +53,7 @@ def print_metrics(metrics: dict[str, Any]) -> None:
 def print_json(wanted: bool, found: dict | list) -> None:
     """Print one JSON value on a line of its own, if `wanted` is true."""
     if wanted:
-        from capsule_zoo.runs.folder import plain
+        from capsule_zoo.records import plain
 
         print(json.dumps(plain(found)), flush=True)
 

@@ -58,6 +58,9 @@ def train(
         str | None, typer.Option(help="One of the entry's guides.  [default: its own]")
     ] = None,
     transform: Annotated[str | None, typer.Option(help="rotate=DEGREES or shift=PIXELS.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="Such as Trace_ELBO.  [default: the entry's own]")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.  [default: runs/ENTRY-DATA-SEED]")
     ] = None,
@@ -100,6 +103,7 @@ def train(
         batch_size=batch_size,
         lr=lr,
         transform=transform,
+        objective=objective,
         limits=limits or None,
     )
     folder = out or _run_folder(

@@ -25,9 +25,9 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import check_pair, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate, predicts_labels
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.records import machine, read_record, versions
+from capsule_zoo.records import machine, plain, read_record, versions
 from capsule_zoo.registry import NAME, Entry, create, read_recipe, save_weights, summary
-from capsule_zoo.runs.folder import open_run, plain, read_metrics
+from capsule_zoo.runs.folder import open_run, read_metrics
 
 FIELDS = (
     *("entry", "sizes", "guide", "what", "data", "split", "seed", "training"),
@@ -191,7 +191,7 @@ def _command(made: dict) -> str:
     known = registry.sizes_of(made["entry"])
     sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
-    options = {key: made.get(key) for key in ("size", "batch_size", "lr", "transform")}
+    options = {key: made.get(key) for key in ("size", "batch_size", "lr", "transform", "objective")}
     parts = ["capsule-zoo", *(f"--import {module}" for module in made.get("modules", []))]
     parts += [f"train {made['entry']} --data {made['data']} --seed {made['seed']}"]
     if made["guide"] != create(made["entry"]).default_guide:

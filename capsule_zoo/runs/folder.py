@@ -18,12 +18,11 @@ was.
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyro
 from pandas import DataFrame
@@ -38,23 +37,21 @@ from capsule_zoo.inference.training.history import history_of
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.records import save_figure, write_json
+from capsule_zoo.recipe import Recipe, make_objective
+from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
     create,
     default_data,
     load,
+    made_by,
     read_recipe,
-    recipe,
     save,
     sizes_of,
     takes_images,
     unknown,
 )
 
-LIMITS = ("epochs", "steps", "minutes")
-EPOCHS = 10  # if neither the user nor the entry gives a limit
-BATCH_SIZE = 128  # if neither of them gives one
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "rotate": transforms.Rotate,
@@ -64,87 +61,25 @@ MEASURED = ("metrics.json", "compare.csv", "compare.png", "draws.png")
 TRAINED = ("model.safetensors", "guide.safetensors", "history.csv")
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """The settings of a run; `config.json` holds them next to the entry's recipe.
+def resumed(folder: Path, name: str, given: dict[str, Any]) -> Recipe:
+    """Return the recipe of the run of entry `name` in a folder, to go on with it.
 
-    Attributes:
-        data: the data set's name.
-        size: pixels of the images, such as "28" or "28x20"; None for the data set's own.
-        sizes: sizes of the entry that replace its defaults.
-        guide: one of the entry's guides; None for its default guide.
-        seed: seed of all random numbers.
-        batch_size: images of a step; None for the entry's own.
-        lr: learning rate; None for the entry's own.
-        transform: `rotate=DEGREES` or `shift=PIXELS`, of every training batch.
-        limits: limits of the run in epochs, steps or minutes; empty for the entry's own.
+    Raises:
+        ValueError: the folder holds a run of another entry or a damaged config.json, or `given`
+            changes a setting that must stay the same.
     """
-
-    data: str = "digits"
-    size: str | None = None
-    sizes: dict[str, Any] = field(default_factory=dict)
-    guide: str | None = None
-    seed: int = 0
-    batch_size: int | None = None
-    lr: float | None = None
-    transform: str | None = None
-    limits: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path, name: str) -> Self:
-        """Return the settings of the run of entry `name` in a folder.
-
-        Raises:
-            ValueError: the folder holds a run of another entry, or a damaged config.json.
-        """
-        saved = read_recipe(folder)
-        if saved["entry"] != name:
-            raise ValueError(f"{folder} holds a run of {saved['entry']!r}, not of {name!r}")
-        found = {f.name: saved[f.name] for f in fields(cls) if f.name in saved}
-        sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in saved["sizes"].items()}
-        return cls(**{**found, "sizes": sizes})
-
-    def resumed(self, given: dict[str, Any], folder: Path) -> Self:
-        """Return the settings of the resumed run.
-
-        Raises:
-            ValueError: `given` changes a setting that must stay the same.
-        """
-        for option, own, value in self._kept(given):
-            if plain(own) != plain(value):
-                raise ValueError(
-                    f"the run in {folder} has {option}={_words(own)}, and a run that goes on keeps "
-                    f"its settings, all but lr and the limits; leave {option}={_words(value)} out, "
-                    "or train into another folder"
-                )
-        return replace(self, **{key: given[key] for key in MAY_CHANGE if key in given})
-
-    def _kept(self, given: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        """Yield given settings that must stay the same: option, this run's value, given value."""
-        for key, value in given.items():
-            if key == "sizes":
-                for name, size in value.items():
-                    yield name, self.sizes.get(name), size
-            elif key not in MAY_CHANGE:
-                yield key, getattr(self, key), value
-
-    def for_fit(self, entry: Entry) -> dict[str, Any]:
-        """Return the arguments of `fit`: the entry's training settings, overridden by these."""
-        settings = {"batch_size": BATCH_SIZE, **entry.training}
-        chosen = {"lr": self.lr, "batch_size": self.batch_size}
-        settings |= {key: value for key, value in chosen.items() if value is not None}
-        if self.limits:
-            settings = {key: value for key, value in settings.items() if key not in LIMITS}
-            settings |= self.limits
-        if not any(key in settings for key in LIMITS):
-            settings["epochs"] = EPOCHS
-        return settings
-
-    def config(self) -> dict[str, Any]:
-        """Return the contents of `config.json` other than the entry's recipe."""
-        return {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sizes", "guide")
-        }
+    saved = Recipe.read(read_recipe(folder))
+    if saved.entry != name:
+        raise ValueError(f"{folder} holds a run of {saved.entry!r}, not of {name!r}")
+    asked = replace(saved, **{**given, "sizes": {**saved.sizes, **given.get("sizes", {})}})
+    for option, (own, value) in saved.differences(asked).items():
+        if option not in MAY_CHANGE:
+            raise ValueError(
+                f"the run in {folder} has {option}={_words(own)}, and a run that goes on keeps "
+                f"its settings, all but lr and the limits; leave {option}={_words(value)} out, "
+                "or train into another folder"
+            )
+    return asked
 
 
 def train(
@@ -166,8 +101,8 @@ def train(
     Args:
         name: one of `list_models()`.
         folder: where to write, from the first checkpoint on.
-        given: fields of `RunSettings` that differ from the defaults; on resuming, limits and lr
-            that differ from the run's own.
+        given: fields of `Recipe` that differ from the defaults; on resuming, limits and lr that
+            differ from the run's own.
         resume: continue from the folder's checkpoint.
         overwrite: replace an existing run in the folder at the new run's first checkpoint.
         log: "tensorboard" to write the history for TensorBoard as well.
@@ -183,21 +118,21 @@ def train(
         given = {**given, "data": full_name(given["data"])}
     make_writer = None if log is None else _tensorboard(log)
     if resume:
-        settings = RunSettings.read(folder, name).resumed(given, folder)
+        recipe = resumed(folder, name, given)
     else:
-        settings = RunSettings(**{"data": default_data(name), **given})
-    _refuse_pixels(name, settings)
-    transform = make_transform(settings.transform)
-    entry, data = _begin(name, settings, data_root)
-    arguments = settings.for_fit(entry)
-    settings = replace(settings, batch_size=arguments["batch_size"])
-    files = _RunFiles(folder, entry, settings.config(), resume, make_writer)
+        recipe = Recipe(name, **{"data": default_data(name), **given})
+    _refuse_pixels(recipe)
+    transform = make_transform(recipe.transform)
+    entry, data = _begin(recipe, data_root)
+    arguments = recipe.for_fit(entry.training)
+    recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
+    files = _RunFiles(folder, entry, recipe, resume, make_writer)
     try:
         run = _fit(
             entry,
             data,
             transform=transform,
-            seed=settings.seed,
+            seed=recipe.seed,
             checkpoint=files.save_checkpoint,
             resume=files.checkpoint if resume else None,
             device=device,
@@ -248,7 +183,7 @@ class _RunFiles:
     Args:
         folder: folder of the run.
         entry: the trained entry.
-        config: contents of config.json other than the entry's recipe.
+        recipe: contents of config.json.
         begun: True if the folder already holds this run.
         make_writer: makes a writer of TensorBoard's events, if they are wanted.
     """
@@ -257,13 +192,13 @@ class _RunFiles:
         self,
         folder: Path,
         entry: Entry,
-        config: dict[str, Any],
+        recipe: Recipe,
         begun: bool,
         make_writer: Callable[..., Any] | None,
     ) -> None:
         self.folder = folder
         self.entry = entry
-        self.config = config
+        self.recipe = recipe
         self.begun = begun
         self.checkpoint = folder / "checkpoint.safetensors"
         self.make_writer = make_writer
@@ -274,7 +209,7 @@ class _RunFiles:
         """Write a checkpoint; with the first one, write config.json and replace an older run."""
         save_checkpoint(self.checkpoint, tree)
         if not self.begun:
-            write_json(self.folder / "config.json", {**recipe(self.entry), **self.config})
+            write_json(self.folder / "config.json", self.recipe.config())
             figures = [f"{figure}.png" for figure in self.entry.figures]
             for stale in (*TRAINED, *MEASURED, *figures):
                 (self.folder / stale).unlink(missing_ok=True)
@@ -301,34 +236,38 @@ class _RunFiles:
         """Write the trained weights, the history, the metrics and the entry's figures."""
         if self.writer is not None:
             self.writer.close()
-        save(self.entry, self.folder, **self.config)
+        save(self.entry, self.folder, **self.recipe.config())
         run.save(self.folder)
         for figure in self.entry.figures:
             draw(self.entry, figure, images, self.folder)
 
 
-def _begin(name: str, settings: RunSettings, data_root: Path | None) -> tuple[Entry, Dataset]:
+def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
     """Create an untrained entry, and load data of the size that it takes."""
-    shape = settings.sizes.get("image_shape")
+    shape = recipe.sizes.get("image_shape")
     if shape is not None and not (
         isinstance(shape, tuple) and len(shape) == 3 and all(isinstance(n, int) for n in shape)
     ):
         raise ValueError(f"image_shape must be [channels, height, width], not {_words(shape)}")
-    size = settings.size or (None if shape is None else shape[1:])
-    data = load_dataset(settings.data, data_root, size=size)
-    pyro.set_rng_seed(settings.seed)
-    known = sizes_of(name)
-    shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(name) else {}
+    size = recipe.size or (None if shape is None else shape[1:])
+    data = load_dataset(recipe.data, data_root, size=size)
+    pyro.set_rng_seed(recipe.seed)
+    known = sizes_of(recipe.entry)
+    shapes: dict[str, Any] = {"image_shape": data.image_shape} if takes_images(recipe.entry) else {}
     if "classes" in known and data.num_classes > 1:
         shapes["classes"] = data.num_classes
-    sizes = {**shapes, **settings.sizes}
+    sizes = {**shapes, **recipe.sizes}
     try:
-        entry = create(name, **sizes)
+        entry = create(recipe.entry, **sizes)
     except (RuntimeError, TypeError, ArithmeticError) as error:
-        raise ValueError(f"{name} cannot be made with {_words(settings.sizes)}: {error}") from error
+        raise ValueError(
+            f"{recipe.entry} cannot be made with {_words(recipe.sizes)}: {error}"
+        ) from error
+    if recipe.objective is not None:
+        entry.objective = make_objective(recipe.objective)
     if entry.training.get("labels"):
         check_classes(data)
-    return entry.use_guide(settings.guide or entry.default_guide), data
+    return entry.use_guide(recipe.guide or entry.default_guide), data
 
 
 def check_classes(data: Dataset) -> None:
@@ -341,15 +280,15 @@ def check_classes(data: Dataset) -> None:
         )
 
 
-def _refuse_pixels(name: str, settings: RunSettings) -> None:
+def _refuse_pixels(recipe: Recipe) -> None:
     """Raise ValueError for settings of images that a model of points does not have."""
-    if takes_images(name):
+    if takes_images(recipe.entry):
         return
-    for option, value in (("size", settings.size), ("transform", settings.transform)):
+    for option, value in (("size", recipe.size), ("transform", recipe.transform)):
         if value is not None:
             raise ValueError(
-                f"{name} observes points, which have no pixels: {option}={value} says nothing to "
-                f"it; leave --{option} out"
+                f"{recipe.entry} observes points, which have no pixels: {option}={value} says "
+                f"nothing to it; leave --{option} out"
             )
 
 
@@ -413,7 +352,7 @@ def open_run(
     """
     entry, folder = load(source), output_folder(source)
     read_metrics(folder)
-    name = data or read_recipe(source).get("data", RunSettings.data)
+    name = data or read_recipe(source).get("data", Recipe.data)
     size = entry.model.image_shape[1:] if takes_images(entry.name) else None
     dataset = load_dataset(name, data_root, size=size)
     return entry, dataset, folder
@@ -461,16 +400,6 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 def note(folder: Path, key: str, found: dict) -> None:
     """Add results to the folder's `metrics.json`, and keep its other contents."""
     write_json(folder / "metrics.json", plain({**read_metrics(folder), key: found}))
-
-
-def plain(value: Any) -> Any:
-    """Return a value in JSON-compatible types, with None for numbers that are not finite."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _words(value: Any) -> str:

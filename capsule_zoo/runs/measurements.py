@@ -40,8 +40,9 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
+from capsule_zoo.recipe import Recipe
 from capsule_zoo.registry import Entry, takes_images, unknown
-from capsule_zoo.runs.folder import RunSettings, check_classes
+from capsule_zoo.runs.folder import check_classes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -201,7 +202,7 @@ def compare_run(
     for name in guides:
         if name not in offered:
             raise ValueError(unknown("guide", name, offered))
-    settings = RunSettings(limits={"steps": tune_steps}).for_fit(entry)
+    settings = Recipe(entry.name, limits={"steps": tune_steps}).for_fit(entry.training)
     settings |= {"seed": seed, "progress": progress}
     data, test = as_scored(entry, data), as_scored(entry, data).test[:images]
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}

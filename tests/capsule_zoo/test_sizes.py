@@ -9,6 +9,7 @@ import pytest
 
 from capsule_zoo import registry
 from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.recipe import Recipe
 from capsule_zoo.registry import (
     create,
     list_models,
@@ -99,7 +100,7 @@ def test_what_was_typed_is_said_with_what_is_allowed(sizes, said):
 @pytest.mark.parametrize("weights", sorted(p.stem for p in registry.WEIGHTS.glob("*.json")))
 def test_the_sizes_of_trained_weights_are_still_taken(weights):
     recipe = read_recipe(weights)
-    assert registry.rebuild(recipe).sizes.keys() >= recipe["sizes"].keys()
+    assert registry.rebuild(Recipe.read(recipe)).sizes.keys() >= recipe["sizes"].keys()
 
 
 def test_lists_stand_for_tuples_as_json_has_them():

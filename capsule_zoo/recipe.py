@@ -1,0 +1,112 @@
+"""Recipes: what makes a training run again, as data.
+
+>>> recipe = Recipe("part-whole", data="mnist", transform="rotate=20", limits={"steps": 500})
+>>> recipe.differences(Recipe("part-whole", data="mnist", limits={"steps": 900}))
+{'transform': ('rotate=20', None), 'limits': ({'steps': 500}, {'steps': 900})}
+
+`config.json` of a run folder is a recipe, and so is a part of the card of trained weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import pyro.infer
+from pyro.infer import ELBO
+
+from capsule_zoo import inference
+from capsule_zoo.nearest import unknown
+from capsule_zoo.records import plain
+
+LIMITS = ("epochs", "steps", "minutes")
+EPOCHS = 10  # if neither the recipe nor the entry gives a limit
+BATCH_SIZE = 128  # if neither of them gives one
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe of a training run.
+
+    Attributes:
+        entry: name of the entry.
+        sizes: sizes that replace the entry's defaults.
+        guide: one of the entry's guides; None for its default guide.
+        modules: modules outside the zoo that are imported first.
+        data: the data set's name.
+        size: pixels of the images, such as "28" or "28x20"; None for the data set's own.
+        transform: `rotate=DEGREES` or `shift=PIXELS`, of every training batch.
+        objective: a class of `capsule_zoo.inference` or `pyro.infer`, such as "Trace_ELBO", with
+            its default arguments; None for the entry's own objective.
+        seed: seed of all random numbers.
+        batch_size: images of a step; None for the entry's own.
+        lr: learning rate; None for the entry's own.
+        limits: limits of the run in epochs, steps or minutes; empty for the entry's own.
+    """
+
+    entry: str
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    guide: str | None = None
+    modules: tuple[str, ...] = ()
+    data: str = "digits"
+    size: str | None = None
+    transform: str | None = None
+    objective: str | None = None
+    seed: int = 0
+    batch_size: int | None = None
+    lr: float | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Self:
+        """Return the recipe in the contents of a `config.json` or a card, which may say more."""
+        own = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in own["sizes"].items()}
+        return cls(**{**own, "sizes": sizes, "modules": tuple(own.get("modules", ()))})
+
+    def config(self) -> dict[str, Any]:
+        """Return the contents of `config.json`."""
+        return {k: v for k, v in vars(self).items() if k != "modules" or self.modules}
+
+    def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
+        """Return the fields, and the sizes one by one, in which another recipe differs.
+
+        Returns:
+            This recipe's value and the other's, by field, or by "size NAME".
+        """
+        own, their = (
+            plain({**vars(each), "sizes": None, **{f"size {k}": v for k, v in each.sizes.items()}})
+            for each in (self, other)
+        )
+        pairs = {name: (own.get(name), their.get(name)) for name in own | their}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    def for_fit(self, training: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `fit`: an entry's training settings, overridden by these."""
+        settings = {"batch_size": BATCH_SIZE, **training}
+        chosen = {"lr": self.lr, "batch_size": self.batch_size}
+        settings |= {key: value for key, value in chosen.items() if value is not None}
+        if self.limits:
+            settings = {key: value for key, value in settings.items() if key not in LIMITS}
+            settings |= self.limits
+        if not any(key in settings for key in LIMITS):
+            settings["epochs"] = EPOCHS
+        return settings
+
+
+def make_objective(name: str) -> ELBO:
+    """Return the objective of a name, with its default arguments.
+
+    Raises:
+        ValueError: there is no such objective, or it needs arguments.
+    """
+    places = (pyro.infer, inference)
+    offered = {name: getattr(place, name) for place in places for name in place.__all__}
+    known = {k: v for k, v in offered.items() if isinstance(v, type) and issubclass(v, ELBO)}
+    if name not in known:
+        raise ValueError(unknown("objective", name, sorted(known)))
+    try:
+        return known[name]()
+    except TypeError as error:
+        raise ValueError(f"objective {name} needs arguments: {error}; train by fit") from error

@@ -1,0 +1,43 @@
+"""A recipe is data: it is written, read and compared, and it makes the same run again."""
+
+import json
+
+import pytest
+from pyro.infer import RenyiELBO
+
+from capsule_zoo import Recipe, load
+from capsule_zoo.recipe import make_objective
+from capsule_zoo.registry import read_recipe, small_sizes
+from capsule_zoo.runs.folder import train
+
+SIZES = {**small_sizes("vae"), "image_shape": (1, 6, 5)}
+
+
+def test_what_a_run_writes_is_its_recipe_and_makes_it_again(tmp_path):
+    given = dict(sizes=SIZES, limits={"steps": 2}, objective="RenyiELBO", transform="shift=1")
+    train("vae", tmp_path / "one", given, progress=False)
+    recipe = Recipe.read(read_recipe(tmp_path / "one"))
+    assert Recipe.read(json.loads(json.dumps(recipe.config()))) == recipe
+    assert recipe.objective == "RenyiELBO" and recipe.transform == "shift=1"
+    again = {name: value for name, value in vars(recipe).items() if name != "entry"}
+    train(recipe.entry, tmp_path / "two", again, progress=False)
+    assert Recipe.read(read_recipe(tmp_path / "two")) == recipe
+    states = [load(tmp_path / name).guide.state_dict() for name in ("one", "two")]
+    assert all(value.equal(states[1][name]) for name, value in states[0].items())
+
+
+def test_recipes_say_in_what_they_differ():
+    one = Recipe("vae", {"latent": 2}, seed=1, limits={"steps": 3})
+    other = Recipe("vae", {"latent": 3, "hidden": 4}, seed=1, limits={"epochs": 1})
+    expected = {
+        "size latent": (2, 3),
+        "size hidden": (None, 4),
+        "limits": ({"steps": 3}, {"epochs": 1}),
+    }
+    assert one.differences(other) == expected and not one.differences(one)
+
+
+def test_an_objective_is_named_or_refused():
+    assert isinstance(make_objective("RenyiELBO"), RenyiELBO)
+    with pytest.raises(ValueError, match="unknown objective 'TraceELBO'; did you mean 'Trace_ELBO"):
+        make_objective("TraceELBO")
