@@ -286,7 +286,7 @@ def _default_sizes(factory: Callable[..., Entry]) -> dict:
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
-def save(entry: Entry, folder: str | Path, **config: object) -> None:
+def save(entry: Entry, folder: str | Path, /, **config: object) -> None:
     """Write `model.safetensors`, `guide.safetensors` and `config.json` into a run folder.
 
     Args:
@@ -375,8 +375,11 @@ def save_weights(entry: Entry, name: str, card: dict, folder: Path | None = None
 def made_by(entry: Entry) -> dict:
     """Return the part of a recipe that rebuilds an entry, except its weights.
 
-    `modules` is there if modules outside the zoo have to be imported first.
+    `modules` is there if modules outside the zoo have to be imported first. An entry that `create`
+    did not make has no name, and cannot be rebuilt.
     """
+    if not entry.name:
+        return {}
     made = {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
     modules = modules_outside(factory_of(entry.name), entry.guides[entry.default_guide])
     return {**made, "modules": modules} if modules else made

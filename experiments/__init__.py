@@ -16,6 +16,8 @@ import fnmatch
 import json
 import pkgutil
 import shlex
+import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -27,18 +29,22 @@ from typing import TYPE_CHECKING
 
 import pyro
 
+from capsule_zoo._version import __version__
 from capsule_zoo.data.plugins import import_plugins, modules_outside
 from capsule_zoo.experiments.options import Options as Options
-from capsule_zoo.experiments.session import Session as Session
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import (
     REPRODUCED,
     Metrics,
     check_experiment_name,
     flatten,
+    plain,
     read_record,
+    write_json,
     write_record,
 )
+from capsule_zoo.registry import save
+from capsule_zoo.runs.folder import in_use
 from capsule_zoo.sizes import Size, Takes, check_sizes, known_sizes
 
 if TYPE_CHECKING:
@@ -216,9 +222,10 @@ def reproduce(
 ) -> tuple[Result, Path]:
     """Run an experiment and write its record and its figures.
 
-    Training runs are saved as they go, in the folder `.unfinished` next to the records. The same
-    call goes on from there if it was interrupted. When the record is written, they are deleted, or
-    moved to `keep`.
+    Training runs are run folders in the folder `<folder>/<name>`, next to the record. The same call
+    goes on from there if it was interrupted: what has ended is read, and what had begun is resumed.
+    When the record is written, they are deleted, or moved to `keep`. The record's seconds are those
+    of this call, and of the runs that earlier calls trained.
 
     Args:
         folder: folder of the records; `results` replaces those of a checkout.
@@ -230,10 +237,10 @@ def reproduce(
         The result and the path of the record.
 
     Raises:
-        ValueError: there is no such experiment, setting or device, or `keep` is in use.
+        ValueError: there is no such experiment, setting or device, `keep` is in use, or the folder
+            of the runs holds something else.
     """
     from capsule_zoo.inference.training.workers import usable_device
-    from capsule_zoo.runs.folder import in_use
 
     chosen = find_experiment(name)
     chosen.check(settings)
@@ -241,10 +248,11 @@ def reproduce(
     if keep is not None and in_use(Path(keep)):
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     filled = chosen.filled(settings)
-    session = Session.begin(Path(folder), name, options, filled)
-    if session.seconds_before:
-        options.say(f"Going on with {session.folder}; delete that folder to begin again")
-    result = chosen(replace(options, runs=session.folder), **settings)
+    runs, began = Path(folder) / name, time.time()
+    before = _begin(runs, name, options, filled)
+    if before:
+        options.say(f"Going on with the runs in {runs}; delete that folder to begin again")
+    result = chosen(replace(options, runs=runs), **settings)
     metrics, tables = flatten(result.metrics)
     path = write_record(
         name,
@@ -254,22 +262,45 @@ def reproduce(
         settings=filled,
         seed=options.seed,
         data=chosen.data,
-        seconds=session.seconds,
+        seconds=before + time.time() - began,
         figures=result.figures,
         folder=folder,
     )
     if keep is not None:
         _keep(Path(keep), result, chosen, options, read_record(name, folder))
-        session.move(Path(keep) / "runs")
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        shutil.move(runs, Path(keep) / "runs")
     else:
-        session.delete()
+        shutil.rmtree(runs)
     return result, path
+
+
+def _begin(runs: Path, name: str, options: Options, settings: Mapping[str, object]) -> float:
+    """Begin or go on with an experiment in the folder of its runs.
+
+    Returns:
+        The seconds that earlier calls trained.
+    """
+    kept = ("minutes", "seed", "run", "device")
+    made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
+    made = plain({**made, **{each: getattr(options, each) for each in kept}, "settings": settings})
+    config = runs / "config.json"
+    if not config.is_file():
+        if in_use(runs):
+            raise ValueError(f"{runs} is in use; choose another folder for the record")
+        write_json(config, made)
+        return 0.0
+    found = json.loads(config.read_text())
+    if differ := [f"{key}={found.get(key)!r}" for key in made if made[key] != found.get(key)]:
+        raise ValueError(
+            f"{runs} holds unfinished runs of {name} with {', '.join(differ)}; go on with them by "
+            "the same command, delete that folder, or choose another folder for the record"
+        )
+    return sum(float(path.read_text().rsplit(",", 1)[1]) for path in runs.rglob("history.csv"))
 
 
 def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, record: dict) -> None:
     """Write the trained entry of a result into a run folder."""
-    from capsule_zoo.registry import save
-
     if result.entry is None:
         options.say(f"{chosen.name} has no single entry to keep in {keep}")
         return

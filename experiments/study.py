@@ -4,8 +4,9 @@
 >>> outcomes = study.run(train_one, options)          # train_one(job) returns numbers
 >>> outcomes["small", 0]
 
-Every outcome is saved when its run ends, so that a study that was interrupted repeats only the runs
-that had not ended; these go on from their last checkpoints (see `training.train`).
+Every run has a run folder, whose `metrics.json` holds the outcome when the run has ended. A study
+that was interrupted repeats only the runs that had not ended; these go on from their last
+checkpoints (see `training.train`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import torch
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
-from capsule_zoo.records import write_json
+from capsule_zoo.runs.folder import note, read_metrics
 
 T = TypeVar("T")
 S = TypeVar("S")
 V = TypeVar("V")
 
-OUTCOME = "outcome.json"
+OUTCOME = "outcome"
 SECONDS_BETWEEN_LOOKS = 1.0  # of a run's process at its parent
 
 
@@ -53,7 +54,7 @@ class Job(Generic[V]):
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the run; None if nothing is saved."""
+        """The run folder; None if nothing is saved."""
         return self.options.runs
 
 
@@ -127,14 +128,13 @@ class Study(Generic[V]):
 
 
 def saved(task: Callable[[Job], Any], job: Job) -> Any:
-    """Return the outcome of a job, which is saved in the folder of the job when it ends."""
-    path = job.folder and job.folder / OUTCOME
-    if path and path.is_file():
-        return json.loads(path.read_text())["outcome"]
-    outcome = json.loads(json.dumps({"outcome": task(job)}))  # the same when it is read again
-    if path:
-        write_json(path, outcome)
-    return outcome["outcome"]
+    """Return the outcome of a job, which is saved in the metrics of its run folder."""
+    found = read_metrics(job.folder) if job.folder else {}
+    if OUTCOME not in found:
+        found = {OUTCOME: json.loads(json.dumps(task(job)))}  # the same when it is read again
+        if job.folder:
+            note(job.folder, OUTCOME, found[OUTCOME])
+    return found[OUTCOME]
 
 
 def divide(

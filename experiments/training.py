@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
-from capsule_zoo.inference import Run, fit
-from capsule_zoo.inference.training.stages import fit_stages
+from capsule_zoo.inference import Run
 from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
 
 
 def train(
@@ -20,37 +20,40 @@ def train(
     options: Options,
     minutes: float | None = None,
     *,
-    name: str,
+    name: str = "",
     after: str | None = None,
-    guide: nn.Module | None = None,
     start: Callable[[Entry, Tensor], object] | None = None,
+    in_stages: bool = False,
     **settings: Any,
 ) -> Run:
     """Fit an entry and leave it on the CPU.
 
-    The run is saved in `options.runs` as it goes on and when it ends; see `fit`. If it was
-    interrupted, it goes on from there; if it had ended, the entry gets the saved weights, and
-    torch's generator the state that it had at the end of the run.
+    The run has a run folder in `options.runs`. If it was interrupted, it goes on from there; if it
+    had ended, the entry gets the saved weights, and torch's generator the state that it had at the
+    end of the run.
 
     Args:
         minutes: limit of the run, if `settings` give no other.
-        name: name of the run, of which an experiment has one.
+        name: name of the run's folder; by default the run is written into `options.runs` itself.
         after: name of a run that this one continues, with a later limit.
-        guide: the guide to train; the entry's own by default.
         start: a function of the entry and the training images that sets parameters to a start,
             unless the run goes on from a saved one; by default energy models start at the data's
             mean.
+        in_stages: whether an entry is trained in its stages, if it has any.
         settings: arguments of `fit` that replace the entry's.
 
     Raises:
         KeyboardInterrupt: the user interrupted the run, which is saved.
     """
-    guide = entry.guide if guide is None else guide
-    places = checkpoints(options, name, after)
+    places, folder = checkpoints(options, name, after), None
+    if options.runs is not None:
+        named = {"data": data.name} if isinstance(data, Dataset) else {}
+        config: dict[str, Any] = {**named, "seed": options.seed}
+        folder = RunFolder(options.runs / name, entry, config)
+        places["checkpoint"] = folder.save_checkpoint
     if "resume" not in places:
         (start or start_at_mean)(entry, (data.train if isinstance(data, Dataset) else data).images)
     chosen: dict[str, Any] = {
-        "objective": entry.objective,
         "minutes": minutes,
         "seed": options.seed,
         "progress": options.progress,
@@ -59,11 +62,13 @@ def train(
         **settings,
         **places,
     }
-    run = fit(entry.model, guide, data, **chosen)
+    run = fit_entry(entry, data, options.say, in_stages, **chosen)
     entry.model.cpu()
-    guide.cpu()
+    entry.guide.cpu()
     if run.stopped == "interrupted":
         raise KeyboardInterrupt
+    if folder is not None:
+        folder.finish(run)
     return run
 
 
@@ -73,40 +78,14 @@ def start_at_mean(entry: Entry, images: Tensor) -> None:
         entry.model.set_base_rates(images)
 
 
-def train_stages(
-    entry: Entry, data: Dataset, options: Options, *, name: str, **settings: Any
-) -> Run:
-    """Fit an entry in its stages, or at once if it has none; see `train`.
-
-    Args:
-        settings: arguments of `fit` that replace the entry's, with a limit among them.
-    """
-    if entry.stages is None:
-        return train(entry, data, options, name=name, **settings)
-    chosen: dict[str, Any] = {
-        "seed": options.seed,
-        "progress": options.progress,
-        "device": options.device,
-        "say": options.say,
-        **entry.training,
-        **settings,
-        **checkpoints(options, name),
-    }
-    run = fit_stages(entry.stages(entry), data, **chosen)
-    entry.model.cpu()
-    entry.guide.cpu()
-    if run.stopped == "interrupted":
-        raise KeyboardInterrupt
-    return run
-
-
 def checkpoints(options: Options, name: str, after: str | None = None) -> dict[str, Any]:
     """Return where `fit` saves a run, and from where it resumes, if anything is saved."""
     if options.runs is None:
         if after is not None:
             raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
         return {}
-    own, *earlier = (options.runs / f"{each}.safetensors" for each in (name, after) if each)
+    names = [name] if after is None else [name, after]
+    own, *earlier = (options.runs / each / CHECKPOINT for each in names)
     begun = [path for path in (own, *earlier) if path.is_file()]
     return {"checkpoint": own, **({"resume": begun[0]} if begun else {})}
 
@@ -121,6 +100,6 @@ def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entr
     if options.run:
         return load(options.run)
     entry = create(name, image_shape=data.image_shape)
-    chosen = {"minutes": options.budget, **settings}
-    train_stages(entry, data, options, name="trained", **chosen)
+    chosen = {"minutes": options.budget, "in_stages": True, **settings}
+    train(entry, data, options, name="trained", **chosen)
     return entry

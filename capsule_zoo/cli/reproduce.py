@@ -55,8 +55,8 @@ def reproduce(
     --out, runs/reproduced by default; the records of a checkout, which its pages show, change with
     --out results only. The command under a table of a page makes its numbers again.
 
-    An experiment that was interrupted goes on when the same command is given again: its training
-    runs are saved in .unfinished in the folder --out, until the record is written.
+    An experiment that was interrupted goes on when the same command is given again: its runs are
+    run folders in the folder EXPERIMENT, next to the record, until the record is written.
 
     \b
     Examples:

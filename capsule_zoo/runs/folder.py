@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from capsule_zoo.registry import (
     unknown,
 )
 
+CHECKPOINT = "checkpoint.safetensors"
 MAY_CHANGE = ("limits", "lr")  # in a resumed run
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "rotate": transforms.Rotate,
@@ -126,11 +127,12 @@ def train(
     entry, data = _begin(recipe, data_root)
     arguments = recipe.for_fit(entry.training)
     recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
-    files = _RunFiles(folder, entry, recipe, resume, make_writer)
+    files = RunFolder(folder, entry, recipe.config(), resume, make_writer)
     try:
-        run = _fit(
+        run = fit_entry(
             entry,
             data,
+            _say,
             transform=transform,
             seed=recipe.seed,
             checkpoint=files.save_checkpoint,
@@ -145,16 +147,28 @@ def train(
     if run.steps == 0 and run.stopped != "interrupted":
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
-        files.finish(run, data.test.images)
+        files.finish(run)
+        for figure in entry.figures:
+            draw(entry, figure, data.test.images, folder)
     return entry, run
 
 
-def _fit(entry: Entry, data: Dataset, **arguments: Any) -> Run:
-    """Train an entry as a whole or, where it has stages, one stage after the other."""
-    stages = () if entry.stages is None else entry.stages(entry)
+def fit_entry(
+    entry: Entry,
+    data: Any,
+    say: Callable[[str], None],
+    in_stages: bool = True,
+    **arguments: Any,
+) -> Run:
+    """Train an entry as a whole or, where it has stages, one stage after the other.
+
+    Args:
+        data: what `fit` takes; for stages a `Dataset`.
+    """
+    stages = entry.stages(entry) if in_stages and entry.stages is not None else ()
     if stages:
-        return fit_stages(stages, data, say=_say, **arguments)
-    return fit(entry.model, entry.guide, data, objective=entry.objective, **arguments)
+        return fit_stages(stages, data, say=say, **arguments)
+    return fit(entry.model, entry.guide, data, **{"objective": entry.objective, **arguments})
 
 
 def _say(line: str) -> None:
@@ -177,14 +191,14 @@ def _tensorboard(log: str) -> Callable[..., Any]:
     return SummaryWriter
 
 
-class _RunFiles:
-    """The files of a run, none of which is written before the first checkpoint.
+class RunFolder:
+    """The folder of a run, into which nothing is written before the first checkpoint.
 
     Args:
-        folder: folder of the run.
+        folder: its path.
         entry: the trained entry.
-        recipe: contents of config.json.
-        begun: True if the folder already holds this run.
+        config: contents of config.json, other than what rebuilds the entry.
+        begun: True if the folder already holds this run; by default it does if it has a checkpoint.
         make_writer: makes a writer of TensorBoard's events, if they are wanted.
     """
 
@@ -192,15 +206,15 @@ class _RunFiles:
         self,
         folder: Path,
         entry: Entry,
-        recipe: Recipe,
-        begun: bool,
-        make_writer: Callable[..., Any] | None,
+        config: Mapping[str, Any],
+        begun: bool | None = None,
+        make_writer: Callable[..., Any] | None = None,
     ) -> None:
         self.folder = folder
         self.entry = entry
-        self.recipe = recipe
-        self.begun = begun
-        self.checkpoint = folder / "checkpoint.safetensors"
+        self.config = config
+        self.checkpoint = folder / CHECKPOINT
+        self.begun = self.checkpoint.is_file() if begun is None else begun
         self.make_writer = make_writer
         self.writer: Any = None
         self.logged = 0  # rows that stand in history.csv
@@ -209,7 +223,7 @@ class _RunFiles:
         """Write a checkpoint; with the first one, write config.json and replace an older run."""
         save_checkpoint(self.checkpoint, tree)
         if not self.begun:
-            write_json(self.folder / "config.json", self.recipe.config())
+            write_json(self.folder / "config.json", {**made_by(self.entry), **self.config})
             figures = [f"{figure}.png" for figure in self.entry.figures]
             for stale in (*TRAINED, *MEASURED, *figures):
                 (self.folder / stale).unlink(missing_ok=True)
@@ -232,14 +246,12 @@ class _RunFiles:
                 self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
-    def finish(self, run: Run, images: Tensor) -> None:
-        """Write the trained weights, the history, the metrics and the entry's figures."""
+    def finish(self, run: Run) -> None:
+        """Write the trained weights, the history and the metrics."""
         if self.writer is not None:
             self.writer.close()
-        save(self.entry, self.folder, **self.recipe.config())
+        save(self.entry, self.folder, **self.config)
         run.save(self.folder)
-        for figure in self.entry.figures:
-            draw(self.entry, figure, images, self.folder)
 
 
 def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
@@ -297,7 +309,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
         raise ValueError("choose one of --resume and --overwrite")
     holds_run = (folder / "config.json").is_file()
-    holds_checkpoint = (folder / "checkpoint.safetensors").is_file()
+    holds_checkpoint = (folder / CHECKPOINT).is_file()
     if resume and not holds_run:
         raise ValueError(f"{folder} holds no run; leave --resume out")
     if resume and not holds_checkpoint:

@@ -87,7 +87,7 @@ def learn(job: Job[Ablation]) -> float:
     data = load_dataset("mnist", root=options.data_root)
     entry = row.entry(data.image_shape)
     few = replace(data, train=data.train[: row.images])
-    train(entry, few, options, name="run", epochs=row.epochs, transform=SHIFT)
+    train(entry, few, options, epochs=row.epochs, transform=SHIFT)
     return error_rate(entry.model, entry.guide, data.test).value
 
 

@@ -24,7 +24,7 @@ from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Numbers
-from capsule_zoo.registry import create, load, save
+from capsule_zoo.registry import create, load
 from capsule_zoo.zoo.capsule_network.entry import TRAINING
 
 BORDER = 4  # pixels around a digit, and how far it is shifted
@@ -98,9 +98,7 @@ def learn(job: Job[Task]) -> Numbers:
     else:
         entry = plain_network(data.image_shape, task.cnn, TRAINING)
         reader = entry.model
-    train(entry, data, options, name="run", epochs=task.epochs, transform=scattered)
-    if job.name == "capsules" and job.folder is not None:
-        save(entry, job.folder, data=data.name, seed=options.seed)
+    train(entry, data, options, epochs=task.epochs, transform=scattered)
     pairs = different_pairs(data.test[: task.images], scattered, options.seed)
     with torch.no_grad(), in_eval_mode(reader):
         scores = torch.cat([reader.scores(part) for part in pairs.overlays.split(500)])

@@ -126,7 +126,7 @@ def measure(job: Job[Task]) -> Numbers:
     data = binary_mnist(options)
     pyro.set_rng_seed(options.seed)
     entry = create(task.entry, image_shape=data.image_shape)
-    train(entry, data, options, name="run", steps=task.updates, transform=Binarize())
+    train(entry, data, options, steps=task.updates, transform=Binarize())
     found = log_likelihoods(entry, data, options, task.temperatures, task.chains)
     found["probe"] = probe(entry, data, hidden_means)[0]
     if entry.model.switched:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyro
@@ -25,7 +24,7 @@ from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.inference.evaluation.segmentation import relabeled
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.constellations.entry import learn_from
 from capsule_zoo.zoo.constellations.figures import scene_rows, template_rows
 
@@ -86,7 +85,7 @@ def learned(
     figures, laws = {}, {}
     for suffix, sigma in suffixes.items():
         options.say(f"Parsing scenes with noise {sigma:g}")
-        entry = load(folders[suffix] / "entry")
+        entry = load(folders[suffix])
         drawn = draw_scenes(scenes, sigma, seed=options.seed)
         grid, figures[suffix] = _parsed(entry, drawn, proposals, sigma)
         metrics[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
@@ -98,12 +97,12 @@ def learned(
     metrics["learning, noise"] = Table(numbers)
     title = "Templates that were learned, with their noise"
     figures["templates"] = template_rows(laws, title)
-    kept = load(folders[PUBLISHED] / "entry") if PUBLISHED in folders else None
+    kept = load(folders[PUBLISHED]) if PUBLISHED in folders else None
     return Result(metrics, figures, None, kept)
 
 
 def learn(job: Job[Lesson]) -> dict[str, float]:
-    """Learn templates and then train the set transformer, and save the entry."""
+    """Learn templates and then train the set transformer."""
     lesson, options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     entry = create("constellations", learned=True).use_guide("amortized")
@@ -120,9 +119,7 @@ def learn(job: Job[Lesson]) -> dict[str, float]:
         "epochs": None,
         **options.limit(lesson.updates),
     }
-    train(entry, split, options, name="trained", **settings)
-    assert job.folder is not None
-    save(entry, Path(job.folder) / "entry", data="constellations", seed=options.seed)
+    train(entry, split, options, **settings)
     found = entry.model.log_sigma.exp().item()
     return {
         "found_noise": found,

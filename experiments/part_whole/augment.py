@@ -44,7 +44,7 @@ from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents,
 from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
 from capsule_zoo.models.parts import poses
 from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
 from capsule_zoo.zoo.shape_codes.entry import on_parts_of, part_sets, start_objects
 
@@ -133,16 +133,14 @@ def augment(options: Options, **settings: Any) -> Result:
 
 
 def learn(job: Job[Task]) -> dict[str, Number]:
-    """Train one model, save it into the job's folder, and measure it."""
+    """Train one model, and measure it."""
     (degrees, steps, settings), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
     rotation = transforms.Rotate(degrees)
     limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
-    train(entry, data, options, name="run", transform=rotation, **limits)
-    if job.folder:
-        save(entry, job.folder, data=data.name, seed=options.seed)
+    train(entry, data, options, transform=rotation, **limits)
     return {"steps": (float(steps), None, 1), **measure(entry, data, degrees, settings, options)}
 
 

@@ -82,15 +82,17 @@ def tighten(entry: Entry, data: Dataset, options: Options, pose: str = "normal",
     """
     guide = entry.guide.with_poses(pose)
     how: dict[str, Any] = {"name": f"tightened-{pose}", "lr": 1e-3, "freeze": "model", **limits}
-    train(entry, data, options, guide=guide, **how)
-    return replace(entry, guide=guide, default_guide=pose)
+    tight = replace(entry, guide=guide, default_guide=pose)
+    train(tight, data, options, **how)
+    return tight
 
 
 def free_form(entry: Entry, images: Split, options: Options, steps: int) -> FreeForm:
     """Return a guide with normal poses of its own for each image, started at the entry's guide."""
     guide = FreeForm(entry.model, images.images, entry.guide, "normal")
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model")
-    train(entry, images, options, name="free-form", guide=guide, steps=steps, lr=0.01, **whole)
+    how: dict[str, Any] = dict(name="free-form", steps=steps, lr=0.01, **whole)
+    train(replace(entry, guide=guide), images, options, **how)
     return guide
 
 

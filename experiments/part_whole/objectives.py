@@ -92,9 +92,8 @@ def discrete_objectives(
         pairs[name] = (model, guide)
         own = pairs[name] if name == RELAXED else (model.discretized(), guide.discretized())
         how: dict[str, Any] = dict(objective=rows[name], lr=lr, schedule="linear", transform=JITTER)
-        run = train(
-            replace(start, model=own[0]), data, options, minutes, name=name, guide=own[1], **how
-        )
+        own_start = replace(start, model=own[0], guide=own[1])
+        run = train(own_start, data, options, minutes, name=name, **how)
         updates[name] = (float(run.steps), None, 1)
     table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
     return Result({**bounds_of_rows(table), "updates": updates}, {"": table.draw()}, table)

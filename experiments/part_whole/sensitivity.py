@@ -119,7 +119,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     curve = ProbesInTraining(data, chosen.probed, job.folder and job.folder / "curve.json")
     how: dict[str, Any] = dict(callbacks=[curve], validate_every=max(1, steps // chosen.points))
     few_at_once: dict[str, Any] = dict(batch_size=chosen.batch_size)
-    train(entry, data, options, steps=steps, name="run", **how, **few_at_once)
+    train(entry, data, options, steps=steps, **how, **few_at_once)
     normal = entry
     if not variant.sampled:
         limit: dict[str, Any] = dict(name="tightened", steps=task.tightening)

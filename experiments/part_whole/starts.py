@@ -100,7 +100,7 @@ def train_constructed(job: Job[Task]) -> list:
     model = PartWholeCapsules(image_size=data.image_shape[1], **task.sizes)
     guide = AmortizedPartWhole(model)
     how: dict[str, Any] = dict(steps=task.steps, seed=options.seed, progress=False)
-    run = fit(model, guide, data.train, **how, **checkpoints(options, "run"))
+    run = fit(model, guide, data.train, **how, **checkpoints(options, ""))
     return [run.history["loss"].tolist(), blank_loss(model, data.train.images)]
 
 

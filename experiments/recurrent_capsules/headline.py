@@ -34,7 +34,7 @@ from capsule_zoo.inference import Run, compare
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import Metrics, Number, Numbers, Table
-from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.recurrent_capsules.figures import drawings_of
 
 ONE_STEP = 0.1  # the extra time of the model that draws in one step, as a share of the budget
@@ -54,7 +54,7 @@ def knows_labels(entry: Entry) -> bool:
     return entry.model.capsules != "none" and entry.model.label_weight > 0
 
 
-def learn(entry: Entry, data: Dataset, options: Options, name: str, **limits: Any) -> Run:
+def learn(entry: Entry, data: Dataset, options: Options, name: str = "", **limits: Any) -> Run:
     """Train on images that are binarized again at every visit, with labels if they matter."""
     how: dict[str, Any] = dict(name=name, transform=Binarize(), labels=knows_labels(entry))
     return train(entry, data, options, **how, **limits)
@@ -268,16 +268,14 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
 
 
 def learn_variant(job: Job[Variant]) -> Numbers:
-    """Train one variant, save it in the job's folder, and return its updates and class error."""
+    """Train one variant, and return its updates and class error."""
     variant, options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     data = binary_mnist(options)
     shape = dict(image_shape=data.image_shape, classes=data.num_classes)
     entry = create(variant.entry, **{**shape, **variant.sizes})
     minutes = options.budget if variant.steps is None else None
-    run = learn(entry, data, options, "run", minutes=minutes, steps=variant.steps)
-    assert job.folder is not None
-    save(entry, job.folder, data="mnist", seed=options.seed)
+    run = learn(entry, data, options, minutes=minutes, steps=variant.steps)
     found: Numbers = {"updates": (float(run.steps), None, 1)}
     if knows_labels(entry):
         found["class_error"] = class_error(entry, data.test)

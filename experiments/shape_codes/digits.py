@@ -22,7 +22,7 @@ from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.part_whole.starts import threads
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train_stages
+from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import RoutingShapeCodes
 from capsule_zoo.inference import compare
 from capsule_zoo.inference.evaluation.ancestral import mean_images
@@ -88,7 +88,7 @@ def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
-    train_stages(entry, data, options, name="digits", transform=JITTER, **limit)
+    train(entry, data, options, name="digits", in_stages=True, transform=JITTER, **limit)
     return entry
 
 

@@ -18,7 +18,7 @@ from capsule_zoo.experiments.part_whole.headline import WITH_POSES
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, read_objects
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train_stages
+from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import qualities_in_time
 from capsule_zoo.inference import latents, linear_probe
 from capsule_zoo.inference.evaluation.ancestral import mean_images
@@ -138,7 +138,7 @@ def learn(job: Job[Task]) -> dict[str, Number]:
     entry = create(name, **{"image_shape": data.image_shape, **(chosen.sizes or {}).get(name, {})})
     began = time.process_time()
     unsaved = replace(options, runs=None)
-    run = train_stages(entry, data, unsaved, name=name, minutes=options.budget)
+    run = train(entry, data, unsaved, options.budget, in_stages=True)
     spent = (time.process_time() - began) / 60
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)

@@ -27,7 +27,7 @@ from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.part_whole.transformations import LARGE
 from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train_stages
+from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import (
     cluster_accuracy,
@@ -39,7 +39,7 @@ from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.stacked_capsule_autoencoder.entry import stages
 
 ENTRIES = ("stacked-capsule-autoencoder", "part-whole")
@@ -245,7 +245,7 @@ def trained_both(
 
 
 def learn(job: Job[Task]) -> tuple[Numbers, dict[str, Accuracy]]:
-    """Train one entry, save it in the job's folder, and measure it, also on turned digits."""
+    """Train one entry and measure it, also on turned digits."""
     (name, task), options = (job.name, job.variant), job.options
     chosen = task.settings
     data = read(task.data, options)
@@ -255,10 +255,8 @@ def learn(job: Job[Task]) -> tuple[Numbers, dict[str, Accuracy]]:
     entry = create(name, **{"image_shape": data.image_shape, **sizes})
     began = time.process_time()
     length: dict[str, Any] = dict(minutes=options.budget, batch_size=BATCH_SIZE)
-    run = train_stages(entry, data, options, name="run", **length)
+    run = train(entry, data, options, in_stages=True, **length)
     spent = (time.process_time() - began) / 60
-    assert job.folder is not None
-    save(entry, job.folder, data=data.name, seed=options.seed)
     numbers: Numbers = {
         **measure(entry, data, chosen.probed, chosen.tested),
         "steps": (float(run.steps), None, 1),
@@ -341,7 +339,7 @@ def ablate(job: Job[Ablation]) -> Numbers:
     sizes = {"image_shape": data.image_shape, **variant.sizes}
     entry = create(ENTRIES[0], **{**sizes, "loss": dict(variant.loss)})
     entry = replace(entry, stages=partial(stages, start=variant.clustered))
-    train_stages(entry, data, options, name="run", steps=variant.steps)
+    train(entry, data, options, in_stages=True, steps=variant.steps)
     found = measure(entry, data, variant.probed, variant.tested)
     with torch.no_grad(), seeded(0):
         few = data.test.images[: min(500, variant.tested)]

@@ -66,7 +66,6 @@ def first_step(job: Job[Task]) -> tuple[float, float]:
         entry,
         data.train,
         options,
-        name="run",
         steps=task.steps,
         validate_every=task.every,
         callbacks=[has_started],

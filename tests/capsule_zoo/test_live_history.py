@@ -9,7 +9,7 @@ import pytest
 from test_cli import TRAIN, refused, run
 
 from capsule_zoo.inference.training import trainer
-from capsule_zoo.runs.folder import _RunFiles
+from capsule_zoo.runs.folder import RunFolder
 
 
 class Killed(BaseException):
@@ -19,7 +19,7 @@ class Killed(BaseException):
 @pytest.fixture
 def watched(monkeypatch):
     """Save after every step, and keep what history.csv holds each time; `at` ends the run there."""
-    seen, log = [], _RunFiles._log
+    seen, log = [], RunFolder._log
 
     def look(self, history):
         log(self, history)
@@ -29,7 +29,7 @@ def watched(monkeypatch):
 
     look.at = None
     monkeypatch.setattr(trainer, "SECONDS_BETWEEN_SAVES", -1)
-    monkeypatch.setattr(_RunFiles, "_log", look)
+    monkeypatch.setattr(RunFolder, "_log", look)
     return seen, look
 
 

@@ -202,7 +202,7 @@ def test_training_that_ctrl_c_ended_goes_on_to_the_same_numbers(killed, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_step", _interrupted_in_step_two(step))
         if killed:
-            patched.setattr(runs._RunFiles, "finish", lambda *_: sys.exit(9))
+            patched.setattr(runs.RunFolder, "finish", lambda *_: sys.exit(9))
         assert run(*words) == (9 if killed else 130)
     files = {path.name for path in Path("new").iterdir()}
     if killed:

@@ -1,4 +1,4 @@
-"""Studies and sessions: runs share the time, are saved as they end, and go on after a kill."""
+"""Studies: runs share the time, are run folders, and go on after a kill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from capsule_zoo.experiments import Options, Result, experiment, find_experiment
 from capsule_zoo.experiments.study import Job, Study, choose, divide, side_by_side
 from capsule_zoo.experiments.training import train
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create
+from capsule_zoo.registry import create, load, read_recipe
 
 QUIET = Options(progress=False, processes=1)
 SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, hidden=4)
@@ -215,44 +215,69 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_same_command_goes_on_and_another_begins_anew(tmp_path):
+def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
     calls: list[str] = []
     register_toy(calls)
-    for settings in ({"images": 1}, {"images": 1}, {"images": 2}):
+    for _ in range(2):
         with pytest.raises(InterruptedError):
-            reproduce("test/toy", QUIET, folder=tmp_path, name="broken", **settings)
-    with pytest.raises(InterruptedError):
-        reproduce("test/toy", replace(QUIET, seed=1), folder=tmp_path, name="broken", images=1)
-    assert calls == ["new", "again", "new", "new"]
-    shutil.rmtree(tmp_path / ".unfinished")
+            reproduce("test/toy", QUIET, folder=tmp_path, name="broken")
+    with pytest.raises(ValueError, match="holds unfinished runs of test/toy with seed=0; go on"):
+        reproduce("test/toy", replace(QUIET, seed=1), folder=tmp_path, name="broken")
+    with pytest.raises(ValueError, match="holds unfinished runs of test/toy with settings="):
+        reproduce("test/toy", QUIET, folder=tmp_path)
+    assert calls == ["new", "again"]
+    shutil.rmtree(tmp_path / "test" / "toy")
     for _ in range(2):  # what ended leaves nothing to go on with
         reproduce("test/toy", QUIET, folder=tmp_path)
-    assert calls[4:] == ["new", "new"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["test"]
+    assert calls[2:] == ["new", "new"]
+    assert [path.name for path in (tmp_path / "test").iterdir()] == ["toy.json"]
+
+
+def test_a_folder_of_something_else_stays(tmp_path):
+    register_toy([])
+    (tmp_path / "test" / "toy").mkdir(parents=True)
+    (tmp_path / "test" / "toy" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is in use; choose another folder for the record"):
+        reproduce("test/toy", QUIET, folder=tmp_path)
+    assert (tmp_path / "test" / "toy" / "notes.txt").read_text() == "mine"
 
 
 def test_kept_runs_lie_with_the_entry(tmp_path):
     register_toy([])
     reproduce("test/toy", QUIET, folder=tmp_path / "results", keep=tmp_path / "kept")
     assert (tmp_path / "kept" / "runs" / "file").read_text() == "half a run"
-    assert not (tmp_path / "results" / ".unfinished").exists()
+    assert not (tmp_path / "results" / "test" / "toy").exists()
 
 
-def test_time_of_earlier_sessions_counts_until_they_saved_something(tmp_path):
+def test_time_of_earlier_runs_counts(tmp_path):
     register_toy([])
     with pytest.raises(InterruptedError):
         reproduce("test/toy", QUIET, folder=tmp_path, name="broken")
-    (clock,) = tmp_path.glob(".unfinished/test/toy/*/clock.json")
-    content = json.loads(clock.read_text())
-    clock.write_text(json.dumps({**content, "seconds": 50.0}))
-    saved = clock.parent / "file"
-    began = content["began"]
-    for path in (clock, saved):
-        os.utime(path, (began + 100, began + 100))
-    chosen = find_experiment("test/toy")
-    with_broken = chosen.filled({"name": "broken"})
-    session = experiments.Session.begin(tmp_path, "test/toy", QUIET, with_broken)
-    assert session.seconds_before == pytest.approx(150, abs=1)
+    runs = tmp_path / "test" / "toy"
+    for name, seconds in (("a", 50.0), ("b/c", 100.0)):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
+    chosen = {"images": 3, "share": 0.5, "name": "broken"}
+    assert experiments._begin(runs, "test/toy", QUIET, chosen) == 150
+
+
+def test_a_study_is_a_folder_of_run_folders(tmp_path):
+    """Each loads, says how it was made, and holds what was measured."""
+    study = Study({"vae": SIZES}, seeds=2)
+    options = replace(QUIET, runs=tmp_path)
+    found = study.run(train_vae, options)
+    for seed in (0, 1):
+        folder = tmp_path / f"vae-{seed}"
+        assert load(folder).model.latent == 2 and read_recipe(folder)["seed"] == seed
+        metrics = json.loads((folder / "metrics.json").read_text())
+        assert metrics["steps"] == 2 and metrics["outcome"] == found["vae", seed]
+
+
+def train_vae(job: Job[dict]) -> float:
+    pyro.set_rng_seed(job.options.seed)
+    entry = create("vae", **job.variant)
+    run = train(entry, few_digits(24, 8, size=12), job.options, steps=2, batch_size=8)
+    return float(run.history["loss"].iloc[-1])
 
 
 def test_settings_from_the_command_line(tmp_path, capsys):
