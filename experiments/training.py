@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments.options import Options
-from capsule_zoo.inference import Run
+from capsule_zoo.inference import Checks, Inputs, Run
+from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
 
@@ -50,18 +52,11 @@ def train(
         named = {"data": data.name} if isinstance(data, Dataset) else {}
         config: dict[str, Any] = {**named, "seed": options.seed}
         folder = RunFolder(options.runs / name, entry, config)
-        places["checkpoint"] = folder.save_checkpoint
-    if "resume" not in places:
+        places = replace(places, checkpoint=folder.save_checkpoint)
+    if places.resume is None:
         (start or start_at_mean)(entry, (data.train if isinstance(data, Dataset) else data).images)
-    chosen: dict[str, Any] = {
-        "minutes": minutes,
-        "seed": options.seed,
-        "progress": options.progress,
-        "device": options.device,
-        **entry.training,
-        **settings,
-        **places,
-    }
+    shared = {"minutes": minutes, "seed": options.seed, "inputs": Inputs(device=options.device)}
+    chosen = combined(shared, entry.training, settings, {"checks": places})
     run = fit_entry(entry, data, options.say, in_stages, **chosen)
     entry.model.cpu()
     entry.guide.cpu()
@@ -78,16 +73,17 @@ def start_at_mean(entry: Entry, images: Tensor) -> None:
         entry.model.set_base_rates(images)
 
 
-def checkpoints(options: Options, name: str, after: str | None = None) -> dict[str, Any]:
+def checkpoints(options: Options, name: str, after: str | None = None) -> Checks:
     """Return where `fit` saves a run, and from where it resumes, if anything is saved."""
+    quiet = Checks(progress=options.progress)
     if options.runs is None:
         if after is not None:
             raise ValueError(f"{name} continues {after}; give options.runs, where runs are saved")
-        return {}
+        return quiet
     names = [name] if after is None else [name, after]
     own, *earlier = (options.runs / each / CHECKPOINT for each in names)
     begun = [path for path in (own, *earlier) if path.is_file()]
-    return {"checkpoint": own, **({"resume": begun[0]} if begun else {})}
+    return replace(quiet, checkpoint=own, resume=begun[0] if begun else None)
 
 
 def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entry:

@@ -71,6 +71,7 @@ from capsule_zoo.inference.training.checkpoint import CheckpointError
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss
+from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
 from capsule_zoo.inference.training.starts.template_learning import learn_templates
 
 __all__ = [
@@ -78,15 +79,18 @@ __all__ = [
     "Calibration",
     "Check",
     "CheckpointError",
+    "Checks",
     "Comparison",
     "ContrastiveDivergence",
     "Counterfactual",
     "FilledIn",
     "ImportanceWeightedELBO",
     "IncompatibleGuide",
+    "Inputs",
     "LogPartition",
     "NonFiniteLoss",
     "Objective",
+    "Pace",
     "Reference",
     "Refinement",
     "Requested",

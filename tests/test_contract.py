@@ -22,6 +22,7 @@ from pyro.infer.importance import psis_diagnostic, vectorized_importance_weights
 from pyro.poutine.util import prune_subsample_sites
 
 from capsule_zoo.inference import (
+    Checks,
     check_pair,
     classify,
     compare,
@@ -272,7 +273,7 @@ def test_bad_images_are_refused_by_name(name, guide, kind):
             call(images)
     before = values_of(entry)
     with pytest.raises(ValueError, match=rf"{entry.model.observes}|split"):
-        fit(entry.model, entry.guide, images, steps=1, progress=False)
+        fit(entry.model, entry.guide, images, steps=1, checks=Checks(progress=False))
     assert not moved(entry, before)
 
 
@@ -287,7 +288,7 @@ def test_bad_images_are_refused_by_functions_without_validation(name, guide, kin
     pair, taught = (entry.model, entry.guide), entry.model.supervised
     with pyro.validation_enabled(False):
         for use in (
-            lambda: fit(*pair, images, steps=1, progress=False),
+            lambda: fit(*pair, images, steps=1, checks=Checks(progress=False)),
             lambda: evaluate(*pair, images, labels=labels, num_particles=1),
             lambda: compare({"one": pair}, images),
             lambda: encode(*pair, images),

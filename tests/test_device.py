@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference import evaluate, fit, loss_per_image
+from capsule_zoo.inference import Checks, Inputs, evaluate, fit, loss_per_image
 from capsule_zoo.registry import create, list_models, small_sizes
 
 DEVICE = os.environ.get("CAPSULE_ZOO_TEST_DEVICE")
@@ -34,7 +34,7 @@ def test_no_tensor_is_made_on_the_default_device(name, guide):
     pyro.set_rng_seed(0)
     entry = create(name, **small_sizes(name)).use_guide(guide)
     images = entry.model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
-    known = entry.model.supervised or entry.training.get("labels")
+    known = entry.model.supervised or entry.training.get("inputs", Inputs()).labels
     labels = torch.arange(4) % 2 if known else None
     with torch.device("meta"):
         loss = loss_per_image(entry.objective, entry.model, entry.guide, images, labels)
@@ -50,17 +50,16 @@ def test_steps_and_an_evaluation_are_on_the_device(name, guide):
     entry = create(name, **small_sizes(name)).use_guide(guide)
     images = entry.model.space.example(6, torch.float32, torch.Generator().manual_seed(1))
     data = Split(images, torch.arange(6) % 2, "noise")
-    labels = bool(entry.model.supervised or entry.training.get("labels"))
+    labels = bool(entry.model.supervised or entry.training.get("inputs", Inputs()).labels)
     run = fit(
         entry.model,
         entry.guide,
         data,
         objective=entry.objective,
-        labels=labels,
+        inputs=Inputs(labels=labels, device=DEVICE),
         steps=2,
         batch_size=3,
-        device=DEVICE,
-        progress=False,
+        checks=Checks(progress=False),
     )
     assert run.history[["loss", "gradient_norm"]].notna().all(axis=None)
     modules = (entry.model, entry.guide)

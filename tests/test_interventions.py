@@ -10,7 +10,7 @@ from pyro.infer import TraceEnum_ELBO, infer_discrete
 from torch.utils.data import DataLoader
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference import intervene, loss_per_image
+from capsule_zoo.inference import Inputs, intervene, loss_per_image
 from capsule_zoo.registry import create, list_models, small_sizes
 
 NAMES = list_models()
@@ -124,7 +124,7 @@ def test_a_loop_by_hand_over_a_dataloader_learns(name):
     before = [p.detach().clone() for p in parameters]
     for batch, labels in loader:
         optimizer.zero_grad()
-        known = labels if entry.training.get("labels") else None
+        known = labels if entry.training.get("inputs", Inputs()).labels else None
         loss = loss_per_image(entry.objective, entry.model, entry.guide, batch, known)
         loss.backward()
         optimizer.step()

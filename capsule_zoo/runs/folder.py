@@ -31,9 +31,10 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.data.datasets import full_name
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.inference import CheckpointError, NonFiniteLoss, Run, fit
+from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
 from capsule_zoo.inference.training.history import history_of
+from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.checks import check_one_of
@@ -123,23 +124,20 @@ def train(
     else:
         recipe = Recipe(name, **{"data": default_data(name), **given})
     _refuse_pixels(recipe)
-    transform = make_transform(recipe.transform)
+    inputs = Inputs(make_transform(recipe.transform), device=device)
     entry, data = _begin(recipe, data_root)
     arguments = recipe.for_fit(entry.training)
     recipe = Recipe(**{**vars(recipe), **made_by(entry), "batch_size": arguments["batch_size"]})
     files = RunFolder(folder, entry, recipe.config(), resume, make_writer)
+    place = files.checkpoint if resume else None
+    checks = Checks(checkpoint=files.save_checkpoint, resume=place, progress=progress)
     try:
         run = fit_entry(
             entry,
             data,
             _say,
-            transform=transform,
             seed=recipe.seed,
-            checkpoint=files.save_checkpoint,
-            resume=files.checkpoint if resume else None,
-            device=device,
-            progress=progress,
-            **arguments,
+            **combined(arguments, {"inputs": inputs, "checks": checks}),
         )
     except NonFiniteLoss as error:
         kept = files.checkpoint if files.begun else None
@@ -230,7 +228,7 @@ class RunFolder:
             for stale_events in self.folder.glob("events.out.tfevents.*"):
                 stale_events.unlink()
             self.begun = True
-        self._log(history_of(tree))
+        self._log(history_of(tree["progress"]))
 
     def _log(self, history: DataFrame) -> None:
         """Add the new steps to history.csv; the first call writes it, and the events, anew."""
@@ -277,7 +275,7 @@ def _begin(recipe: Recipe, data_root: Path | None) -> tuple[Entry, Dataset]:
         ) from error
     if recipe.objective is not None:
         entry.objective = make_objective(recipe.objective)
-    if entry.training.get("labels"):
+    if entry.training.get("inputs", Inputs()).labels:
         check_classes(data)
     return entry.use_guide(recipe.guide or entry.default_guide), data
 

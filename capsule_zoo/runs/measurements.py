@@ -23,6 +23,7 @@ from torch.distributions import Bernoulli
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.per_image.site_laws import innermost
 from capsule_zoo.inference import (
+    Checks,
     Comparison,
     compare,
     evaluate,
@@ -203,7 +204,7 @@ def compare_run(
         if name not in offered:
             raise ValueError(unknown("guide", name, offered))
     settings = Recipe(entry.name, limits={"steps": tune_steps}).for_fit(entry.training)
-    settings |= {"seed": seed, "progress": progress}
+    settings |= {"seed": seed, "checks": Checks(progress=progress)}
     data, test = as_scored(entry, data), as_scored(entry, data).test[:images]
     pairs: dict[str, tuple[nn.Module, nn.Module]] = {}
     seconds: dict[str, float] = {}

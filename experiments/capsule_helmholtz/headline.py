@@ -30,6 +30,8 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import losses_in_time
 from capsule_zoo.inference import (
+    Checks,
+    Inputs,
     ReweightedWakeSleep,
     ScoreFunctionELBO,
     WakeSleep,
@@ -69,7 +71,7 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
     def start(entry: Entry, images: Tensor) -> None:
         options.say("Pre-training every layer as a capsule RBM")
         each = share * minutes / len(entry.model.layers)
-        how: dict[str, Any] = dict(seed=options.seed, progress=options.progress)
+        how: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
         pretrain(entry.model, entry.guide, images, minutes=each, transform=Binarize(), **how)
 
     return dict(start=start, minutes=(1 - share) * minutes)
@@ -115,7 +117,7 @@ def pretraining(
         how: dict[str, Any] = dict(minutes=minutes)
         if name == "pretrained":
             how = after_pretraining(options, minutes, share)
-        run = train(entry, data, options, name=name, transform=Binarize(), **how)
+        run = train(entry, data, options, name=name, inputs=Inputs(Binarize()), **how)
         silent = use_of_switches(spectra(entry, data.test.images)).numbers["silent"]
         found[name] = {
             **held_out_bounds(entry, data.test[:images], particles, options.seed),
@@ -154,7 +156,9 @@ def objectives(
         how: dict[str, Any] = dict(minutes=minutes[name])
         if share is not None:
             how = after_pretraining(options, minutes[name], share)
-        train(entry, data, options, name=name, objective=objective, transform=Binarize(), **how)
+        train(
+            entry, data, options, name=name, objective=objective, inputs=Inputs(Binarize()), **how
+        )
         pairs[name] = (entry.model, entry.guide)
     table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
     return Result(bounds_of_rows(table), {"": table.draw()}, table, entry)

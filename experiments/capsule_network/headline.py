@@ -11,7 +11,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train, trained
-from capsule_zoo.inference import reconstruct
+from capsule_zoo.inference import Inputs, reconstruct
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create
@@ -30,7 +30,7 @@ def mnist(options: Options) -> Result:
     weights when another routing reads the votes.
     """
     data = load_dataset("mnist", root=options.data_root)
-    entry = trained("capsule-network", data, options, transform=SHIFT)
+    entry = trained("capsule-network", data, options, inputs=Inputs(SHIFT))
     options.say(f"Classifying {len(data.test):,} test images")
     painted = reconstruct(entry.model, entry.guide, data.test)
     metrics: Metrics = {
@@ -87,7 +87,7 @@ def learn(job: Job[Ablation]) -> float:
     data = load_dataset("mnist", root=options.data_root)
     entry = row.entry(data.image_shape)
     few = replace(data, train=data.train[: row.images])
-    train(entry, few, options, epochs=row.epochs, transform=SHIFT)
+    train(entry, few, options, epochs=row.epochs, inputs=Inputs(SHIFT))
     return error_rate(entry.model, entry.guide, data.test).value
 
 

@@ -22,6 +22,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, over_seeds
 from capsule_zoo.experiments.common.overlaps import different_pairs, plain_network, taken_out
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Inputs
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import create, load
@@ -98,7 +99,7 @@ def learn(job: Job[Task]) -> Numbers:
     else:
         entry = plain_network(data.image_shape, task.cnn, TRAINING)
         reader = entry.model
-    train(entry, data, options, epochs=task.epochs, transform=scattered)
+    train(entry, data, options, epochs=task.epochs, inputs=Inputs(scattered))
     pairs = different_pairs(data.test[: task.images], scattered, options.seed)
     with torch.no_grad(), in_eval_mode(reader):
         scores = torch.cat([reader.scores(part) for part in pairs.overlays.split(500)])

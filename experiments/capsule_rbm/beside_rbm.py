@@ -17,6 +17,7 @@ from capsule_zoo.experiments.common.energy import binary_mnist, log_likelihoods,
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
@@ -95,7 +96,7 @@ def time_updates(job: Job[tuple[str, ...]]) -> dict[str, list[float]]:
     options = replace(job.options, runs=None)
     data = binary_mnist(options)
     few = data.train[:SEEN]
-    how: dict[str, Any] = dict(steps=TIMED, transform=Binarize())
+    how: dict[str, Any] = dict(steps=TIMED, inputs=Inputs(Binarize()))
     found: dict[str, list[float]] = {name: [] for name in job.variant}
     for _ in range(ROUNDS):
         for name, rounds in found.items():
@@ -126,7 +127,7 @@ def measure(job: Job[Task]) -> Numbers:
     data = binary_mnist(options)
     pyro.set_rng_seed(options.seed)
     entry = create(task.entry, image_shape=data.image_shape)
-    train(entry, data, options, steps=task.updates, transform=Binarize())
+    train(entry, data, options, steps=task.updates, inputs=Inputs(Binarize()))
     found = log_likelihoods(entry, data, options, task.temperatures, task.chains)
     found["probe"] = probe(entry, data, hidden_means)[0]
     if entry.model.switched:

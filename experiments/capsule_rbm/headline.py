@@ -28,6 +28,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import learning_curves
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
+from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import create
 
@@ -65,7 +66,7 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
         options.say(f"Training {ENTRIES[name]!r}")
         entry = create(ENTRIES[name], image_shape=data.image_shape)
         for begin, end in pairwise((0, *updates)):
-            how: dict[str, Any] = dict(steps=end, schedule="constant", lr=0.02)
+            how: dict[str, Any] = dict(steps=end, pace=Pace("constant"), lr=0.02)
             earlier = f"{name}-{begin}" if begin else None
             train(entry, data, options, name=f"{name}-{end}", after=earlier, **how)
             for part, images in parts.items():
@@ -94,7 +95,7 @@ def mean_field(
     for name, minutes in divide(options.budget, ("exact", "mean_field")).items():
         entry = create("capsule-rbm", image_shape=data.image_shape).use_guide(name)
         options.say(f"Training with the guide {name!r}")
-        train(entry, data, options, minutes, name=name, transform=Binarize())
+        train(entry, data, options, minutes, name=name, inputs=Inputs(Binarize()))
         found[name] = log_likelihoods(entry, data, options, temperatures, chains)
         with torch.no_grad():
             few = data.test.images[:images]
@@ -116,7 +117,7 @@ def spectra_of_three(options: Options) -> Result:
         options.say(f"Training {kind!r}")
         sizes = dict(likelihood="bernoulli") if kind == "vae" else {}
         entry = create(kind, image_shape=data.image_shape, **sizes)
-        train(entry, data, options, minutes[name], name=name, transform=Binarize())
+        train(entry, data, options, minutes[name], name=name, inputs=Inputs(Binarize()))
         (rows[name],) = spectra(entry, data.test.images).values()
         accuracy, information = probe(entry, data)
         found[name] = {"probe": accuracy, "information": information}

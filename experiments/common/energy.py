@@ -20,6 +20,7 @@ from capsule_zoo.experiments import Options, Result
 from capsule_zoo.experiments.common.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.probe import (
     Accuracy,
     Information,
@@ -61,7 +62,7 @@ def measured(
         settings: arguments of `train` that replace the entry's.
     """
     data = binary_mnist(options)
-    entry = trained(name, data, options, transform=Binarize(), **settings)
+    entry = trained(name, data, options, inputs=Inputs(Binarize()), **settings)
     options.say("Measuring")
     found = spectra(entry, data.test.images)
     metrics: Metrics = {

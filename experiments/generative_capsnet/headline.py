@@ -41,6 +41,7 @@ from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load, save
@@ -245,7 +246,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
     how: dict[str, Any] = {**(settings.fitting or {}), **options.limit(settings.steps)}
-    steps = train(requested, data, options, name="run", labels=True, **how).steps
+    steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)
     errors = errors_of_rare(entry, data, protocol, settings.images)

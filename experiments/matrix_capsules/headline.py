@@ -14,6 +14,7 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.training import train, trained
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models.common.modes import in_eval_mode
@@ -28,7 +29,7 @@ SHIFT = transforms.Shift(1)  # pixels, of training images
 def digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
     """Return MNIST, and the network that the options name or one trained for their budget."""
     data = load_dataset("mnist", root=options.data_root)
-    return data, trained("matrix-capsules", data, options, transform=SHIFT)
+    return data, trained("matrix-capsules", data, options, inputs=Inputs(SHIFT))
 
 
 @experiment("matrix-capsules/mnist", minutes=60)
@@ -110,7 +111,7 @@ def routings(
         options.say(f"Training with {number} iterations of {name!r}")
         sizes = dict(image_shape=data.image_shape, routing=name, iterations=number)
         entry = entries[name, number] = create("matrix-capsules", **sizes, **network)
-        how: dict[str, Any] = dict(steps=options.shortened(steps), transform=SHIFT)
+        how: dict[str, Any] = dict(steps=options.shortened(steps), inputs=Inputs(SHIFT))
         run = train(entry, data, options, name=f"{name}-{number}", **how)
         error = error_rate(entry.model, entry.guide, data.test)
         speed = run.steps * entry.training["batch_size"] / run.seconds

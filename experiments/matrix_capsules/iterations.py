@@ -21,6 +21,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error,
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
@@ -118,7 +119,7 @@ def measure(job: Job[Task]) -> dict[str, Any]:
     )
     slope = first_gradient(entry, data.train[:STARTED])
     limit: dict[str, Any] = options.limit(task.settings.steps)
-    train(entry, data, options, transform=SHIFT, **limit)
+    train(entry, data, options, inputs=Inputs(SHIFT), **limit)
     return {"slope": slope, "error": list(error_rate(entry.model, entry.guide, data.test))}
 
 
@@ -215,7 +216,7 @@ def learn_digits(job: Job[Course]) -> Numbers:
         if start.name != entry.name:
             raise ValueError(f"run must be a trained {entry.name!r}, not a {start.name!r}")
         entry.model.load_state_dict(start.model.state_dict())
-    run = train(entry, data, options, options.budget, transform=SHIFT, **course.training)
+    run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), **course.training)
     images = run.steps * entry.training["batch_size"]
     return {
         "validation_error": error_rate(entry.model, entry.guide, data.validation),

@@ -13,7 +13,7 @@ from capsule_zoo.experiments.common.findings import mean_and_error, squared_erro
 from capsule_zoo.experiments.matrix_capsules.headline import SHIFT, digits_and_entry
 from capsule_zoo.experiments.training import checkpoints
 from capsule_zoo.guides import ClassPose
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Inputs, Pace, fit
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.capsule_convolution import POSE, RIGHT_COLUMN
@@ -69,13 +69,10 @@ def decoded(
         guide,
         data,
         minutes=minutes,
-        schedule="linear",
-        labels=True,
-        transform=SHIFT,
+        pace=Pace("linear"),
+        inputs=Inputs(labels=True, transform=SHIFT, device=options.device),
         seed=options.seed,
-        device=options.device,
-        progress=options.progress,
-        **checkpoints(options, "decoder"),
+        checks=checkpoints(options, "decoder"),
     )
     entry.model.cpu()
     return decoder.cpu(), guide.cpu()

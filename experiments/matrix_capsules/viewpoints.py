@@ -27,6 +27,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Pace
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
@@ -120,7 +121,7 @@ def train_and_measure(job: Job[Task]) -> dict[str, Any]:
     for check in range(1, settings.checks + 1):
         minutes = options.budget * (check / settings.checks) ** 2
         earlier = f"check-{check - 1}" if check > 1 else None
-        how: dict[str, Any] = dict(schedule="constant", name=f"check-{check}", after=earlier)
+        how: dict[str, Any] = dict(pace=Pace("constant"), name=f"check-{check}", after=earlier)
         train(entry, seen, options, minutes, **how)
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))

@@ -40,6 +40,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import turned
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents, linear_probe
 from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
 from capsule_zoo.models.parts import poses
@@ -140,7 +141,7 @@ def learn(job: Job[Task]) -> dict[str, Number]:
     entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
     rotation = transforms.Rotate(degrees)
     limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
-    train(entry, data, options, transform=rotation, **limits)
+    train(entry, data, options, inputs=Inputs(rotation), **limits)
     return {"steps": (float(steps), None, 1), **measure(entry, data, degrees, settings, options)}
 
 

@@ -23,7 +23,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import Comparison, compare, reconstruct, widen
+from capsule_zoo.inference import Comparison, Inputs, compare, reconstruct, widen
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.posterior.fitted import fit_to_images
@@ -105,7 +105,7 @@ def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
     entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
-    train(entry, data, options, name="digits", transform=JITTER, **limit)
+    train(entry, data, options, name="digits", inputs=Inputs(JITTER), **limit)
     return entry
 
 
@@ -136,7 +136,7 @@ def digits(
 
     options.say("Tightening: the guide's points become normals, the model stays as it is")
     limit = options.shortened(tightening)
-    normal = tighten(entry, data, options, steps=limit, transform=JITTER)
+    normal = tighten(entry, data, options, steps=limit, inputs=Inputs(JITTER))
     few = data.test[:images]
     options.say(f"Comparing guides on {len(few)} held-out digits")
     wide = widen(entry.model, entry.guide, data.train, steps=options.shortened(widening))
@@ -277,6 +277,5 @@ def automatic(
     """Return one of Pyro's automatic guides, fitted to these images."""
     guide = kind(model, init_loc_fn=init_to_sample)
     saved = checkpoints(options, kind.__name__)
-    how: dict[str, Any] = dict(steps=steps, seed=options.seed, progress=options.progress)
-    fit_to_images(guide, model, images, **how, **saved)
+    fit_to_images(guide, model, images, steps=steps, seed=options.seed, checks=saved)
     return guide

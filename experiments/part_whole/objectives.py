@@ -23,6 +23,8 @@ from capsule_zoo.experiments.study import divide
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
+    Inputs,
+    Pace,
     ReweightedWakeSleep,
     ThermodynamicObjective,
     compare,
@@ -82,7 +84,7 @@ def discrete_objectives(
     data = load_dataset("digits")
     entry = learn_digits(data, options, steps=options.shortened(steps))
     shorter = options.shortened(tightening)
-    start = tighten(entry, data, options, steps=shorter, transform=JITTER)
+    start = tighten(entry, data, options, steps=shorter, inputs=Inputs(JITTER))
     pairs: dict[str, tuple] = {"start": (start.model, start.guide)}
     updates: Numbers = {}
     rows = objectives(draws, intervals)
@@ -91,7 +93,9 @@ def discrete_objectives(
         model, guide = deepcopy(pairs["start"])
         pairs[name] = (model, guide)
         own = pairs[name] if name == RELAXED else (model.discretized(), guide.discretized())
-        how: dict[str, Any] = dict(objective=rows[name], lr=lr, schedule="linear", transform=JITTER)
+        how: dict[str, Any] = dict(
+            objective=rows[name], lr=lr, pace=Pace("linear"), inputs=Inputs(JITTER)
+        )
         own_start = replace(start, model=own[0], guide=own[1])
         run = train(own_start, data, options, minutes, name=name, **how)
         updates[name] = (float(run.steps), None, 1)

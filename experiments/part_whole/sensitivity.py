@@ -17,6 +17,7 @@ from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, prob
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracies_in_training
+from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.probe import latents, linear_probe
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import Numbers, write_json
@@ -117,7 +118,9 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         entry = entry.use_guide("normal")
         steps += task.tightening
     curve = ProbesInTraining(data, chosen.probed, job.folder and job.folder / "curve.json")
-    how: dict[str, Any] = dict(callbacks=[curve], validate_every=max(1, steps // chosen.points))
+    how: dict[str, Any] = dict(
+        checks=Checks(callbacks=[curve], every=max(1, steps // chosen.points))
+    )
     few_at_once: dict[str, Any] = dict(batch_size=chosen.batch_size)
     train(entry, data, options, steps=steps, **how, **few_at_once)
     normal = entry

@@ -30,7 +30,7 @@ from capsule_zoo.experiments.part_whole.headline import (
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import checkpoints
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Inputs, fit
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.records import Number, Numbers
 
@@ -99,8 +99,8 @@ def train_constructed(job: Job[Task]) -> list:
     data = load_dataset(task.data, root=options.data_root)
     model = PartWholeCapsules(image_size=data.image_shape[1], **task.sizes)
     guide = AmortizedPartWhole(model)
-    how: dict[str, Any] = dict(steps=task.steps, seed=options.seed, progress=False)
-    run = fit(model, guide, data.train, **how, **checkpoints(options, ""))
+    saved = checkpoints(options, "")  # a job shows no progress
+    run = fit(model, guide, data.train, steps=task.steps, seed=options.seed, checks=saved)
     return [run.history["loss"].tolist(), blank_loss(model, data.train.images)]
 
 
@@ -238,5 +238,5 @@ def demo_bound(job: Job[Demo]) -> float:
     pyro.set_rng_seed(options.seed)
     data = load_dataset("digits")
     entry = learn_digits(data, options, steps=demo.steps)
-    normal = tighten(entry, data, options, steps=demo.tightening, transform=JITTER)
+    normal = tighten(entry, data, options, steps=demo.tightening, inputs=Inputs(JITTER))
     return held_out_bounds(normal, data.test, demo.particles, options.seed)["elbo"][0]

@@ -22,6 +22,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.guides.parts.turns import best_turn, centered, turned
+from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
 from capsule_zoo.inference.posterior.refine import refine
@@ -175,7 +176,7 @@ def generalize(
         entry = load(options.run)
     else:
         entry = begin(mnist, options, merged(LARGE, sizes))
-        how: dict[str, Any] = dict(name="trained", transform=transforms.Shift(BORDER))
+        how: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
         steps = train(entry, mnist, options, options.budget, **how).steps
         metrics["steps"] = (float(steps), None, 1)
     pyro.set_rng_seed(options.seed)

@@ -30,7 +30,7 @@ from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Run, compare
+from capsule_zoo.inference import Inputs, Run, compare
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import Metrics, Number, Numbers, Table
@@ -56,13 +56,13 @@ def knows_labels(entry: Entry) -> bool:
 
 def learn(entry: Entry, data: Dataset, options: Options, name: str = "", **limits: Any) -> Run:
     """Train on images that are binarized again at every visit, with labels if they matter."""
-    how: dict[str, Any] = dict(name=name, transform=Binarize(), labels=knows_labels(entry))
+    how: dict[str, Any] = dict(name=name, inputs=Inputs(Binarize(), labels=knows_labels(entry)))
     return train(entry, data, options, **how, **limits)
 
 
 def trained(options: Options, data: Dataset) -> Entry:
     """Return the entry that the options name, or one trained on MNIST."""
-    how: dict[str, Any] = dict(transform=Binarize(), labels=True)
+    how: dict[str, Any] = dict(inputs=Inputs(Binarize(), labels=True))
     return training.trained("recurrent-capsules", data, options, **how)
 
 
@@ -300,7 +300,7 @@ def cifar10(options: Options, *, images: int = 1000, particles: int = 100) -> Re
         classes=data.num_classes,
         likelihood="normal",
     )
-    train(entry, data, options, options.budget, name="trained", labels=True)
+    train(entry, data, options, options.budget, name="trained", inputs=Inputs(labels=True))
     metrics: Metrics = {
         **held_out(entry, data.test[:images], particles, options),
         "class_error": class_error(entry, data.test),

@@ -23,6 +23,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.energy import binary_mnist
 from capsule_zoo.experiments.common.overlaps import different_pairs, plain_network, taken_out
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Inputs
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import create
@@ -60,7 +61,7 @@ def overlap(options: Options, *, images: int = 1000, cnn: Mapping[str, Any] = CN
     pairs = different_pairs(data.test[:images], scattered, options.seed)
     for name, network in {"capsules": entry, "cnn": plain}.items():
         options.say(f"Training: {name}")
-        how: dict[str, Any] = dict(name=name, transform=scattered, labels=True)
+        how: dict[str, Any] = dict(name=name, inputs=Inputs(scattered, labels=True))
         run = train(network, data, options, options.budget / 2, **how)
         with torch.no_grad(), in_eval_mode(network.model):
             missed[name] = pairs.missed(readers[name](pairs.overlays))

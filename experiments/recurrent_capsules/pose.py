@@ -21,6 +21,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error,
 from capsule_zoo.experiments.recurrent_capsules.headline import held_out
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import RecurrentEncoder
+from capsule_zoo.inference import Inputs
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
@@ -115,7 +116,7 @@ def draw_like(entry: Entry, options: Options, updates: int) -> Entry:
     pyro.set_rng_seed(options.seed)
     draw = create("draw", image_shape=model.image_shape, **sizes)
     limit: dict[str, Any] = options.limit(updates)
-    train(draw, binary_mnist(options), options, name="draw", transform=Binarize(), **limit)
+    train(draw, binary_mnist(options), options, name="draw", inputs=Inputs(Binarize()), **limit)
     return draw
 
 

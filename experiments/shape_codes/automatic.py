@@ -14,7 +14,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.zoo.guide_swaps import opened
 from capsule_zoo.guides import AmortizedShapeCodes
-from capsule_zoo.inference import compare, fit
+from capsule_zoo.inference import Checks, compare, fit
 from capsule_zoo.inference.posterior.fitted import fit_to_images
 from capsule_zoo.models import ShapeCodes
 from capsule_zoo.registry import Entry
@@ -60,7 +60,9 @@ def automatic(
 def normal_network(entry: Entry, train: Split, options: Options, steps: int) -> AmortizedShapeCodes:
     """Return the entry's guide with normal laws, tuned with the model frozen."""
     network = entry.guide.with_laws("normal", "normal")
-    how: dict[str, Any] = dict(batch_size=128, seed=options.seed, progress=options.progress)
+    how: dict[str, Any] = dict(
+        batch_size=128, seed=options.seed, checks=Checks(progress=options.progress)
+    )
     fit(entry.model, network, train, objective=Trace_ELBO(), steps=steps, freeze="model", **how)
     return network
 
@@ -75,6 +77,8 @@ def fitted(
     """Return one of Pyro's automatic guides, fitted to these images."""
     torch.manual_seed(options.seed)  # it starts at a draw from the prior
     guide = kind(poutine.block(model, hide=["object_kind"]), init_loc_fn=init_to_sample)
-    how: dict[str, Any] = dict(steps=steps, seed=options.seed, progress=options.progress)
+    how: dict[str, Any] = dict(
+        steps=steps, seed=options.seed, checks=Checks(progress=options.progress)
+    )
     fit_to_images(guide, model, images, objective=TraceEnum_ELBO(max_plate_nesting=2), **how)
     return guide

@@ -24,7 +24,7 @@ from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import RoutingShapeCodes
-from capsule_zoo.inference import compare
+from capsule_zoo.inference import Inputs, compare
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.probe import linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
@@ -59,7 +59,9 @@ def digits(
     data = load_dataset("digits")
     entry = learn_digits(data, options, **options.limit(steps))
     options.say("Tightening: the parts' points become normals, the model stays as it is")
-    normal = tighten(entry, data, options, steps=options.shortened(tightening), transform=JITTER)
+    normal = tighten(
+        entry, data, options, steps=options.shortened(tightening), inputs=Inputs(JITTER)
+    )
     few = data.test[:images]
     options.say(f"Comparing guides on {len(few)} held-out digits")
     routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(RoutingShapeCodes)
@@ -88,7 +90,7 @@ def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
     entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
-    train(entry, data, options, name="digits", in_stages=True, transform=JITTER, **limit)
+    train(entry, data, options, name="digits", in_stages=True, inputs=Inputs(JITTER), **limit)
     return entry
 
 

@@ -22,7 +22,7 @@ from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Checks, fit
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import (
@@ -269,7 +269,9 @@ def train_objects(entry: Entry, sets: Dataset, chosen: ObjectSettings, options: 
     """Train objects on part sets."""
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     shared: dict[str, Any] = dict(ON_PART_SETS)
-    shared |= dict(batch_size=chosen.batch_size, seed=options.seed, progress=options.progress)
+    shared |= dict(
+        batch_size=chosen.batch_size, seed=options.seed, checks=Checks(progress=options.progress)
+    )
     start_objects(entry.guide, sets.train, options.seed)
     fit(*pair, sets, steps=options.shortened(chosen.steps), **shared)
 

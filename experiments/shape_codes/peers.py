@@ -26,6 +26,7 @@ from capsule_zoo.experiments.shape_codes.headline import (
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -97,7 +98,7 @@ def learn(job: Job[tuple[float, int]]) -> Numbers:
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("vae", image_shape=data.image_shape, latent=LATENT, sigma_image=sigma)
-    run = train(entry, data, options, steps=steps, validate_every=max(1, steps // 40))
+    run = train(entry, data, options, steps=steps, checks=Checks(every=max(1, steps // 40)))
     held = run.history["held_out"].dropna()
     gain = float(held[run.history["step"] <= 3 * steps / 4].min() - held.min())
     number = len(data.validation)

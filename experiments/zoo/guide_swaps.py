@@ -25,6 +25,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Inputs
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.runs.annealing import anneal_run
 from capsule_zoo.runs.folder import open_run
@@ -67,7 +68,7 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     entry = create(name, image_shape=data.image_shape)
     options.say(f"Training {name} for {steps} updates")
     transform = Binarize() if draws_binary_pixels(entry.model) else None
-    train(entry, data, options, name=name, steps=steps, transform=transform)
+    train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
     return entry, as_scored(entry, data)
 
 

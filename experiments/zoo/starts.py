@@ -18,7 +18,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, snake_case
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import Check
+from capsule_zoo.inference import Check, Checks, Inputs
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.models.networks.overlays import with_previous
@@ -61,15 +61,13 @@ def first_step(job: Job[Task]) -> tuple[float, float]:
         found.append((float(check.step), error))
         return error < 1
 
-    known: dict[str, Any] = {"labels": True} if takes_apart(entry) else {}
     train(
         entry,
         data.train,
         options,
         steps=task.steps,
-        validate_every=task.every,
-        callbacks=[has_started],
-        **known,
+        checks=Checks(every=task.every, callbacks=[has_started]),
+        inputs=Inputs(labels=takes_apart(entry)),
     )
     step, error = found[-1]
     return (step, error) if error < 1 else (task.steps + 1.0, error)

@@ -24,6 +24,7 @@ from capsule_zoo.guides.recognition import RecognitionLayer, RecognitionMachine
 from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDivergence
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.history import Run
+from capsule_zoo.inference.training.settings import Pace
 from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, GenerativeLayer
 from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.units.exponential_family import FAMILIES, BernoulliUnits
@@ -52,7 +53,7 @@ def pretrain(
             "their random start"
         )
     objective = settings.pop("objective", ContrastiveDivergence(persistent=True))
-    defaults = dict(optimizer=torch.optim.SGD, lr=0.05, schedule="linear", batch_size=100)
+    defaults = dict(optimizer=torch.optim.SGD, lr=0.05, pace=Pace("linear"), batch_size=100)
     runs = []
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):

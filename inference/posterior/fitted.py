@@ -30,6 +30,7 @@ from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
@@ -98,7 +99,7 @@ def auto_normal(model: Model, start: Guide, images: Tensor, *, steps: int, seed:
             if isinstance(family, Continuous)
         }
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=values))
-        fit_to_images(guide, model, images, steps=steps, seed=seed, progress=False)
+        fit_to_images(guide, model, images, steps=steps, seed=seed, checks=Checks(progress=False))
     return guide
 
 
@@ -117,7 +118,7 @@ def fit_to_images(
         settings: further arguments of `fit`.
     """
     whole: dict[str, Any] = dict(batch_size=len(images), freeze="model", seed=seed)
-    fit(model, guide, images, steps=steps, lr=0.02, schedule="linear", **whole, **settings)
+    fit(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
 
 
 def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:

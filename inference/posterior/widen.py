@@ -31,6 +31,7 @@ from capsule_zoo.inference.evaluation.prepare import is_per_image
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.inference.training.fit import fit
+from capsule_zoo.inference.training.settings import Checks, Inputs, Pace
 from capsule_zoo.models.checks import check_positive
 from capsule_zoo.models.common.modes import frozen, in_eval_mode
 from capsule_zoo.models.common.spaces import space_of
@@ -204,12 +205,12 @@ def widen(
             images,
             objective=objective,
             lr=lr,
-            schedule="cosine",
+            pace=Pace("cosine"),
             steps=steps,
             batch_size=len(images) if widened.per_image else batch_size,
             seed=seed,
             freeze="model",
-            device=first.device,
-            progress=progress,
+            inputs=Inputs(device=first.device),
+            checks=Checks(progress=progress),
         )
     return widened

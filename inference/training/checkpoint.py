@@ -69,14 +69,13 @@ def load_checkpoint(path: str | os.PathLike) -> dict:
         ) from error
 
 
-def check_same_module(role: str, module: nn.Module, saved_class: str, saved: dict) -> None:
-    """Raise CheckpointError, listing every difference, unless `saved` is a state of `module`.
+def check_same_modules(modules: dict[str, nn.Module], tree: dict) -> None:
+    """Raise CheckpointError, listing every difference, unless a checkpoint is of these modules."""
+    for role, module in modules.items():
+        _check_same(role, module, tree["classes"][role], tree[role])
 
-    Args:
-        role: "model" or "guide", for the message.
-        saved_class: class name of the module that was saved.
-        saved: its `state_dict`.
-    """
+
+def _check_same(role: str, module: nn.Module, saved_class: str, saved: dict) -> None:
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     other = {name: tuple(value.shape) for name, value in saved.items()}
     problems = []

@@ -1,42 +1,51 @@
 """The training function `fit`, one loop for every model, guide and objective.
 
->>> run = fit(model, guide, load_dataset("digits"), epochs=20, seed=0, checkpoint="run.safetensors")
+>>> run = fit(model, guide, load_dataset("digits"), epochs=20, seed=0, checks=Checks(patience=5))
 >>> run.stopped, run.best_loss
 """
 
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from pyro import poutine
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
-from torch import Tensor, nn
+from torch import nn
 
 from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.objectives.base import check_objective
-from capsule_zoo.inference.training.callbacks import Callback, check_callbacks
+from capsule_zoo.inference.training.callbacks import check_callbacks
 from capsule_zoo.inference.training.history import Run
 from capsule_zoo.inference.training.memory import keep_memory
-from capsule_zoo.inference.training.optimizers import OptimizerFactory, Pace, optimizer_factory
+from capsule_zoo.inference.training.optimizers import OptimizerFactory, Updates, optimizer_factory
 from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.schedule import SCHEDULES, Budget
-from capsule_zoo.inference.training.trainer import CheckpointPlace, Checks, Trainer
+from capsule_zoo.inference.training.settings import (
+    Checks,
+    Inputs,
+    Pace,
+    combined,
+    paced,
+    with_groups,
+)
+from capsule_zoo.inference.training.trainer import Trainer
 from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.modes import frozen
 
-PACE: dict[str, Any] = dict(lr=1e-3, schedule="constant", warmup=0, clip=None)
+PACE = Pace("constant", warmup=0)
 
 
+@with_groups
 def fit(
     model: Callable,
     guide: Callable,
@@ -45,34 +54,24 @@ def fit(
     objective: ELBO | None = None,
     optimizer: OptimizerFactory | PyroOptim | None = None,
     lr: float | dict[str, float] | None = None,
-    schedule: str | None = None,
-    warmup: int | None = None,
     epochs: int | None = None,
     steps: int | None = None,
     minutes: float | None = None,
     batch_size: int | None = None,
     seed: int = 0,
-    transform: Callable[..., Tensor] | None = None,
     freeze: str | None = None,
-    validation: Data | None = None,
-    validate_every: int | None = None,
-    patience: int | None = None,
-    callbacks: Sequence[Callback] = (),
-    clip: float | None = None,
-    checkpoint: CheckpointPlace | None = None,
-    resume: str | os.PathLike | None = None,
-    device: str | torch.device = "cpu",
-    progress: bool = True,
-    labels: bool = False,
+    pace: Pace = Pace(),
+    inputs: Inputs = Inputs(),
+    checks: Checks = Checks(),
 ) -> Run:
-    """Train a model and a guide in place, and move them to `device`.
+    """Train a model and a guide in place, and move them to the device of the inputs.
 
     The same call under `torchrun` spreads every batch over its processes. Ctrl-C stops at the end
     of a step, writes the checkpoint and returns the run. A callback logs, or ends the run::
 
         writer = torch.utils.tensorboard.SummaryWriter("runs/first")
         log = lambda check: writer.add_scalar("held out", check.held_out, check.step)
-        fit(model, guide, data, epochs=20, callbacks=[log, lambda check: check.loss < 100])
+        fit(model, guide, data, epochs=20, checks=Checks(callbacks=[log]))
 
     Args:
         model, guide: torch modules called as `model(images)`, or functions with `pyro.param`, whose
@@ -90,31 +89,17 @@ def fit(
             parameter groups, or one of Pyro's such as `pyro.optim.Adam({"lr": 1e-3})`, whose own
             rate replaces `lr`; default fused `torch.optim.Adam`.
         lr: one learning rate, or `{"model": ..., "guide": ...}`; read by the default optimizer
-            and set on the groups of any other. If `lr`, `schedule`, `warmup` or `clip` is None, the
-            value comes from the guide's `fit_settings`, else it is 1e-3, "constant", 0 or no
-            clipping.
-        schedule: "constant", "cosine" or "linear"; the latter two end at zero.
-        warmup: steps over which the rates rise to their full size, from the first one on.
+            and set on the groups of any other. If it is None, it comes from the guide's
+            `fit_settings`, else it is 1e-3.
         epochs, steps, minutes: at least one; the first limit that is reached ends the run.
         batch_size: images of a step, over all processes together; default 128. Not allowed with a
             `DataLoader`.
         seed: determines the order of the data and every draw of the run.
-        transform: called on the images of each batch, see `capsule_zoo.data.Batches`.
         freeze: "model" or "guide", whose parameters are then not trained.
-        validation: held-out images that replace the validation split of a `Dataset`, of any kind
-            that `data` may be; at most 1,000 are kept in memory.
-        validate_every: steps between two checks (held-out value, checkpoint, callbacks); default an
-            epoch, but at least 100 steps.
-        patience: stop after this many checks without a lower value, and restore the best state.
-        callbacks: functions called with a `Check` after every check, when the checkpoint has been
-            written, also at the end and after Ctrl-C, by the first process only. True stops the
-            run. Their random draws do not change the run.
-        clip: largest norm of the gradient; `math.inf` for none.
-        checkpoint: safetensors file, replaced whole at every check, after five minutes without one
-            and at the end; or a function that is called with the tree to save, in the first process
-            only.
-        resume: checkpoint from which to continue, with the results of an uninterrupted run.
-        labels: pass the labels to model and guide too, which a supervised model needs.
+        pace: the schedule of the learning rate, its warm-up, and clipping; see `Pace`.
+        inputs: transform, labels, validation images and device; see `Inputs`.
+        checks: when held-out images are looked at, callbacks, checkpoints, resuming, the progress
+            bar; see `Checks`.
 
     Raises:
         ValueError: an argument is not allowed.
@@ -122,27 +107,27 @@ def fit(
         CheckpointError: a checkpoint cannot be read or written or is of another pair.
         NonFiniteLoss: the loss or its gradient is not finite; names the first bad site.
     """
-    given = dict(lr=lr, schedule=schedule, warmup=warmup, clip=clip)
-    settings = {**PACE, **getattr(guide, "fit_settings", {}), **_without_none(given)}
-    _check_arguments(model, guide, freeze, **settings)
+    own = paced(getattr(guide, "fit_settings", {}))
+    rate = {} if lr is None else {"lr": lr}
+    chosen = combined({"lr": 1e-3, "pace": PACE}, own, {"pace": pace, **rate})
+    updates = Updates(optimizer_factory(optimizer), **chosen)
+    _check_arguments(model, guide, freeze, updates)
     check_objective(objective)
-    check_callbacks(callbacks)
-    epochs, steps, batch_size, seed, validate_every, patience = _whole_numbers(
+    check_callbacks(checks.callbacks)
+    epochs, steps, batch_size, seed, every, patience = _whole_numbers(
         epochs=epochs,
         steps=steps,
         batch_size=batch_size,
         seed=seed,
-        validate_every=validate_every,
-        patience=patience,
+        every=checks.every,
+        patience=checks.patience,
     )
-    pace = Pace(optimizer_factory(optimizer), **settings)
-    device = usable_device(device)
-    batches = training_batches(data, model, batch_size, seed, transform, labels)
-    held = held_out(data, validation, model, labels)
+    device, labels = usable_device(inputs.device), inputs.labels
+    batches = training_batches(data, model, batch_size, seed, inputs.transform, labels)
+    held = held_out(data, inputs.validation, model, labels)
     _check_labels(model, labels, batches, held)
     budget = Budget.of(epochs, steps, minutes, len(batches))
-    every = validate_every or max(len(batches), 100)
-    checks = Checks(every, patience, checkpoint, callbacks)
+    checks = replace(checks, every=every or max(len(batches), 100), patience=patience)
     keep_memory()
     with join_workers(device) as workers:
         model, guide = _modules(model, guide, batches, workers.device, labels)
@@ -153,10 +138,10 @@ def fit(
             pair = Pair(model, guide, workers.device, labels)
             objective = pair.objective(objective, *batches.example())
             refreeze()
-            trainer = Trainer(pair, objective, batches, held, workers, pace, checks)
-            if resume is not None:
-                trainer.resume(resume)
-            with budget.bar(shown=progress and workers.is_first) as bar:
+            trainer = Trainer(pair, objective, batches, held, workers, updates, checks)
+            if checks.resume is not None:
+                trainer.resume(checks.resume)
+            with budget.bar(shown=checks.progress and workers.is_first) as bar:
                 stopped = trainer.run(budget, bar)
             return trainer.progress.run(stopped)
 
@@ -171,10 +156,6 @@ def _modules(
     return as_module(model, *example), guide
 
 
-def _without_none(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if value is not None}
-
-
 def _check_labels(model: Callable, labels: bool, batches: BatchSource, held: Split | None) -> None:
     """Raise ValueError for labels that the model lacks, or that are not among its classes."""
     check = getattr(poutine.unwrap(model), "check_labels", None)
@@ -183,32 +164,26 @@ def _check_labels(model: Callable, labels: bool, batches: BatchSource, held: Spl
         check(None if held is None else held.labels)
     if getattr(model, "supervised", False) and not labels:
         raise ValueError(
-            f"labels=True is needed: {type(model).__name__} explains the label of an image, and "
-            "without labels there is nothing to train"
+            f"inputs=Inputs(labels=True) is needed: {type(model).__name__} explains the label of "
+            "an image, and without labels there is nothing to train"
         )
 
 
 def _check_arguments(
-    model: Callable,
-    guide: Callable,
-    freeze: str | None,
-    *,
-    lr: float | dict[str, float],
-    schedule: str,
-    warmup: int,
-    clip: float | None,
+    model: Callable, guide: Callable, freeze: str | None, updates: Updates
 ) -> None:
+    lr, pace = updates.lr, updates.pace
     check_program("model", model)
     check_program("guide", guide)
     if isinstance(lr, dict) and set(lr) != {"model", "guide"}:
         raise ValueError(f"lr as a dict needs the keys 'model' and 'guide', not {sorted(lr)}")
     rates = {f"lr[{k!r}]": v for k, v in lr.items()} if isinstance(lr, dict) else {"lr": lr}
     check_positive(**rates)
-    check_one_of("schedule", schedule, tuple(SCHEDULES))
+    check_one_of("schedule", pace.schedule, tuple(SCHEDULES))
     check_one_of("freeze", freeze, (None, "model", "guide"))
-    check_at_least(0, warmup=warmup)
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip must be positive or None, not {clip!r}")
+    check_at_least(0, warmup=pace.warmup or 0)
+    if pace.clip is not None and not pace.clip > 0:
+        raise ValueError(f"clip must be positive or None, not {pace.clip!r}")
 
 
 def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
@@ -217,6 +192,6 @@ def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
         if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
             remedy = "; for part of an epoch give steps" if name == "epochs" else ""
             raise ValueError(f"{name} must be a whole number, not {value!r}{remedy}")
-    limits = {name: counts[name] for name in ("validate_every", "patience")}
-    check_at_least(1, **_without_none(limits))
+    limits = {name: counts[name] for name in ("every", "patience")}
+    check_at_least(1, **{name: value for name, value in limits.items() if value is not None})
     return tuple(value if value is None else operator.index(value) for value in counts.values())

@@ -15,19 +15,14 @@ from capsule_zoo.data.files import write_whole
 COLUMNS = ("step", "epoch", "loss", "held_out", "gradient_norm", "lr", "seconds")
 
 
-def history_table(rows: list[list[float]]) -> pd.DataFrame:
-    """Return rows (steps, columns) as the table that `Run.history` holds."""
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"step": int, "epoch": int})
-
-
-def history_of(tree: dict) -> pd.DataFrame:
-    """Return the history up to a checkpoint, from its tree; earlier stages come first."""
-    own: Tensor = tree["progress"]["history"].clone()
-    earlier = tree.get("earlier", own[:0])
-    if len(earlier):
-        for column in ("step", "seconds"):
-            own[:, COLUMNS.index(column)] += earlier[-1, COLUMNS.index(column)]
-    return history_table([*earlier.tolist(), *own.tolist()])
+def history_of(progress: dict) -> pd.DataFrame:
+    """Return the history up to a checkpoint, from its progress; earlier stages come first."""
+    _, earlier, seconds = progress["before"]
+    own: Tensor = progress["history"].clone()
+    own[:, COLUMNS.index("step")] += len(earlier)
+    own[:, COLUMNS.index("seconds")] += seconds
+    table = pd.DataFrame([*earlier.tolist(), *own.tolist()], columns=list(COLUMNS))
+    return table.astype({"step": int, "epoch": int})
 
 
 @dataclass

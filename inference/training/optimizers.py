@@ -13,6 +13,7 @@ from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import nn
 
 from capsule_zoo.inference.training.schedule import SCHEDULES
+from capsule_zoo.inference.training.settings import Pace
 
 OptimizerFactory = Callable[[list], torch.optim.Optimizer]
 
@@ -20,19 +21,18 @@ default_optimizer = partial(torch.optim.Adam, fused=True)  # a large decoder's s
 
 
 @dataclass(frozen=True)
-class Pace:
-    """The optimizer of a run and its settings.
+class Updates:
+    """The optimizer of a run and its rates.
 
     Attributes:
         factory: a function that makes a torch optimizer from parameter groups.
-        lr, schedule, warmup, clip: see `fit`.
+        lr: see `fit`.
+        pace: see `Pace`.
     """
 
     factory: OptimizerFactory
     lr: float | dict[str, float]
-    schedule: str
-    warmup: int
-    clip: float | None
+    pace: Pace
 
     def groups(self, modules: dict[str, nn.Module]) -> list[dict[str, Any]]:
         """Return a group for each module by role, with its parameters that are not frozen.
@@ -62,7 +62,7 @@ class Pace:
         if any(group.get("lrd", 1.0) != 1.0 for group in optimizer.param_groups):
             raise ValueError(
                 "optimizer has lrd, but fit sets the learning rate of every step; use "
-                'schedule="linear" or "cosine" for a rate that falls'
+                'pace=Pace("linear") or Pace("cosine") for a rate that falls'
             )
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
@@ -70,7 +70,8 @@ class Pace:
 
     def factor(self, step: int, fraction: float) -> float:
         """Return the factor of the rates in a step, counted from 0, at this fraction of the run."""
-        return SCHEDULES[self.schedule](fraction) * min((step + 1) / max(self.warmup, 1), 1)
+        rise = min((step + 1) / max(self.pace.warmup or 0, 1), 1)
+        return SCHEDULES[self.pace.schedule or "constant"](fraction) * rise
 
 
 def optimizer_factory(optimizer: OptimizerFactory | PyroOptim | None) -> OptimizerFactory:
@@ -112,7 +113,7 @@ def _from_pyro(optimizer: PyroOptim) -> OptimizerFactory:
     if isinstance(optimizer, PyroLRScheduler):
         raise ValueError(
             f"optimizer is a Pyro scheduler; give {name} alone, and "
-            'schedule="linear" or "cosine" for a rate that falls'
+            'pace=Pace("linear") or Pace("cosine") for a rate that falls'
         )
     arguments = optimizer.pt_optim_args
     if not isinstance(arguments, dict):
@@ -121,7 +122,9 @@ def _from_pyro(optimizer: PyroOptim) -> OptimizerFactory:
             'a dict of settings, and lr={"model": ..., "guide": ...} for rates by module'
         )
     if optimizer.pt_clip_args:
-        raise ValueError("optimizer is a Pyro optimizer that clips gradients; use clip=... of fit")
+        raise ValueError(
+            "optimizer is a Pyro optimizer that clips gradients; use pace=Pace(clip=...) of fit"
+        )
 
     constructor: Any = optimizer.pt_optim_constructor
 

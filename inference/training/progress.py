@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.training.history import COLUMNS, Run, history_table
+from capsule_zoo.inference.training.history import COLUMNS, Run, history_of
 
 _WINDOW = 50  # steps whose mean loss the progress bar shows
+
+
+class Before(NamedTuple):
+    """The stages of a run that came before the present one; none of them by default.
+
+    Attributes:
+        stage: number of the present stage.
+        rows: their history (steps, columns).
+        seconds: their wall time.
+    """
+
+    stage: int = 0
+    rows: Tensor = torch.zeros(0, len(COLUMNS), dtype=torch.float64)
+    seconds: float = 0.0
 
 
 class Progress:
     """The counters of a run, which a checkpoint stores and a resumed run restores.
 
     Attributes:
+        before: the stages of the same run that came before.
         step: optimizer steps taken.
         best_loss, best_step, checks_since_best: see `Run` and `check`.
     """
 
-    def __init__(self, steps_per_epoch: int) -> None:
+    def __init__(self, steps_per_epoch: int, before: Before) -> None:
+        self.before = before
         self.steps_per_epoch = steps_per_epoch
         self.step = 0
         self.best_loss = math.inf
@@ -88,11 +104,12 @@ class Progress:
         return shown
 
     def run(self, stopped: str) -> Run:
-        """Return the record that `fit` returns."""
-        history = history_table(self._rows)
-        return Run(history, self.best_loss, self.best_step, self.step, self.seconds, stopped)
+        """Return the record that `fit` returns, of all stages."""
+        history, earlier = history_of(self.state_dict()), len(self.before.rows)
+        steps, seconds = earlier + self.step, self.before.seconds + self.seconds
+        return Run(history, self.best_loss, earlier + self.best_step, steps, seconds, stopped)
 
-    def state_dict(self) -> dict[str, float | int | Tensor]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`; the history is one tensor (steps, columns)."""
         rows = torch.tensor(self._rows, dtype=torch.float64).reshape(-1, len(COLUMNS))
         return {
@@ -103,6 +120,7 @@ class Progress:
             "checked": self._checked,
             "seconds": self.seconds,
             "history": rows,
+            "before": self.before,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -113,4 +131,5 @@ class Progress:
         self.checks_since_best = state["checks_since_best"]
         self._checked = state["checked"]
         self._rows = state["history"].tolist()
+        self.before = Before(*state.get("before", ()))
         self._began = time.monotonic() - state["seconds"]

@@ -1,7 +1,7 @@
 """Training in stages: one level after the other, and then all of them together.
 
 >>> stages = [Stage("parts", 0.7, part_model, part_guide), Stage("all", 0.3, model, guide)]
->>> run = fit_stages(stages, load_dataset("mnist"), minutes=60, checkpoint="run.safetensors")
+>>> run = fit_stages(stages, load_dataset("mnist"), minutes=60, checks=Checks(progress=False))
 
 Every stage is a call of `fit` with a share of the whole length. Its model and guide hold the
 parameters of the whole pair, of which a stage may train a part, so that each checkpoint holds
@@ -16,21 +16,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from capsule_zoo.data import Batches, Dataset, Split
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
-    check_same_module,
+    check_same_modules,
     load_checkpoint,
-    save_checkpoint,
 )
 from capsule_zoo.inference.training.fit import fit
-from capsule_zoo.inference.training.history import COLUMNS, Run
+from capsule_zoo.inference.training.history import Run
+from capsule_zoo.inference.training.progress import Before
 from capsule_zoo.inference.training.schedule import Budget
-from capsule_zoo.inference.training.trainer import CheckpointPlace
+from capsule_zoo.inference.training.settings import Checks, Inputs, combined, with_groups
 from capsule_zoo.inference.training.workers import usable_device
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least, check_positive
@@ -71,6 +70,7 @@ class Stage:
             check_at_least(1, most=self.most)
 
 
+@with_groups
 def fit_stages(
     stages: Sequence[Stage],
     data: Dataset,
@@ -80,11 +80,8 @@ def fit_stages(
     minutes: float | None = None,
     batch_size: int = _BATCH_SIZE,
     seed: int = 0,
-    transform: Callable[..., Tensor] | None = None,
-    checkpoint: CheckpointPlace | None = None,
-    resume: str | os.PathLike | None = None,
-    device: str | torch.device = "cpu",
-    progress: bool = True,
+    inputs: Inputs = Inputs(),
+    checks: Checks = Checks(),
     say: Callable[[str], None] = print,
     **settings: Any,
 ) -> Run:
@@ -94,11 +91,10 @@ def fit_stages(
         stages: at least one.
         data: the data set, which every stage prepares for itself.
         epochs, steps, minutes: length of the whole run, of which each stage gets its share.
-        batch_size, seed, checkpoint, device, progress: see `fit`.
-        transform: called on the images of each batch. A stage that prepares its data gets all
-            images transformed once.
-        resume: a checkpoint of such a run.
-        say: a function that is called with a line when a stage begins, if `progress`.
+        batch_size, seed: see `fit`.
+        inputs: see `fit`. A stage that prepares its data gets all images transformed once.
+        checks: see `fit`; a checkpoint is resumed in the stage in which it was written.
+        say: a function that is called with a line when a stage begins, if progress is shown.
         settings: further arguments of `fit` for all stages, which replace those of a stage.
 
     Returns:
@@ -112,40 +108,36 @@ def fit_stages(
     if not stages:
         raise ValueError("stages is empty; give at least one Stage")
     budget = Budget.of(epochs, steps, minutes, per_epoch=-(-len(data.train) // batch_size))
-    first, done = _resumed(stages, resume, device)
-    runs = [] if done is None else [done]
-    for number in range(first, len(stages)):
+    before = _resumed(stages, checks.resume)
+    checks = replace(checks, before=before)
+    for number in range(before.stage, len(stages)):
         stage = stages[number]
-        if progress:
+        if checks.progress:
             say(f"stage {number + 1} of {len(stages)}: {stage.name}")
         for module in (stage.model, stage.guide):
-            module.to(usable_device(device))
-        chosen: dict[str, Any] = {**stage.settings, **settings}
-        chosen["batch_size"] = stage.batches * batch_size
+            module.to(usable_device(inputs.device))
+        given: Inputs = inputs
         prepared: Dataset | Split = data
-        if stage.prepare is None:
-            chosen["transform"] = transform
-        else:
-            prepared = stage.prepare(_transformed(data, transform, batch_size, seed), seed)
-        left = budget.after(sum(r.steps for r in runs), sum(r.seconds for r in runs))
-        chosen |= left.shared(stage.share / sum(later.share for later in stages[number:]))
+        if stage.prepare is not None:
+            given = replace(inputs, transform=None)
+            prepared = stage.prepare(_transformed(data, inputs.transform, batch_size, seed), seed)
+        left = budget.after(len(checks.before.rows), checks.before.seconds)
+        limits = left.shared(stage.share / sum(later.share for later in stages[number:]))
         if stage.most is not None:
-            chosen["steps"] = min(chosen.get("steps", stage.most), stage.most)
+            limits["steps"] = min(limits.get("steps", stage.most), stage.most)
         run = fit(
             stage.model,
             stage.guide,
             prepared,
+            batch_size=stage.batches * batch_size,
             seed=seed,
-            checkpoint=_place(checkpoint, number, runs),
-            resume=resume if number == first else None,
-            device=device,
-            progress=progress,
-            **chosen,
+            **combined(stage.settings, settings, {"inputs": given, "checks": checks}, limits),
         )
-        runs.append(run)
         if run.stopped == "interrupted":
-            return _joined(runs)
-    return replace(_joined(runs), stopped=budget.reason())
+            return run
+        rows = torch.from_numpy(run.history.to_numpy(dtype=float))
+        checks = replace(checks, resume=None, before=Before(number + 1, rows, run.seconds))
+    return replace(run, stopped=budget.reason())
 
 
 def _transformed(
@@ -160,62 +152,23 @@ def _transformed(
     return replace(data, train=replace(data.train, images=torch.cat(images), labels=labels))
 
 
-def _place(
-    checkpoint: CheckpointPlace | None, number: int, before: Sequence[Run]
-) -> CheckpointPlace | None:
-    """Return a function that adds the stage, and the steps before it, to every checkpoint."""
-    if checkpoint is None:
-        return None
-    earlier = _joined(before) if before else None
-    history = torch.tensor(
-        [] if earlier is None else earlier.history.to_numpy(), dtype=torch.float64
-    ).reshape(-1, len(COLUMNS))
+def _resumed(stages: Sequence[Stage], resume: str | os.PathLike | None) -> Before:
+    """Return the stages before the one to continue with, whose parameters are restored.
 
-    def place(tree: dict) -> None:
-        whole = {**tree, "stage": number, "earlier": history}
-        if callable(checkpoint):
-            checkpoint(whole)
-        else:
-            save_checkpoint(checkpoint, whole)
-
-    return place
-
-
-def _resumed(
-    stages: Sequence[Stage], resume: str | os.PathLike | None, device: str | torch.device
-) -> tuple[int, Run | None]:
-    """Return the stage to continue with and the steps before it, and restore the parameters."""
+    They are needed before the run goes on: a stage may read its data by what is trained.
+    """
     if resume is None:
-        return 0, None
+        return Before()
     tree = load_checkpoint(resume)
-    number = tree.get("stage")
-    if not isinstance(number, int) or number >= len(stages):
+    before = Before(*tree["progress"]["before"]) if tree["config"]["stage"] else Before()
+    if before.stage >= len(stages):
         raise CheckpointError(
             f"{resume} is not a checkpoint of a run with these {len(stages)} stages; resume it "
             "with the call that began it"
         )
-    for role in ("model", "guide"):
-        module = getattr(stages[number], role)
-        check_same_module(role, module, tree["classes"][role], tree[role])
+    stage = stages[before.stage]
+    modules = {"model": stage.model, "guide": stage.guide}
+    check_same_modules(modules, tree)
+    for role, module in modules.items():
         module.load_state_dict(tree[role])
-    rows = pd.DataFrame(tree["earlier"].numpy(), columns=list(COLUMNS))
-    rows = rows.astype({"step": int, "epoch": int})
-    if rows.empty:
-        return number, None
-    last = rows.iloc[-1]
-    done = Run(rows, float("nan"), int(last.step), int(last.step), float(last.seconds), "")
-    return number, done
-
-
-def _joined(runs: Sequence[Run]) -> Run:
-    """Return the record of runs that followed each other."""
-    parts, steps, seconds = [], 0, 0.0
-    for run in runs:
-        own = run.history.copy()
-        own["step"] += steps
-        own["seconds"] += seconds
-        parts.append(own)
-        before, steps, seconds = steps, steps + run.steps, seconds + run.seconds
-    last = runs[-1]
-    history = pd.concat(parts, ignore_index=True)
-    return Run(history, last.best_loss, before + last.best_step, steps, seconds, last.stopped)
+    return before

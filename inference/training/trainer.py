@@ -8,9 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pyro
 import torch
@@ -21,10 +20,10 @@ from tqdm.auto import tqdm
 from capsule_zoo.data import Split
 from capsule_zoo.data.batches import Batch, BatchSource
 from capsule_zoo.inference.objectives.base import loss_per_image
-from capsule_zoo.inference.training.callbacks import Callback, Check, call_back
+from capsule_zoo.inference.training.callbacks import Check, call_back
 from capsule_zoo.inference.training.checkpoint import (
     CheckpointError,
-    check_same_module,
+    check_same_modules,
     load_checkpoint,
     random_state,
     save_checkpoint,
@@ -32,31 +31,15 @@ from capsule_zoo.inference.training.checkpoint import (
     to_cpu,
 )
 from capsule_zoo.inference.training.non_finite import NonFiniteLoss, first_bad_site
-from capsule_zoo.inference.training.optimizers import Pace
+from capsule_zoo.inference.training.optimizers import Updates
 from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.progress import Progress
 from capsule_zoo.inference.training.schedule import Budget
+from capsule_zoo.inference.training.settings import Checks
 from capsule_zoo.inference.training.workers import Workers
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 SECONDS_BETWEEN_SAVES = 300  # at most; a run that is killed loses no more
-
-CheckpointPlace = str | os.PathLike | Callable[[dict], None]
-
-
-@dataclass(frozen=True)
-class Checks:
-    """When a run is checked, and what is done then; see `fit`.
-
-    Attributes:
-        every: steps between two checks.
-        patience, checkpoint, callbacks: see `fit`.
-    """
-
-    every: int
-    patience: int | None = None
-    checkpoint: CheckpointPlace | None = None
-    callbacks: Sequence[Callback] = ()
 
 
 class Trainer:
@@ -70,8 +53,8 @@ class Trainer:
         batches: the training data.
         validation: the held-out images, or None.
         workers: the processes of the run.
-        pace: the optimizer and its settings.
-        checks: when the run is checked, and what is done then.
+        updates: the optimizer and its rates.
+        checks: what happens between the steps; its `every` is given.
 
     Raises:
         ValueError: there is no parameter to train, or the optimizer is of the wrong kind.
@@ -84,7 +67,7 @@ class Trainer:
         batches: BatchSource,
         validation: Split | None,
         workers: Workers,
-        pace: Pace,
+        updates: Updates,
         checks: Checks,
     ) -> None:
         self.pair = pair
@@ -93,14 +76,14 @@ class Trainer:
         self.batches = batches
         self.validation = validation
         self.workers = workers
-        self.pace = pace
+        self.updates = updates
         self.checks = checks
         for module in self.modules.values():
             workers.broadcast(module)
-        groups = pace.groups(self.modules)
+        groups = updates.groups(self.modules)
         self.parameters = [p for group in groups for p in group["params"]]
-        self.optimizer = pace.make_optimizer(groups)
-        self.progress = Progress(len(batches))
+        self.optimizer = updates.make_optimizer(groups)
+        self.progress = Progress(len(batches), checks.before)
         self.best: dict[str, dict[str, Tensor]] = {}
         self.seed = batches.seed
         self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
@@ -132,7 +115,7 @@ class Trainer:
                     else:
                         self._step(next(stream), fraction)
                         budget.advance(bar, self.progress)
-                        if self.progress.step % self.checks.every == 0:
+                        if self.progress.step % (self.checks.every or 1) == 0:
                             stopped = self._check()
                         elif self.workers.agree(float(self._save_is_due())):
                             self._save()
@@ -153,10 +136,10 @@ class Trainer:
             loss.backward()
         self.workers.reduce_gradients(self.parameters)
         loss = self.workers.total(loss)
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.pace.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.updates.pace.clip or math.inf)
         if not torch.isfinite(loss + norm):
             self._explain(images, labels, before)
-        share = self.pace.factor(self.progress.step, fraction)
+        share = self.updates.factor(self.progress.step, fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * share
         self.optimizer.step()
@@ -264,9 +247,8 @@ class Trainer:
             self.saved = self.checks.checkpoint
 
     def _load(self, tree: dict) -> None:
-        for role, module in self.modules.items():
-            check_same_module(role, module, tree["classes"][role], tree[role])
-        saved, own = tree["config"], self._config()
+        check_same_modules(self.modules, tree)
+        saved, own = {"stage": 0, **tree["config"]}, self._config()
         if differ := [
             f"{k}={saved.get(k)!r}, not {own[k]!r}" for k in own if saved.get(k) != own[k]
         ]:
@@ -297,6 +279,7 @@ class Trainer:
             "batch_size": self.batches.batch_size,
             "seed": self.seed,
             "processes": self.workers.size,
+            "stage": self.progress.before.stage,
         }
 
 

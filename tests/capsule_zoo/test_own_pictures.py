@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from capsule_zoo import cli
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.inference import error_rate, evaluate, fgsm, fit
+from capsule_zoo.inference import Checks, Inputs, error_rate, evaluate, fgsm, fit
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs.folder import make_transform
@@ -87,7 +87,9 @@ def test_pictures_without_labels_train_and_measure_no_classifier_in_python(pictu
     entry = create("cnn", **sizes)
     pair = entry.model, entry.guide
     for use in (
-        lambda: fit(*pair, data, labels=True, steps=1, progress=False),
+        lambda: fit(
+            *pair, data, inputs=Inputs(labels=True), steps=1, checks=Checks(progress=False)
+        ),
         lambda: error_rate(*pair, data.test),
         lambda: fgsm(entry.model, data.test, 0.1),
         lambda: train_classifier(data.train),
@@ -96,7 +98,7 @@ def test_pictures_without_labels_train_and_measure_no_classifier_in_python(pictu
             use()
         assert "\n" not in str(refused.value)
     vae = create("vae", **{**small_sizes("vae"), "image_shape": data.image_shape})
-    assert fit(vae.model, vae.guide, data, steps=1, progress=False).steps == 1
+    assert fit(vae.model, vae.guide, data, steps=1, checks=Checks(progress=False)).steps == 1
 
 
 @pytest.mark.parametrize("kind", ["split", "loader", "validation", "evaluate"])
@@ -111,7 +113,15 @@ def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
             evaluate(entry.model, entry.guide, images, labels=wrong.labels)
         held = {"validation": wrong} if kind == "validation" else {}
         data = {"split": wrong, "loader": DataLoader(wrong, 3)}.get(kind, right)
-        fit(entry.model, entry.guide, data, labels=True, steps=1, progress=False, **held)
+        fit(
+            entry.model,
+            entry.guide,
+            data,
+            inputs=Inputs(labels=True),
+            steps=1,
+            checks=Checks(progress=False),
+            **held,
+        )
     assert "\n" not in str(refused.value)
 
 

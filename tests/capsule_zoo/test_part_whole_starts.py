@@ -16,7 +16,8 @@ from capsule_zoo.experiments.part_whole import starts as part_whole_starts
 from capsule_zoo.experiments.part_whole.starts import Start, blank_loss
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Checks, Pace, fit
+from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
@@ -30,7 +31,7 @@ def start_small(seed: int, wide: bool, **settings) -> Start:
     pyro.set_rng_seed(seed)
     model = PartWholeCapsules(objects=16, parts=12, image_size=14, template_size=7)
     guide = AmortizedPartWhole(model, **(WIDE if wide else {}))
-    short = dict(steps=45, schedule="constant", batch_size=32, progress=False)
+    short = dict(steps=45, pace=Pace("constant"), batch_size=32, checks=Checks(progress=False))
     run = fit(model, guide, images, seed=seed, **short, **settings)
     return Start(run.history["loss"].tolist(), blank_loss(model, images))
 
@@ -57,7 +58,8 @@ def test_constructors_and_registry_give_one_pair():
     selections = zip(model.selections, again.model.selections, strict=True)
     assert all(a.sigma_min == b.sigma_min for a, b in selections)
     assert model.sigma_top == again.model.sigma_top and guide.reader == again.guide.reader
-    assert entry.training == guide.fit_settings == RoutingPartWhole(model).fit_settings
+    assert guide.fit_settings == RoutingPartWhole(model).fit_settings
+    assert entry.training == paced(guide.fit_settings)
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()
 
 
@@ -82,9 +84,9 @@ def test_tightening_warms_up_as_the_first_training_does(monkeypatch):
     runs = []
     monkeypatch.setattr(part_whole, "train", lambda *a, **k: runs.append(train(*a, **k)))
     entry = create("part-whole", objects=2, parts=2)
-    limits = dict(steps=3, schedule="constant", batch_size=8)
+    limits = dict(steps=3, pace=Pace("constant"), batch_size=8)
     part_whole.tighten(entry, few_digits(16, 8), Options(progress=False), **limits)
-    whole = 1e-3 / entry.training["warmup"]
+    whole = 1e-3 / entry.training["pace"].warmup
     assert runs[0].history["lr"].tolist() == pytest.approx([whole, 2 * whole, 3 * whole])
 
 

@@ -25,7 +25,7 @@ from capsule_zoo.experiments.shape_codes.headline import (
     sets_at_turns,
     turned_digits,
 )
-from capsule_zoo.inference import evaluate, fit
+from capsule_zoo.inference import Checks, evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
 from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
@@ -58,7 +58,7 @@ def test_automatic_guides_fit_the_model_that_enumerates_its_kinds():
     images = torch.rand(3, *model.image_shape, generator=torch.Generator().manual_seed(0))
     guide = AutoNormal(poutine.block(model, hide=["object_kind"]), init_loc_fn=init_to_sample)
     objective = TraceEnum_ELBO(max_plate_nesting=2)
-    settings = dict(steps=30, lr=0.02, batch_size=3, freeze="model", progress=False)
+    settings = dict(steps=30, lr=0.02, batch_size=3, freeze="model", checks=Checks(progress=False))
     run = fit(model, guide, images, objective=objective, **settings)
     assert run.history.loss.iloc[-5:].mean() < run.history.loss.iloc[:5].mean()
     found = evaluate(model, guide, images, num_particles=3, discrete=False)

@@ -10,7 +10,7 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as experiments
 from capsule_zoo.experiments.study import Job
-from capsule_zoo.inference import loss_per_image
+from capsule_zoo.inference import Checks, loss_per_image
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.registry import create, small_sizes
@@ -121,7 +121,7 @@ def test_parts_and_objects_are_learned_one_after_the_other_and_then_together(ent
     moved = []
     for stage in entry.stages(entry):
         before = {name: value.clone() for name, value in named(entry).items()}
-        fit_stages([stage], data, steps=3, batch_size=10, progress=False)
+        fit_stages([stage], data, steps=3, batch_size=10, checks=Checks(progress=False))
         moved.append(
             {name for name, value in named(entry).items() if (value != before[name]).any()}
         )

@@ -22,6 +22,7 @@ from capsule_zoo.cli import main
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
 from capsule_zoo.experiments.study import Job, Study, choose, divide, side_by_side
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Pace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
 
@@ -143,7 +144,7 @@ def trained_pair(options: Options, steps: tuple[int, ...]) -> list:
     pyro.set_rng_seed(1)
     data = few_digits(24, 8, size=12)
     entry = create("vae", **SIZES)
-    how = dict(schedule="constant", batch_size=8)
+    how = dict(pace=Pace("constant"), batch_size=8)
     for end in steps:
         run = train(entry, data, options, name="first", steps=end, **how)
     second = create("vae", **SIZES)
@@ -165,7 +166,7 @@ def test_a_run_goes_on_where_it_stopped_to_the_bit(tmp_path):
 
 def test_a_run_continues_another(tmp_path):
     data = few_digits(24, 8, size=12)
-    how = dict(schedule="constant", batch_size=8)
+    how = dict(pace=Pace("constant"), batch_size=8)
     entries = [create("vae", **SIZES) for _ in range(2)]
     entries[1].model.load_state_dict(entries[0].model.state_dict())
     entries[1].guide.load_state_dict(entries[0].guide.state_dict())

@@ -6,7 +6,7 @@ import torch
 from capsule_zoo.data import Split
 from capsule_zoo.guides import EMRouting
 from capsule_zoo.guides.class_pose import ClassPose
-from capsule_zoo.inference import check_pair, fit
+from capsule_zoo.inference import Checks, Inputs, check_pair, fit
 from capsule_zoo.models import MatrixCapsules, VariationalAutoencoder
 
 SHAPE = (1, 17, 17)
@@ -50,7 +50,7 @@ def test_the_decoder_learns_while_the_network_stays(pair):
     parameters = dict(guide.classifier.named_parameters())
     before = {name: p.detach().clone() for name, p in parameters.items()}
     painted = model.decoder.paint.weight.detach().clone()
-    fit(model, guide, split, steps=2, labels=True, progress=False)
+    fit(model, guide, split, steps=2, inputs=Inputs(labels=True), checks=Checks(progress=False))
     assert all(torch.equal(p, before[name]) for name, p in parameters.items())
     assert not torch.equal(model.decoder.paint.weight, painted)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
-from capsule_zoo.inference import fit, log_weights, loss_per_image
+from capsule_zoo.inference import Checks, Inputs, fit, log_weights, loss_per_image
 from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
 from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
 from capsule_zoo.models.recurrent_capsules import PRESETS
@@ -236,8 +236,10 @@ def test_capsules_learn_the_class_and_the_drawing():
     images[labels == 0, :, 3:14, 3:7] = 1
     images[labels == 1, :, 3:14, 10:14] = 1
     images = (images - 0.1 * torch.rand_like(images)).abs().bernoulli()
-    settings = dict(objective=TraceMeanField_ELBO(), lr=0.01, batch_size=20, progress=False)
-    run = fit(model, guide, Split(images, labels), steps=60, labels=True, **settings)
+    settings = dict(
+        objective=TraceMeanField_ELBO(), lr=0.01, batch_size=20, checks=Checks(progress=False)
+    )
+    run = fit(model, guide, Split(images, labels), steps=60, inputs=Inputs(labels=True), **settings)
     assert (model.classify(images).argmax(1) == labels).all()
     first, last = run.history["loss"].iloc[0], run.history["loss"].iloc[-1]
     assert last < 0.6 * first

@@ -5,7 +5,7 @@ import torch
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Checks, Inputs, fit
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.routing.parent_law import ParentLaw
 from capsule_zoo.models.routing.votes import Votes
@@ -48,6 +48,13 @@ def test_a_thousand_steps_of_training_stay_finite(iterations, seed):
     torch.manual_seed(seed)
     sizes = dict(features=8, capsules=(4, 4, 4), margin_steps=100)
     model = MatrixCapsules(EMRouting(iterations), digits.image_shape, **sizes)
-    settings = dict(steps=1000, batch_size=16, lr=0.01, labels=True, progress=False, seed=seed)
+    settings = dict(
+        steps=1000,
+        batch_size=16,
+        lr=0.01,
+        inputs=Inputs(labels=True),
+        checks=Checks(progress=False),
+        seed=seed,
+    )
     fit(model, ExactLabel(model), digits.train, **settings)
     assert all(torch.isfinite(p).all() for p in model.parameters())

@@ -10,7 +10,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 from capsule_zoo.guides import AmortizedPartWhole, AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.parts.routing_shape_codes import fit_code, fit_pose
-from capsule_zoo.inference import fit, loss_per_image
+from capsule_zoo.inference import Checks, Pace, fit, loss_per_image
 from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
 from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
 from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
@@ -153,7 +153,7 @@ def test_kinds_start_from_factor_analyzers_and_stay_what_they_are():
     assert len(pairs) == 3
     guide = AmortizedShapeCodes(model, channels=2, width=16).double()
     guide.start_at_posterior()
-    settings = dict(schedule="linear", warmup=0, progress=False)
+    settings = dict(pace=Pace("linear", warmup=0), checks=Checks(progress=False))
     run = fit(model, guide, sets, steps=40, lr=1e-3, batch_size=100, **settings)
     assert run.history.loss.iloc[-10:].mean() < run.history.loss.iloc[:10].mean()
     best = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.argmax(-1)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from test_resume import Interrupt
-from toys import QUIET, assert_same, conjugate_images, dataset, pair, states
+from toys import QUIET, assert_same, conjugate_images, dataset, fit, pair, states
 
-from capsule_zoo.inference import Check, CheckpointError, NonFiniteLoss, fit
+from capsule_zoo.inference import Check, CheckpointError, NonFiniteLoss
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 
 
@@ -22,7 +22,7 @@ def data():
 def test_a_callback_sees_every_check(data):
     checks: list[Check] = []
     model, guide = pair()
-    run = fit(model, guide, data, steps=7, validate_every=3, callbacks=[checks.append], **QUIET)
+    run = fit(model, guide, data, steps=7, every=3, callbacks=[checks.append], **QUIET)
     assert [check.step for check in checks] == [3, 6, 7]
     assert [check.epoch for check in checks] == [0, 1, 1]
     for check in checks:
@@ -46,7 +46,7 @@ def test_the_checkpoint_is_written_before_the_callback(tmp_path, data):
     def read(check):
         seen.append((check.step, load_checkpoint(path)["progress"]["step"]))
 
-    fit(*pair(), data, steps=5, validate_every=2, checkpoint=path, callbacks=[read], **QUIET)
+    fit(*pair(), data, steps=5, every=2, checkpoint=path, callbacks=[read], **QUIET)
     assert seen == [(2, 2), (4, 4), (5, 5)]
 
 
@@ -70,14 +70,14 @@ def test_true_stops_the_run_and_says_who_it_was(data, answer):
         return answer if check.step == 4 else None
 
     callbacks = [good_enough, others.append]
-    run = fit(*pair(), data, steps=90, validate_every=2, callbacks=callbacks, **QUIET)
+    run = fit(*pair(), data, steps=90, every=2, callbacks=callbacks, **QUIET)
     assert run.steps == 4 and run.stopped == "stopped by the callback good_enough"
     assert len(others) == 2
 
 
 @pytest.mark.parametrize("answer", [False, None, 1, "yes", np.bool_(False)])
 def test_nothing_but_true_stops_the_run(data, answer):
-    options = {"steps": 6, "validate_every": 2, **QUIET}
+    options = {"steps": 6, "every": 2, **QUIET}
     assert fit(*pair(), data, callbacks=[lambda check: answer], **options).steps == 6
 
 
@@ -85,7 +85,7 @@ def test_a_stopped_run_restores_the_best_state_where_there_is_patience(data):
     def stop(check):
         return check.step == 8
 
-    options = {"validate_every": 2, "patience": 50, "freeze": "guide", **QUIET}
+    options = {"every": 2, "patience": 50, "freeze": "guide", **QUIET}
     model, guide = pair()
     run = fit(model, guide, data, steps=90, callbacks=[stop], **options | {"lr": 2.0})
     assert run.best_step < run.steps == 8
@@ -101,7 +101,7 @@ def test_callbacks_do_not_change_the_run(data):
         torch.rand(3)
         check.guide(data.train.images[:2])
 
-    options = {"steps": 8, "validate_every": 2, **QUIET}
+    options = {"steps": 8, "every": 2, **QUIET}
     plain, watched = pair(), pair()
     expected = fit(*plain, data, **options)
     run = fit(*watched, data, callbacks=[meddle], **options)
@@ -117,7 +117,7 @@ def test_an_exception_leaves_a_checkpoint_to_go_on_from(tmp_path, data):
         if check.step == 4:
             raise OSError("the log is full")
 
-    options = {"validate_every": 2, **QUIET}
+    options = {"every": 2, **QUIET}
     whole, parts = pair(), pair()
     fit(*whole, data, steps=8, **options)
     with pytest.raises(OSError, match="the log is full"):
@@ -146,7 +146,7 @@ def test_an_error_names_a_checkpoint_only_if_this_run_has_one(tmp_path, data):
 
     assert "checkpoint" not in message(1, checkpoint=path)
     assert not path.exists()
-    assert f"checkpoint is {path}" in message(3, checkpoint=path, validate_every=2)
+    assert f"checkpoint is {path}" in message(3, checkpoint=path, every=2)
     assert f"checkpoint is {path}" in message(1, resume=path)
     path.unlink()
     with pytest.raises(CheckpointError):

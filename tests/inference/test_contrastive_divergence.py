@@ -9,7 +9,7 @@ from toys import Conjugate, LinearGuide
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
-from capsule_zoo.inference import ContrastiveDivergence, fit, log_partition
+from capsule_zoo.inference import Checks, ContrastiveDivergence, fit, log_partition
 from capsule_zoo.models import RBM, CapsuleRBM
 
 KINDS = pytest.mark.parametrize("kind", [CapsuleRBM, RBM])
@@ -78,7 +78,7 @@ def test_training_raises_the_exact_likelihood(options):
         optimizer=torch.optim.SGD,
         lr=0.3,
         steps=600,
-        progress=False,
+        checks=Checks(progress=False),
     )
     assert before < -2.7 and log_likelihood() > -1.6  # log 16 = 2.77, the optimum is log 3 = 1.10
 
@@ -94,7 +94,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_chains_and_all(options, tmp_path
             optimizer=torch.optim.SGD,
             lr=0.1,
             batch_size=10,
-            progress=False,
+            checks=Checks(progress=False),
             **limits,
         )
         return model.state_dict()
@@ -125,8 +125,7 @@ def test_held_out_checks_leave_the_chains_alone(options):
             lr=0.1,
             batch_size=10,
             steps=6,
-            validate_every=2,
-            progress=False,
+            checks=Checks(every=2, progress=False),
         )
         states.append(model.state_dict())
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import numpy as np
 import pyro
@@ -11,10 +12,22 @@ import torch
 from pyro.infer import RenyiELBO, Trace_ELBO
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from toys import QUIET, Conjugate, LinearGuide, assert_same, conjugate_images, dataset, pair, states
+from toys import (
+    QUIET,
+    Conjugate,
+    LinearGuide,
+    assert_same,
+    conjugate_images,
+    dataset,
+    fit,
+    pair,
+    states,
+)
 
+from capsule_zoo import inference
 from capsule_zoo.data import Split
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Checks, Inputs, Pace
+from capsule_zoo.inference.training.settings import combined
 
 SHORT = QUIET | {"steps": 9}
 UNBATCHED = {name: value for name, value in SHORT.items() if name != "batch_size"}
@@ -86,7 +99,7 @@ def test_a_run_on_a_loader_resumes_to_the_same_numbers(tmp_path, images, labels)
     def loader():
         return DataLoader(Split(images, labels), 16, shuffle=True)
 
-    options = UNBATCHED | {"validation": images[:7], "validate_every": 2}
+    options = UNBATCHED | {"validation": images[:7], "every": 2}
     whole, parts = pair(), pair()
     torch.manual_seed(1)
     expected = fit(*whole, loader(), **options)
@@ -122,7 +135,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
         size = {} if isinstance(data, DataLoader) else {"batch_size": 40}
         fit(model, guide, data, steps=1, progress=False, labels=True, **size)
         assert torch.equal(seen[-1], labels)
-    with pytest.raises(ValueError, match="labels=True is needed: Labeled explains the label"):
+    with pytest.raises(ValueError, match="labels=True\) is needed: Labeled explains the label"):
         fit(model, guide, Split(images, labels), **SHORT)
     for data in (TensorDataset(images), Items(images), DataLoader(images, 40)):
         with pytest.raises(ValueError, match="labels=True needs data with labels"):
@@ -140,13 +153,13 @@ def test_held_out_values_do_not_depend_on_the_kind_of_data(images):
         data,
     ):
         model, guide = pair()
-        run = fit(model, guide, images, validation=validation, validate_every=3, **SHORT)
+        run = fit(model, guide, images, validation=validation, every=3, **SHORT)
         held_out = list(run.history["held_out"].dropna())
         expected = expected or held_out
         assert held_out == expected and len(held_out) == 3
     model, guide = pair()
     loader = DataLoader(data.validation, 7)
-    run = fit(model, guide, images, validation=loader, validate_every=3, **SHORT)
+    run = fit(model, guide, images, validation=loader, every=3, **SHORT)
     assert len(run.history["held_out"].dropna()) == 3
 
 
@@ -200,7 +213,7 @@ DECAYING = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.1}, "gamma": 0.
         ({"optimizer": "adam"}, r"a class such as torch\.optim\.Adam, .* not 'adam'"),
         ({"optimizer": EXISTING}, r"give the class torch\.optim\.Adam"),
         ({"optimizer": pyro.optim.Adam(lambda name: {"lr": 1.0})}, "a function of the parameter"),
-        ({"optimizer": pyro.optim.Adam({}, {"clip_norm": 1.0})}, "use clip="),
+        ({"optimizer": pyro.optim.Adam({}, {"clip_norm": 1.0})}, "use pace=Pace.clip="),
         ({"optimizer": pyro.optim.ExponentialLR(DECAYING)}, "a Pyro scheduler; give SGD alone"),
         ({"optimizer": pyro.optim.ClippedAdam({"lrd": 0.9})}, "optimizer has lrd"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS computes the loss several times"),
@@ -214,7 +227,7 @@ DECAYING = {"optimizer": torch.optim.SGD, "optim_args": {"lr": 0.1}, "gamma": 0.
         ({"batch_size": 8.0}, "batch_size must be a whole number"),
         ({"seed": "one"}, "seed must be a whole number, not 'one'"),
         ({"patience": 1.5}, "patience must be a whole number"),
-        ({"validate_every": 1.5}, "validate_every must be a whole number"),
+        ({"every": 1.5}, "every must be a whole number"),
         ({"minutes": "ten"}, "minutes must be positive and finite, not 'ten'"),
         ({"minutes": float("inf")}, "minutes must be positive and finite, not inf"),
         ({"device": "gpu"}, "device must be one of cpu.*, not 'gpu'"),
@@ -237,7 +250,7 @@ def test_arguments_that_are_refused(images, arguments, match):
 def test_numpy_integers_and_fractions_of_minutes_are_taken(tmp_path, images):
     path = tmp_path / "run.safetensors"
     model, guide = pair()
-    settings = {"seed": np.int64(3), "validate_every": np.int32(2), "batch_size": np.int64(16)}
+    settings = {"seed": np.int64(3), "every": np.int32(2), "batch_size": np.int64(16)}
     options = {"minutes": np.float64(5.5), "checkpoint": path, **settings}
     run = fit(model, guide, images, **SHORT | options | {"steps": np.int64(3)})
     assert run.steps == 3 and list(run.history["loss"]) == losses(images, seed=3)[:3]
@@ -254,3 +267,33 @@ def test_transforms_of_images_alone(images):
     assert losses(images, transform=lambda images: images) == losses(images)
     noisy = losses(images, transform=Noise())
     assert noisy == losses(images, transform=Noise()) != losses(images)
+
+
+def test_an_argument_of_a_group_names_its_new_place(images):
+    places = {
+        "schedule": r"fit takes schedule as pace=Pace\(schedule=...\); import Pace from",
+        "labels": r"inputs=Inputs\(labels=...\)",
+        "validate_every": r"checks=Checks\(every=...\)",
+    }
+    for name, place in places.items():
+        with pytest.raises(ValueError, match=place):
+            inference.fit(*pair(), images, steps=1, **{name: 1})
+
+
+def test_fit_takes_fifteen_arguments():
+    assert len(inspect.signature(inference.fit).parameters) <= 15
+
+
+def test_later_settings_replace_earlier_ones_field_by_field():
+    earlier = {
+        "lr": 1.0,
+        "pace": Pace("linear", warmup=50, clip=1e4),
+        "inputs": Inputs(labels=True),
+    }
+    later = {"lr": 2.0, "pace": Pace(clip=3.0), "checks": Checks(patience=2)}
+    assert combined(earlier, later) == {
+        "lr": 2.0,
+        "pace": Pace("linear", warmup=50, clip=3.0),
+        "inputs": Inputs(labels=True),
+        "checks": Checks(patience=2),
+    }

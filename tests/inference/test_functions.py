@@ -12,9 +12,9 @@ from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.distributions import constraints
-from toys import QUIET, LinearGuide, conjugate_images, pair
+from toys import QUIET, LinearGuide, conjugate_images, fit, pair
 
-from capsule_zoo.inference import CheckpointError, as_module, check_pair, fit
+from capsule_zoo.inference import CheckpointError, as_module, check_pair
 
 
 def number(value):

@@ -21,13 +21,13 @@ from toys import (
     NoGuide,
     binary_images,
     conjugate_images,
+    fit,
     pair,
 )
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
-    fit,
     is_bound,
     log_weights,
     loss_per_image,

@@ -16,7 +16,7 @@ import torch
 from pyro.nn import PyroParam
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, constraints
-from toys import QUIET
+from toys import QUIET, fit
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import Guide
@@ -25,7 +25,6 @@ from capsule_zoo.inference import (
     compare,
     encode,
     evaluate,
-    fit,
     posterior_predictive,
     reconstruct,
     sample,
@@ -145,7 +144,7 @@ def test_a_guide_learns_from_points_and_is_compared():
     split = Split(points, torch.zeros(60, dtype=torch.int64), "scenes")
     data = Dataset("scenes", split[:40], split[40:50], split[50:])
     settings = QUIET | {"lr": 0.1}
-    run = fit(model, guide, data, steps=60, freeze="model", validate_every=20, **settings)
+    run = fit(model, guide, data, steps=60, freeze="model", every=20, **settings)
     table = compare({"exact": (model, ExactPlace(model)), "learned": (model, guide)}, data.test)
     evidence = model.log_evidence(data.test.images).mean().item()
     assert table.loc["exact", "elbo"] == pytest.approx(evidence)

@@ -22,6 +22,7 @@ from torch import nn
 from toys import BernoulliMixture, Conjugate, LinearGuide, NoGuide, binary_images, conjugate_images
 
 from capsule_zoo.inference import (
+    Checks,
     IncompatibleGuide,
     check_pair,
     evaluate,
@@ -77,7 +78,7 @@ def test_the_second_plain_module_trains_under_fit():
     model, images = Conjugate(), conjugate_images(4, torch.float32)
     for guide in (Plain(), Plain()):
         start = guide.location
-        fit(model, guide, images, steps=1, progress=False)
+        fit(model, guide, images, steps=1, checks=Checks(progress=False))
         assert guide.location is start and start.item() != 0
 
 
@@ -260,7 +261,9 @@ def test_autoguides_need_the_enumerated_sites_hidden():
     with pytest.raises(IncompatibleGuide):
         check_pair(model, AutoNormal(model), images)
     guide = AutoNormal(poutine.block(model, hide=["kind"]))
-    run = fit(model, guide, images, steps=100, lr=0.05, progress=False, freeze="model")
+    run = fit(
+        model, guide, images, steps=100, lr=0.05, checks=Checks(progress=False), freeze="model"
+    )
     assert run.history["loss"].iloc[-10:].mean() < run.history["loss"].iloc[:10].mean()
 
 
@@ -268,11 +271,11 @@ def test_autoguides_have_no_parameters_before_their_first_call_and_fit_resumes_t
     model, images, path = Conjugate().double(), conjugate_images(3), tmp_path / "run.safetensors"
     trained = AutoNormal(model)
     assert not list(trained.parameters())
-    fit(model, trained, images, steps=3, checkpoint=path, progress=False)
+    fit(model, trained, images, steps=3, checks=Checks(checkpoint=path, progress=False))
     with pytest.raises(RuntimeError, match="Unexpected key"):
         AutoNormal(model).load_state_dict(trained.state_dict())
     fresh = AutoNormal(model)
-    fit(model, fresh, images, steps=3, resume=path, progress=False)
+    fit(model, fresh, images, steps=3, checks=Checks(resume=path, progress=False))
     assert torch.equal(fresh.median()["code"], trained.median()["code"])
 
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from pyro.infer import Trace_ELBO
-from toys import QUIET, PointGuide, assert_same, conjugate_images, dataset, pair, states
+from toys import QUIET, PointGuide, assert_same, conjugate_images, dataset, fit, pair, states
 
-from capsule_zoo.inference import CheckpointError, Objective, fit
+from capsule_zoo.inference import CheckpointError, Objective
 from capsule_zoo.inference.training import trainer
 
 
@@ -41,7 +41,7 @@ class Interrupt:
 @pytest.mark.parametrize("call", [3, 7])
 def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call, error):
     path = tmp_path / "run.safetensors"
-    options = {"steps": 13, "validate_every": 5, "schedule": "cosine", "seed": 4, **QUIET}
+    options = {"steps": 13, "every": 5, "schedule": "cosine", "seed": 4, **QUIET}
     torch.manual_seed(0)
     data = dataset()
     whole = pair()
@@ -61,7 +61,7 @@ def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call,
 
 def test_a_run_is_saved_between_checks_and_a_killed_one_goes_on_from_there(tmp_path, monkeypatch):
     path = tmp_path / "run.safetensors"
-    options = {"steps": 8, "validate_every": 100, "seed": 4, **QUIET}
+    options = {"steps": 8, "every": 100, "seed": 4, **QUIET}
     torch.manual_seed(0)
     data = dataset()
     whole, again = pair(), pair(seed=9)
@@ -112,7 +112,7 @@ def test_the_state_of_an_objective_is_part_of_the_checkpoint(tmp_path):
     path = tmp_path / "run.safetensors"
     torch.manual_seed(0)
     data = dataset()
-    options = {"validate_every": 3, **QUIET}
+    options = {"every": 3, **QUIET}
     whole, parts = pair(), pair()
     fit(*whole, data, steps=8, objective=Momentous(), **options)
     fit(*parts, data, steps=5, objective=Momentous(), checkpoint=path, **options)

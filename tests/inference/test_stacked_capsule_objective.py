@@ -11,6 +11,7 @@ from torch.distributions import Normal
 
 from capsule_zoo.guides import FreeForm, PartReader, SetTransformerObjects, StackedCapsuleGuide
 from capsule_zoo.inference import (
+    Checks,
     SemiAmortized,
     StackedCapsuleObjective,
     TermHistory,
@@ -233,13 +234,15 @@ def test_term_history_keeps_every_term_and_leaves_random_numbers_alone(pair, ima
     model, guide = (program.float() for program in pair)
     objective, few = StackedCapsuleObjective(), images.float()
     history = TermHistory(objective, few)
-    arguments = dict(objective=objective, steps=4, batch_size=5, seed=0, progress=False)
+    arguments = dict(
+        objective=objective, steps=4, batch_size=5, seed=0, checks=Checks(progress=False)
+    )
     twin = [program.state_dict() for program in pair]
     twin = [{k: v.clone() for k, v in state.items()} for state in twin]
-    first = fit(model, guide, few, callbacks=[history], validate_every=2, **arguments)
+    first = fit(model, guide, few, checks=Checks(callbacks=[history], every=2), **arguments)
     for program, state in zip(pair, twin, strict=True):
         program.load_state_dict(state)
-    second = fit(model, guide, few, validate_every=2, **arguments)
+    second = fit(model, guide, few, checks=Checks(every=2), **arguments)
     assert first.history["loss"].tolist() == second.history["loss"].tolist()
     assert history.rows and set(history.rows[0]) == {"step", *TERMS}
 

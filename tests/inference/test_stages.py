@@ -7,12 +7,19 @@ from dataclasses import replace
 import pyro
 import pytest
 import torch
+from toys import grouped
 
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import CheckpointError
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
-from capsule_zoo.inference.training.stages import Stage, fit_stages
+from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.inference.training.stages import fit_stages as run_stages
 from capsule_zoo.registry import Entry, create, small_sizes
+
+
+def fit_stages(stages, data, **settings):
+    return run_stages(stages, data, **grouped(settings))
+
 
 LIMITS = dict(steps=40, batch_size=10, progress=False)
 
@@ -96,20 +103,20 @@ def test_a_run_resumed_in_any_stage_ends_like_one_without_a_stop(stage, tmp_path
     from capsule_zoo.inference.training.checkpoint import save_checkpoint
 
     whole = made()
-    expected = fit_stages(whole.stages(whole), some_data(), validate_every=4, **LIMITS)
+    expected = fit_stages(whole.stages(whole), some_data(), every=4, **LIMITS)
     path, entry = tmp_path / "run.safetensors", made()
 
     def place(tree: dict) -> None:
         save_checkpoint(path, tree)
-        if tree["stage"] == stage:
+        if tree["config"]["stage"] == stage:
             raise Stopped
 
     with pytest.raises(Stopped):
-        limits = dict(validate_every=4, **LIMITS)
+        limits = dict(every=4, **LIMITS)
         fit_stages(entry.stages(entry), some_data(), checkpoint=place, **limits)
-    assert load_checkpoint(path)["stage"] == stage
+    assert load_checkpoint(path)["config"]["stage"] == stage
     twin = made(seed=9)
-    limits = dict(validate_every=4, **LIMITS)
+    limits = dict(every=4, **LIMITS)
     run = fit_stages(twin.stages(twin), some_data(), resume=path, checkpoint=path, **limits)
     assert not changed(values(whole), values(twin))
     assert run.steps == expected.steps

@@ -23,6 +23,7 @@ from toys import (
     binary_images,
     conjugate_images,
     dataset,
+    fit,
     pair,
     states,
 )
@@ -31,7 +32,6 @@ from capsule_zoo.data import Dataset, Split
 from capsule_zoo.inference import (
     NonFiniteLoss,
     evaluate,
-    fit,
     widen,
 )
 from capsule_zoo.inference.evaluation.probe import latents
@@ -178,7 +178,7 @@ def test_labels_are_handed_on():
 
 def test_the_record_of_a_run(tmp_path):
     model, guide = pair()
-    run = fit(model, guide, dataset(), epochs=3, validate_every=5, **QUIET)
+    run = fit(model, guide, dataset(), epochs=3, every=5, **QUIET)
     assert run.steps == 12 and run.stopped == "reached 3 epochs"
     assert list(run.history["epoch"]) == [0] * 4 + [1] * 4 + [2] * 4
     assert list(run.history["held_out"].dropna().index + 1) == [5, 10, 12]
@@ -194,7 +194,7 @@ def test_the_held_out_value_does_not_disturb_the_run():
     for every in (2, 100):
         model, guide = pair()
         torch.manual_seed(2)
-        run = fit(model, guide, dataset(), steps=8, validate_every=every, **QUIET)
+        run = fit(model, guide, dataset(), steps=8, every=every, **QUIET)
         losses.append(list(run.history["loss"]))
     assert losses[0] == losses[1]
 
@@ -205,7 +205,7 @@ def test_early_stopping_says_why_and_restores_the_best_state():
     labels = torch.zeros(60, dtype=torch.int64)
     far = Split(1 - images, labels)  # training on bright images makes dark ones less likely
     data = Dataset("toy", Split(images * 0.2, labels), far, far)
-    options = {"steps": 400, "validate_every": 4, "patience": 3, "seed": 3}
+    options = {"steps": 400, "every": 4, "patience": 3, "seed": 3}
     run = fit(model, guide, data, freeze="guide", **options, **QUIET)
     assert run.steps < 400 and run.steps == run.best_step + 12
     assert "no lower value in 3 checks" in run.stopped and f"step {run.best_step}" in run.stopped
@@ -245,7 +245,7 @@ def test_a_loss_that_is_not_finite_names_the_site_and_keeps_the_checkpoint(tmp_p
         return images
 
     break_later.calls = 0
-    options = {"validate_every": 3, "transform": break_later, "checkpoint": path}
+    options = {"every": 3, "transform": break_later, "checkpoint": path}
     with pytest.raises(NonFiniteLoss, match=r"at step 7: .*'image'") as caught:
         fit(model, guide, dataset(), steps=20, **options, **QUIET)
     assert caught.value.site == "image" and str(path) in str(caught.value)
@@ -287,7 +287,7 @@ def test_a_guide_that_turns_nan_is_named_before_the_model():
             "freeze must be one of None, 'model', 'guide', not 'both'",
         ),
         ({"steps": 1, "patience": 0}, "patience must be at least 1"),
-        ({"steps": 1, "validate_every": 0}, "validate_every must be at least 1"),
+        ({"steps": 1, "every": 0}, "every must be at least 1"),
         ({"steps": 1, "clip": 0.0}, "clip must be positive"),
         ({"steps": 1, "warmup": -1}, "warmup must be at least 0"),
         ({"steps": 1, "batch_size": 0}, "batch_size must be at least 1"),
@@ -338,6 +338,6 @@ def test_the_model_says_which_pixels_it_takes(use):
 
 def test_the_progress_bar_shows_the_loss_and_the_held_out_value(capsys):
     model, guide = pair()
-    fit(model, guide, dataset(), steps=6, validate_every=2, **QUIET | {"progress": True})
+    fit(model, guide, dataset(), steps=6, every=2, **QUIET | {"progress": True})
     shown = capsys.readouterr().err
     assert "6/6" in shown and "loss=" in shown and "held-out=" in shown

@@ -9,7 +9,7 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Rotations, Shifts, Split
 from capsule_zoo.guides import ConditionalEncoder
-from capsule_zoo.inference import fit, loss_per_image
+from capsule_zoo.inference import Checks, Inputs, fit, loss_per_image
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.models import ContinuousCapsNet
 from capsule_zoo.models.networks.on_request import OnRequest, centered_normal
@@ -151,7 +151,15 @@ def test_requested_models_train_the_model_itself():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     data = Split(torch.rand(12, 1, 8, 8), torch.arange(12) % 2)
     asked = Requested(model, Shifts(2), [(-2, 2), (0, 1)])
-    fit(asked, guide, data, steps=3, batch_size=6, labels=True, progress=False)
+    fit(
+        asked,
+        guide,
+        data,
+        steps=3,
+        batch_size=6,
+        inputs=Inputs(labels=True),
+        checks=Checks(progress=False),
+    )
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 

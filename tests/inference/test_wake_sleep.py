@@ -13,6 +13,7 @@ from toys import Conjugate, ExactGuide, LinearGuide, conjugate_images, pair
 
 from capsule_zoo.guides import RecognitionMachine
 from capsule_zoo.inference import (
+    Checks,
     ReweightedWakeSleep,
     ScoreFunctionELBO,
     WakeSleep,
@@ -176,7 +177,9 @@ def test_training_raises_the_bound(objective):
     model = CapsuleHelmholtzMachine(4, (2, 3), 2)
     guide = RecognitionMachine(model)
     images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
-    run = fit(model, guide, images, objective=objective, lr=0.04, steps=250, progress=False)
+    run = fit(
+        model, guide, images, objective=objective, lr=0.04, steps=250, checks=Checks(progress=False)
+    )
     losses = run.history["loss"]
     assert losses.iloc[0] > 2.3 and losses.iloc[-1] < 1.5  # log 16 = 2.77; the optimum is log 2
 
@@ -201,7 +204,7 @@ def test_three_objectives_train_one_pair_and_stand_in_one_table():
         torch.manual_seed(0)
         model = CapsuleHelmholtzMachine(4, (2, 2), 2)
         guide = RecognitionMachine(model)
-        fit(model, guide, images, objective=objective, steps=20, progress=False)
+        fit(model, guide, images, objective=objective, steps=20, checks=Checks(progress=False))
         pairs[name] = (model, guide)
     table = compare(pairs, images, num_particles=10)
     assert list(table.index) == list(objectives) and table["is_bound"].all()
@@ -215,7 +218,15 @@ def test_pretraining_puts_each_rbm_into_both_halves():
     guide = RecognitionMachine(model)
     images = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0.0]]).view(2, 1, 2, 2).repeat(50, 1, 1, 1)
     before = (
-        -fit(model, guide, images, objective=WakeSleep(), lr=1e-9, steps=1, progress=False)
+        -fit(
+            model,
+            guide,
+            images,
+            objective=WakeSleep(),
+            lr=1e-9,
+            steps=1,
+            checks=Checks(progress=False),
+        )
         .history["loss"]
         .iloc[0]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pyro
@@ -11,8 +12,10 @@ from pyro.nn import PyroParam
 from torch import Tensor, nn
 from torch.distributions import constraints
 
+from capsule_zoo import inference
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import Checks, Inputs, Pace, Run
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 
@@ -201,6 +204,21 @@ def binary_images(number: int) -> Tensor:
 
 
 QUIET: dict = {"progress": False, "batch_size": 16, "lr": 0.02}  # settings of short runs of `fit`
+
+
+def grouped(settings: dict) -> dict:
+    """Return settings of `fit` by their own names as its arguments, sorted into their groups."""
+    kinds = {"pace": Pace, "inputs": Inputs, "checks": Checks}
+    fields = {kind: {each.name for each in dataclasses.fields(kind)} for kind in kinds.values()}
+    found = {k: v for k, v in settings.items() if not any(k in own for own in fields.values())}
+    for name, kind in kinds.items():
+        found[name] = kind(**{k: v for k, v in settings.items() if k in fields[kind]})
+    return found
+
+
+def fit(*pair_and_data, **settings) -> Run:
+    """Call `fit` with settings by their own names, which tests vary one by one."""
+    return inference.fit(*pair_and_data, **grouped(settings))
 
 
 def pair(seed: int = 1) -> tuple[Conjugate, LinearGuide]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from toys import Conjugate, PointGuide, conjugate_images
 
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Checks, fit
 
 if __name__ == "__main__":
     folder, steps = sys.argv[1], int(sys.argv[2])
@@ -26,12 +26,12 @@ if __name__ == "__main__":
         guide,
         images,
         steps=steps,
-        batch_size=7,  # does not split evenly, and the last batch of an epoch has two images
+        batch_size=7,
         lr=0.005,
         optimizer=torch.optim.SGD,
-        checkpoint=path,
-        resume=path if os.path.exists(path) else None,
-        progress=False,
+        checks=Checks(
+            checkpoint=path, resume=path if os.path.exists(path) else None, progress=False
+        ),
     )
     if sys.platform == "linux":  # what outlives the group may abort the process at its exit
         threads = {Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()}

@@ -10,7 +10,15 @@ from pyro.optim import Adam
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
-from capsule_zoo.inference import SpreadLoss, evaluate, fit, log_weights, loss_per_image
+from capsule_zoo.inference import (
+    Checks,
+    Inputs,
+    SpreadLoss,
+    evaluate,
+    fit,
+    log_weights,
+    loss_per_image,
+)
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import (
     PRESETS,
@@ -19,7 +27,7 @@ from capsule_zoo.models.matrix_capsules import (
 )
 
 TINY = dict(image_shape=(1, 17, 17), classes=3, features=4, capsules=(2, 2, 2))
-QUIET = dict(batch_size=4, labels=True, progress=False)
+QUIET = dict(batch_size=4, inputs=Inputs(labels=True), checks=Checks(progress=False))
 
 
 def tiny(**options):
@@ -132,7 +140,9 @@ def test_a_resumed_run_has_the_margin_of_a_whole_one(tmp_path):
         for steps in parts:
             model = tiny(margin_steps=1.0)
             path = tmp_path / "run"
-            files = dict(checkpoint=path, resume=path if margins and steps == 4 else None)
+            files = dict(
+                checks=Checks(checkpoint=path, resume=path if margins and steps == 4 else None)
+            )
             settings = dict(steps=steps, objective=SpreadLoss(), **files, **QUIET)
             fit(model, ExactLabel(model), split, **settings)
         margins.append(model.margin)
@@ -184,7 +194,9 @@ def test_the_loss_of_the_small_preset_reaches_every_parameter(routing, digits):
 def test_the_small_preset_learns_sixteen_digits_by_heart(digits):
     few = digits[:16]
     model = MatrixCapsules(EMRouting(3), **PRESETS["small"])
-    settings = dict(batch_size=16, lr=3e-3, labels=True, progress=False)
+    settings = dict(
+        batch_size=16, lr=3e-3, inputs=Inputs(labels=True), checks=Checks(progress=False)
+    )
     fit(model, ExactLabel(model), few, steps=6, **settings)
     with torch.no_grad():
         after = spread_energy(model.scores(few.images).sigmoid(), margin_after(0, 250))
@@ -204,7 +216,12 @@ def test_it_learns_where_a_bar_is():
     model = tiny(margin_steps=10, features=8, capsules=(4, 4, 4))
     split = Split(batch, labels, "bars")
     settings = dict(
-        objective=SpreadLoss(), steps=40, batch_size=30, lr=0.01, labels=True, progress=False
+        objective=SpreadLoss(),
+        steps=40,
+        batch_size=30,
+        lr=0.01,
+        inputs=Inputs(labels=True),
+        checks=Checks(progress=False),
     )
     fit(model, ExactLabel(model), split, **settings)
     assert (model.eval().predict(batch) == labels).double().mean() > 0.9

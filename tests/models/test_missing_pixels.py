@@ -13,7 +13,7 @@ from pyro import poutine
 
 from capsule_zoo.data import hide
 from capsule_zoo.guides import AmortizedPartWhole
-from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, fit
+from capsule_zoo.inference import Checks, SemiAmortized, check_pair, evaluate, fit
 from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
@@ -190,7 +190,9 @@ def test_training_on_missing_pixels_lowers_the_loss(likelihood):
     images, observed = random_images(entry.model, 8)
     model, guide = entry.model.with_missing_pixels(), entry.guide.with_missing_pixels()
     before = copy.deepcopy(entry.model.state_dict())
-    run = fit(model, guide, hide(images, observed), steps=12, lr=2e-2, progress=False)
+    run = fit(
+        model, guide, hide(images, observed), steps=12, lr=2e-2, checks=Checks(progress=False)
+    )
     losses = run.history["loss"]
     assert all(map(math.isfinite, losses)) and sum(losses[-3:]) < sum(losses[:3])
     moved = [not torch.equal(v, before[k]) for k, v in entry.model.state_dict().items()]

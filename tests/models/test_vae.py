@@ -10,7 +10,7 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
 
 from capsule_zoo.guides import ConvolutionalEncoder
-from capsule_zoo.inference import evaluate, fit, loss_per_image, summarize
+from capsule_zoo.inference import Checks, evaluate, fit, loss_per_image, summarize
 from capsule_zoo.inference.evaluation.summary import per_image_elbo
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.networks.convolutional import Upsampler
@@ -143,7 +143,9 @@ def test_it_learns_to_tell_bright_images_from_dark_ones():
     bright = (torch.rand(300) < 0.5).float()[:, None, None, None]
     images = (0.2 + 0.6 * bright).expand(300, 1, 5, 6)
     objective = TraceMeanField_ELBO()
-    run = fit(model, guide, images, objective=objective, steps=250, lr=0.01, progress=False)
+    run = fit(
+        model, guide, images, objective=objective, steps=250, lr=0.01, checks=Checks(progress=False)
+    )
     law = guide.code_law(images)
     rebuilt = model.image_law(law.mean).mean
     assert (rebuilt - images).abs().max() < 0.1

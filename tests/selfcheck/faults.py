@@ -31,7 +31,7 @@ from torch import Tensor
 
 from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
-from capsule_zoo.inference import CheckpointError, NonFiniteLoss, evaluate, fit
+from capsule_zoo.inference import CheckpointError, Checks, NonFiniteLoss, evaluate, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.inference.training.history import COLUMNS
 from capsule_zoo.registry import create, load, save, small_sizes
@@ -64,11 +64,10 @@ def small_training(path: Path, seed: int, steps: int = STEPS) -> None:
         images,
         steps=steps,
         batch_size=8,
-        validate_every=EVERY,
+        checks=Checks(
+            every=EVERY, checkpoint=path, resume=path if path.is_file() else None, progress=False
+        ),
         seed=seed,
-        checkpoint=path,
-        resume=path if path.is_file() else None,
-        progress=False,
     )
 
 

@@ -29,7 +29,7 @@ from capsule_zoo.guides import (
     MeanFieldSwitches,
     RecognitionMachine,
 )
-from capsule_zoo.inference import ReweightedWakeSleep, fit
+from capsule_zoo.inference import Checks, ReweightedWakeSleep, fit
 from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import (
     RBM,
@@ -170,5 +170,7 @@ def part_whole_after_training(number: int) -> Outcome:
 
 
 def _train(model: Any, guide: Any, images: Tensor, steps: int, objective: Any, lr: float) -> None:
-    limits: dict[str, Any] = dict(steps=steps, batch_size=50, freeze="model", progress=False)
+    limits: dict[str, Any] = dict(
+        steps=steps, batch_size=50, freeze="model", checks=Checks(progress=False)
+    )
     fit(model, guide, images, objective=objective, lr=lr, **limits)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from capsule_zoo.data import Split
-from capsule_zoo.inference import fit
+from capsule_zoo.inference import Checks, Inputs, fit
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.inference.training.history import COLUMNS
 from capsule_zoo.registry import create
@@ -38,11 +38,10 @@ def train(path: Path, steps: int) -> None:
         entry.guide,
         Split(images, torch.arange(IMAGES) % 10, "noise"),
         objective=entry.objective,
-        labels=True,
+        inputs=Inputs(labels=True),
         steps=steps,
         batch_size=BATCH,
-        checkpoint=path,
-        progress=False,
+        checks=Checks(checkpoint=path, progress=False),
     )
 
 

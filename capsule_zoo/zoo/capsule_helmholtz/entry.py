@@ -5,7 +5,7 @@ from __future__ import annotations
 from capsule_zoo.figures.energy import gibbs, sums
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import RecognitionMachine
-from capsule_zoo.inference import ReweightedWakeSleep
+from capsule_zoo.inference import Pace, ReweightedWakeSleep
 from capsule_zoo.models import CapsuleHelmholtzMachine
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
@@ -36,7 +36,7 @@ def capsule_helmholtz(
         model=model,
         guides={"recognition": lambda entry: RecognitionMachine(entry.model, centered)},
         objective=ReweightedWakeSleep(num_particles, sleep),
-        training=dict(lr=5e-3, schedule="linear", batch_size=100),
+        training=dict(lr=5e-3, pace=Pace("linear"), batch_size=100),
         figures={
             "samples": samples,
             "reconstructions": reconstructions,

@@ -10,6 +10,7 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules, VBRouting
 from capsule_zoo.guides.capsule_network import OverlappingRoutedCapsules
+from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import CapsuleNetwork
 from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
 from capsule_zoo.models.routing.parent_law import Routing
@@ -23,7 +24,9 @@ ROUTINGS: dict[str, Routing] = {
     "em": EMRouting(3),
     "vb": VBRouting(3),
 }
-TRAINING: dict[str, Any] = dict(lr=2e-3, schedule="linear", batch_size=64, labels=True, warmup=100)
+TRAINING: dict[str, Any] = dict(
+    lr=2e-3, pace=Pace("linear", warmup=100), batch_size=64, inputs=Inputs(labels=True)
+)
 # Two primary capsules: one alone would give all classes equal presences under EM.
 SMALL: dict[str, Any] = dict(image_shape=(1, 17, 17), classes=2, hidden=(12, 12), channels=4)
 

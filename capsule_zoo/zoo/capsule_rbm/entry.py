@@ -9,7 +9,7 @@ import torch
 from capsule_zoo.figures.energy import fields, sums
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
-from capsule_zoo.inference import ContrastiveDivergence
+from capsule_zoo.inference import ContrastiveDivergence, Pace
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.registry import Entry, register
@@ -92,6 +92,6 @@ def _entry(model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: flo
             centered=centered,
             sparsity=sparsity,
         ),
-        training=dict(optimizer=DESCENT, lr=0.03, schedule="linear", batch_size=100),
+        training=dict(optimizer=DESCENT, lr=0.03, pace=Pace("linear"), batch_size=100),
         figures={name: draw for name, draw in PICTURES.items() if name not in left_out},
     )

@@ -7,6 +7,7 @@ from typing import Any
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.guides import ExactLabel
+from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
@@ -26,5 +27,5 @@ def cnn(image_shape: tuple[int, int, int] = (1, 28, 28), classes: int = 10, **si
         model=model,
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=Trace_ELBO(),
-        training=dict(lr=1e-3, schedule="linear", batch_size=64, labels=True),
+        training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64, inputs=Inputs(labels=True)),
     )

@@ -15,6 +15,7 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.data import Rotations, Shifts
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ConditionalEncoder
+from capsule_zoo.inference import Pace
 from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.models.networks.on_request import OnRequest
@@ -75,7 +76,7 @@ def _register(
                 "deterministic": partial(guide, deterministic=True),
             },
             objective=Trace_ELBO(),
-            training=dict(lr=1e-3, schedule="linear", batch_size=64),
+            training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64),
             figures=PICTURES,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
-from capsule_zoo.inference import SpreadLoss
+from capsule_zoo.inference import Inputs, Pace, SpreadLoss
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
 from capsule_zoo.registry import Entry, register, unknown
@@ -57,5 +57,5 @@ def matrix_capsules(
         guides={"exact": lambda entry: ExactLabel(entry.model)},
         objective=SpreadLoss() if model.likelihood == "spread" else Trace_ELBO(),
         figures={"votes": votes},
-        training=dict(lr=3e-3, schedule="linear", batch_size=32, labels=True),
+        training=dict(lr=3e-3, pace=Pace("linear"), batch_size=32, inputs=Inputs(labels=True)),
     )

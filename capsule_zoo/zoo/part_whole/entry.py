@@ -9,6 +9,7 @@ from typing import Any
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.guides import AmortizedPartWhole, EMObjects, PartWholeGuide
+from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
@@ -91,6 +92,6 @@ def part_whole(
             "routing": _routing,
         },
         objective=Trace_ELBO(),
-        training=dict(AmortizedPartWhole.fit_settings),
+        training=paced(AmortizedPartWhole.fit_settings),
         figures=PICTURES,
     )

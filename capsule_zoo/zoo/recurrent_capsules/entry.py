@@ -9,6 +9,7 @@ from pyro.infer import TraceMeanField_ELBO
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.guides.recurrent import OverlappingEncoder
+from capsule_zoo.inference import Pace
 from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
 from capsule_zoo.registry import Entry, register, unknown
@@ -80,6 +81,6 @@ def _entry(model: RecurrentCapsules, guide: type[RecurrentEncoder] = RecurrentEn
         model=model,
         guides={"recurrent": lambda entry: guide(entry.model)},
         objective=TraceMeanField_ELBO(),
-        training=dict(lr=1e-3, schedule="linear", batch_size=64, clip=100.0),
+        training=dict(lr=1e-3, pace=Pace("linear", clip=100.0), batch_size=64),
         figures=PICTURES,
     )

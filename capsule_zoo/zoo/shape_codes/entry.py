@@ -11,6 +11,7 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import AmortizedShapeCodes, RoutingShapeCodes
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
+from capsule_zoo.inference import Pace
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.kinds import start_kinds
@@ -37,7 +38,7 @@ SHARES = {"parts": 0.75, "objects": 0.03, "all": 0.2, "anew": 0.02}
 # MNIST, and classes were found at .954. After a new start all 64 are in use, and classes at .969.
 FEW = 250
 TOGETHER = 2e-4  # rate while parts and objects learn
-ON_PART_SETS: dict[str, Any] = dict(objective=Trace_ELBO(), lr=1e-4, schedule="linear", warmup=0)
+ON_PART_SETS: dict[str, Any] = dict(objective=Trace_ELBO(), lr=1e-4, pace=Pace("linear", warmup=0))
 
 
 def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
@@ -99,7 +100,7 @@ def stages(entry: Entry) -> list[Stage]:
             SHARES["all"],
             model,
             guide,
-            settings=dict(objective=Trace_ELBO(), lr=TOGETHER, warmup=50),
+            settings=dict(objective=Trace_ELBO(), lr=TOGETHER, pace=Pace(warmup=50)),
         ),
         Stage("objects anew", SHARES["anew"], **on_part_sets),
     ]

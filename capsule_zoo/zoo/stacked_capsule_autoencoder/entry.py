@@ -16,7 +16,7 @@ from capsule_zoo.guides import (
     StackedCapsuleGuide,
 )
 from capsule_zoo.guides.parts.stacked_objects import Objects
-from capsule_zoo.inference import StackedCapsuleObjective
+from capsule_zoo.inference import Pace, StackedCapsuleObjective
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.clustered_objects import start_objects
 from capsule_zoo.models import StackedCapsuleAutoencoder
@@ -44,15 +44,11 @@ ENCODERS = {"small": "perceptron", "paper": "set_transformer", "paper-40": "set_
 TRAINING = {"small": "stages", "paper": "joint", "paper-40": "joint"}
 SHARES = {"parts": 0.6, "objects": 0.3, "all": 0.1}
 JOINT: dict[str, Any] = dict(
-    lr={"model": 7.5e-3, "guide": 1.5e-3},  # templates learn slowly at the guide's rate
-    schedule="linear",
-    batch_size=64,
-    warmup=50,
-    clip=1e4,
+    lr={"model": 7.5e-3, "guide": 1.5e-3}, pace=Pace("linear", warmup=50, clip=1e4), batch_size=64
 )
-ALONE: dict[str, Any] = dict(lr={"model": 1e-2, "guide": 2e-3}, schedule="linear", warmup=50)
-ON_READS: dict[str, Any] = dict(lr=1e-3, schedule="linear", warmup=50)
-TOGETHER: dict[str, Any] = dict(lr=2e-4, schedule="linear", warmup=50)
+ALONE: dict[str, Any] = dict(lr={"model": 1e-2, "guide": 2e-3}, pace=Pace("linear", warmup=50))
+ON_READS: dict[str, Any] = dict(lr=1e-3, pace=Pace("linear", warmup=50))
+TOGETHER: dict[str, Any] = dict(lr=2e-4, pace=Pace("linear", warmup=50))
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 12, 12),
     objects=2,

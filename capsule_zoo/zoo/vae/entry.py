@@ -8,6 +8,7 @@ from pyro.infer import TraceMeanField_ELBO
 
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ConvolutionalEncoder
+from capsule_zoo.inference import Pace
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
@@ -38,6 +39,6 @@ def vae(
         model=model,
         guides={"convolutional": lambda entry: ConvolutionalEncoder(entry.model, hidden)},
         objective=TraceMeanField_ELBO(),
-        training=dict(lr=1e-3, schedule="linear", batch_size=128),
+        training=dict(lr=1e-3, pace=Pace("linear"), batch_size=128),
         figures=PICTURES,
     )

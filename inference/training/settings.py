@@ -1,0 +1,146 @@
+"""Settings of `fit` that belong together: the pace, the inputs, and what happens between steps.
+
+>>> how = dict(pace=Pace("cosine", warmup=50), inputs=Inputs(labels=True))
+>>> fit(model, guide, data, steps=900, checks=Checks(checkpoint="run.safetensors"), **how)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.inference.training.callbacks import Callback
+from capsule_zoo.inference.training.progress import Before
+from capsule_zoo.inference.training.training_data import Data
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CheckpointPlace = str | os.PathLike | Callable[[dict], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of settings, of which those that differ from their defaults are shown."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        values = {each.name: (getattr(self, each.name), each.default) for each in fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
+
+    def __repr__(self) -> str:
+        words = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        return f"{type(self).__name__}({words})"
+
+
+@dataclass(frozen=True, repr=False)
+class Pace(Group):
+    """The course of the learning rates, and the largest step.
+
+    A field that is None is the one of the guide's `fit_settings`, else "constant", 0 or no
+    clipping.
+
+    Attributes:
+        schedule: "constant", "cosine" or "linear"; the latter two end at zero.
+        warmup: steps over which the rates rise to their full size, from the first one on.
+        clip: largest norm of the gradient; `math.inf` for none.
+    """
+
+    schedule: str | None = None
+    warmup: int | None = None
+    clip: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Inputs(Group):
+    """What model and guide are given, and where.
+
+    Attributes:
+        transform: called on the images of each batch, see `capsule_zoo.data.Batches`.
+        labels: pass the labels to model and guide too, which a supervised model needs.
+        validation: held-out images that replace the validation split of a `Dataset`, of any kind
+            that the data may be; at most 1,000 are kept in memory.
+        device: the device of the batches, to which model and guide are moved.
+    """
+
+    transform: Callable[..., Tensor] | None = None
+    labels: bool = False
+    validation: Data | None = None
+    device: str | torch.device = "cpu"
+
+
+@dataclass(frozen=True, repr=False)
+class Checks(Group):
+    """What happens between the steps of a run.
+
+    Attributes:
+        every: steps between two checks (held-out value, checkpoint, callbacks); default an epoch,
+            but at least 100 steps.
+        patience: stop after this many checks without a lower value, and restore the best state.
+        callbacks: functions called with a `Check` after every check, when the checkpoint has been
+            written, also at the end and after Ctrl-C, by the first process only. True stops the
+            run. Their random draws do not change the run.
+        checkpoint: safetensors file, replaced whole at every check, after five minutes without one
+            and at the end; or a function that is called with the tree to save, in the first process
+            only.
+        resume: checkpoint from which to continue, with the results of an uninterrupted run.
+        progress: show a progress bar.
+        before: the stages of the same run that came before, as `fit_stages` gives them.
+    """
+
+    every: int | None = None
+    patience: int | None = None
+    callbacks: Sequence[Callback] = ()
+    checkpoint: CheckpointPlace | None = None
+    resume: str | os.PathLike | None = None
+    progress: bool = True
+    before: Before = Before()
+
+
+_GROUPS: dict[str, type[Group]] = {"pace": Pace, "inputs": Inputs, "checks": Checks}
+_PLACES = {each.name: group for group, kind in _GROUPS.items() for each in fields(kind)}
+
+
+def combined(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `fit` from several mappings, of which later ones replace earlier ones.
+
+    Of a group, only the fields that differ from their defaults are replaced.
+    """
+    found: dict[str, Any] = {}
+    for name, value in (item for each in settings for item in each.items()):
+        earlier = found.get(name)
+        if isinstance(value, Group) and isinstance(earlier, Group):
+            value = replace(earlier, **value.given)
+        found[name] = value
+    return found
+
+
+def paced(fit_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a guide's `fit_settings` (lr, schedule, warmup and clip) as arguments of `fit`."""
+    rate = {name: value for name, value in fit_settings.items() if name == "lr"}
+    return rate | {"pace": Pace(**{k: v for k, v in fit_settings.items() if k != "lr"})}
+
+
+def with_groups(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function say, by a ValueError, where an argument went that is now part of a group."""
+
+    @wraps(function)
+    def checked(*args: P.args, **settings: P.kwargs) -> R:
+        for name in settings:
+            field = "every" if name == "validate_every" else name
+            if group := _PLACES.get(field):
+                kind = _GROUPS[group].__name__
+                raise ValueError(
+                    f"{function.__name__} takes {name} as {group}={kind}({field}=...); import "
+                    f"{kind} from capsule_zoo.inference"
+                )
+        return function(*args, **settings)
+
+    return checked
