@@ -135,7 +135,7 @@ def test_labels_of_every_kind_of_data_are_handed_on(images, labels):
         size = {} if isinstance(data, DataLoader) else {"batch_size": 40}
         fit(model, guide, data, steps=1, progress=False, labels=True, **size)
         assert torch.equal(seen[-1], labels)
-    with pytest.raises(ValueError, match="labels=True\) is needed: Labeled explains the label"):
+    with pytest.raises(ValueError, match=r"labels=True\) is needed: Labeled explains the label"):
         fit(model, guide, Split(images, labels), **SHORT)
     for data in (TensorDataset(images), Items(images), DataLoader(images, 40)):
         with pytest.raises(ValueError, match="labels=True needs data with labels"):
