@@ -19,9 +19,10 @@ def trainings(monkeypatch, unpainted):
     monkeypatch.setattr(part_whole_objectives, "load_dataset", lambda *args, **kwargs: few)
     given, train = {}, part_whole_objectives.train
 
-    def noted(entry, *args, name, guide, objective, **kwargs):
+    def noted(entry, *args, name, objective, **kwargs):
+        guide = entry.guide
         before = [p.clone() for p in (*entry.model.parameters(), *guide.parameters())]
-        run = train(entry, *args, name=name, guide=guide, objective=objective, **kwargs)
+        run = train(entry, *args, name=name, objective=objective, **kwargs)
         after = [p.clone() for p in (*entry.model.parameters(), *guide.parameters())]
         given[name] = (entry.model, guide, type(objective).__name__, before, after)
         return run
