@@ -16,6 +16,7 @@ from capsule_zoo.data.binarized import binarized_mnist
 from capsule_zoo.data.constellations import constellations, constellations_of
 from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.plugins import import_plugins
+from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
     Labelled,
@@ -74,13 +75,23 @@ def load_dataset(
     """
     source = _reader(name)(data_folder(root), _checked_size(size))
     train, held_out = _divided(source, validation, seed)
+    known, held, tested = None, None, None
+    if source.objects is not None:  # of scenes
+        (known, tested), count = source.objects, len(held_out[0])
+        known, held = (known[index] for index in _order(len(known), count, seed))
     return Dataset(
         name,
-        Split(*train, f"{name}/train"),
-        Split(*held_out, f"{name}/validation"),
-        Split(*source.test, f"{name}/test"),
+        Split(*train, f"{name}/train", known),
+        Split(*held_out, f"{name}/validation", held),
+        Split(*source.test, f"{name}/test", tested),
         source.class_names,
     )
+
+
+def _order(number: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the training images, and of the `count` that are held out."""
+    order = torch.randperm(number, generator=seeded_generator(seed))
+    return order[: number - count], order[number - count :]
 
 
 def _divided(source: Source, validation: int | None, seed: int) -> tuple[Labelled, Labelled]:
@@ -99,8 +110,8 @@ def _divided(source: Source, validation: int | None, seed: int) -> tuple[Labelle
             f"validation must be from 0 to {number - 1} images of the {number} for training, not "
             f"{count}"
         )
-    order = torch.randperm(number, generator=seeded_generator(seed))
-    return taken(known, order[: number - count]), taken(known, order[number - count :])
+    kept, held_out = _order(number, count, seed)
+    return taken(known, kept), taken(known, held_out)
 
 
 def full_name(name: str) -> str:
@@ -214,6 +225,7 @@ _READERS: dict[str, Reader] = {
     "rotated-mnist": rotated_mnist,
     "smallnorb": lambda root, size: _of_views(SmallNORB(root), size),
     "constellations": lambda root, size: _of_points(constellations, size),
+    **{name: scene_reader(name) for name in SCENES},
     "toys3d": lambda root, size: _of_views(Toys3D(), size),
 }
 
@@ -223,6 +235,8 @@ def _reader(name: str) -> Reader:
     if name in _READERS:
         return _READERS[name]
     kind, _, path = name.partition(":")
+    if kind in SCENES:
+        return scene_reader(kind, path)
     if kind == "folder" and path:
         return lambda root, size: _pictures(Path(path).expanduser(), size)
     if kind == "constellations" and path:

@@ -6,6 +6,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ class Source:
         validation: number of training images held out by default.
         held_out: images and labels for validation that are part of the data set, which are used
             unless another number is asked for.
+        objects: what is known of the objects of scenes for training and testing,
+            `capsule_zoo.data.scenes.Objects`.
     """
 
     train: Labelled
@@ -37,6 +40,7 @@ class Source:
     class_names: tuple[str, ...]
     validation: int
     held_out: Labelled | None = None
+    objects: tuple[Any, Any] | None = None
 
 
 def resized(images: Tensor, size: Size | None) -> Tensor:

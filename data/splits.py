@@ -29,11 +29,14 @@ class Split(TorchDataset):
             points of the plane, (N, P, 2), for a model of points.
         labels: int64 class indices, shape (N,), or None where the images have no labels.
         name: the origin of the images, such as `"mnist/test"`.
+        objects: what is known of the objects of scenes, `capsule_zoo.data.scenes.Objects`, with one
+            row for each image; None for other images.
     """
 
     images: Tensor
     labels: Any = None  # a Tensor or None; `labels_of` refuses None
     name: str = "images"
+    objects: Any = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.images, Tensor):
@@ -81,7 +84,8 @@ class Split(TorchDataset):
                 f"split[3] or split[:100], not by {index!r}"
             )
         labels = None if self.labels is None else self.labels[index]
-        return Split(self.images[index], labels, f"{self.name}[{chosen}]")
+        objects = None if self.objects is None else self.objects[index]
+        return Split(self.images[index], labels, f"{self.name}[{chosen}]", objects)
 
     def binarized(self, seed: int = 0) -> Split:
         """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""

@@ -33,6 +33,8 @@ from capsule_zoo.guides.per_image.known_latents import KnownLatents
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
 from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
+from capsule_zoo.guides.scenes.peeling import Peeling
+from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "MixtureMatching",
     "PartReader",
     "PartWholeGuide",
+    "Peeling",
     "PerceptronObjects",
     "RansacMatching",
     "RecognitionMachine",
@@ -66,6 +69,7 @@ __all__ = [
     "RoutingPartWhole",
     "RoutingShapeCodes",
     "RoutingSlots",
+    "SceneGuide",
     "SetTransformerObjects",
     "SetTransformers",
     "SinkhornMatching",

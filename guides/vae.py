@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.convolutional import Encoder
 
 
@@ -29,16 +30,27 @@ class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
     Args:
         model: the autoencoder.
         hidden: units of the layer between the maps and the code.
+        context: further channels, such as the surroundings of an object in a scene, that are read
+            beside those of the image; they come last.
 
     Raises:
-        ValueError: `model` is not a variational autoencoder, or `hidden` is below 1.
+        ValueError: `model` is not a variational autoencoder, or a size is too small.
     """
 
-    def __init__(self, model: VariationalAutoencoder, hidden: int = 256) -> None:
+    def __init__(self, model: VariationalAutoencoder, hidden: int = 256, context: int = 0) -> None:
         super().__init__(model)
         check_at_least(1, hidden=hidden)
-        self.encoder = Encoder(model.image_shape, model.channels, hidden)
+        check_at_least(0, context=context)
+        self.context = context
+        channels, *size = model.image_shape
+        self.encoder = Encoder((channels + context, *size), model.channels, hidden)
         self.code = PyroModule[nn.Linear](hidden, 2 * model.latent)
+
+    @property
+    def space(self) -> ImageSpace:
+        """The space of what the guide reads: images, with the context as further channels."""
+        channels, *size = self.model.image_shape
+        return ImageSpace((channels + self.context, *size)) if self.context else self.model.space
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the codes and return them, (B, latent)."""

@@ -24,6 +24,7 @@ from capsule_zoo.models.parts.parent_selection import Capsules
 from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
 from capsule_zoo.models.routing.parent_law import free_energy
 from capsule_zoo.models.routing.votes import Votes
+from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.shape_codes import ShapeCodes
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
@@ -47,6 +48,7 @@ __all__ = [
     "OnRequest",
     "PartWholeCapsules",
     "RecurrentCapsules",
+    "Scenes",
     "ShapeCodes",
     "Site",
     "StackedCapsuleAutoencoder",

@@ -25,6 +25,7 @@ def vae(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     latent: int = 32,
     hidden: int = 256,
+    context: int = 0,
     **sizes: Any,
 ) -> Entry:
     """A convolutional network draws an image from one Gaussian code.
@@ -32,12 +33,12 @@ def vae(
     Args:
         image_shape: (channels, height, width).
         latent, sizes: arguments of `VariationalAutoencoder`.
-        hidden: argument of `ConvolutionalEncoder`.
+        hidden, context: arguments of `ConvolutionalEncoder`.
     """
     model = VariationalAutoencoder(image_shape, latent, **sizes)
     return Entry(
         model=model,
-        guides={"convolutional": lambda entry: ConvolutionalEncoder(entry.model, hidden)},
+        guides={"convolutional": lambda entry: ConvolutionalEncoder(entry.model, hidden, context)},
         objective=TraceMeanField_ELBO(),
         training=dict(lr=1e-3, pace=Pace("linear"), batch_size=128),
         figures=PICTURES,

@@ -1,0 +1,1 @@
+"""The entry of scenes, with its figures."""

@@ -1,0 +1,97 @@
+"""Scenes: several objects on a ground, each drawn by any image model of the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from capsule_zoo.guides import Peeling
+from capsule_zoo.inference.objectives.summed_presences import SummedPresences
+from capsule_zoo.models import Scenes
+from capsule_zoo.registry import Entry, create, list_models, load, register
+from capsule_zoo.sizes import Takes
+
+VAE_SIZES: dict[str, Any] = dict(latent=20, channels=8, hidden=128)
+
+
+def object_entry(
+    thing: str, channels: int, window: int, sizes: Mapping[str, Any], texture: bool = False
+) -> Entry:
+    """Return the entry whose model draws one object: an untrained one, or trained weights.
+
+    Args:
+        thing: the name of an entry, or of trained weights or a run folder.
+        channels: of the scene.
+        window: height and width of the pictures of an untrained entry, in pixels.
+        sizes: of an untrained entry.
+        texture: objects have colors inside, not one color each.
+
+    Raises:
+        ValueError: sizes are given for trained weights, whose sizes are theirs.
+    """
+    if thing not in list_models():
+        if sizes:
+            raise ValueError(f"{thing} is trained and has its own sizes; leave out thing_sizes")
+        return load(thing)
+    own = 1 + channels if texture else 1
+    given = {"image_shape": (own, window, window), **sizes}
+    if thing == "vae":
+        given = {**VAE_SIZES, "context": channels, **given}
+    return create(thing, **given)
+
+
+@register(
+    "scenes",
+    small=dict(
+        image_shape=(1, 12, 10),
+        slots=2,
+        size=6.0,
+        window=5,
+        thing_sizes=dict(latent=2, channels=3, hidden=5),
+        glimpse=4,
+        hidden=6,
+    ),
+    takes={"sizes": Takes(Scenes, without=("thing",))},
+    data="multi-mnist",
+)
+def scenes(
+    image_shape: tuple[int, int, int] = (1, 50, 50),
+    thing: str = "vae",
+    thing_sizes: Mapping[str, Any] = {},  # it is read only
+    window: int = 28,
+    texture: bool = False,
+    train_thing: bool = True,
+    glimpse: int = 20,
+    hidden: int = 200,
+    **sizes: Any,
+) -> Entry:
+    """Several objects on a ground, each drawn by any image model of the zoo; see `models.scenes`.
+
+    Args:
+        image_shape: (channels, height, width).
+        thing: what draws an object: the name of an entry, which is trained with the scenes, or of
+            trained weights or a run folder.
+        thing_sizes: sizes of the entry `thing`.
+        window: height and width of an object's own picture, in pixels, where `thing` is an entry.
+        texture: objects have colors inside, and not one color each.
+        train_thing: train the object model too; it is best kept as it is where it is trained.
+        glimpse, hidden: arguments of `Peeling`.
+        sizes: arguments of `Scenes`.
+    """
+    inner = object_entry(thing, image_shape[0], window, thing_sizes, texture)
+    model = Scenes(image_shape, inner.model, **sizes)
+    if not train_thing:
+        inner.model.requires_grad_(False)
+        inner.guide.requires_grad_(False)
+
+    def peeling(sweeps: int) -> Any:
+        return lambda entry: Peeling(
+            entry.model, inner.guide, glimpse=glimpse, hidden=hidden, sweeps=sweeps
+        )
+
+    return Entry(
+        model=model,
+        guides={"peeling": peeling(1), "two-sweeps": peeling(2)},
+        objective=SummedPresences(),
+        training=dict(lr=1e-3, schedule="cosine", batch_size=64),
+    )

@@ -1,0 +1,407 @@
+"""Scenes of several objects with everything known of them: their number, classes, boxes and masks.
+
+Three data sets are made from what is there, with fixed seeds:
+
+    multi-mnist      gray digits on black, 50x50, 0 to 2 of them. Every digit is shrunk by a factor
+                     from Normal(1.3, .1) and stands anywhere. Scenes in which strokes hide each
+                     other (a sum above white) are drawn again.
+    multi-sprites    2 to 5 colored squares, ellipses and hearts on a colored ground, 64x64. Later
+                     shapes hide earlier ones.
+    tetrominoes      three of the 19 pieces of four cells, in six colors, on black, 35x35, side by
+                     side on a grid of 5 pixels.
+
+Options follow a colon: `multi-mnist:canvas=80,least=3,most=3,of=fashion-mnist,overlap=1`.
+
+References:
+    Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"
+    (arXiv 1603.08575), section 3.1. Kabra et al. 2019, "Multi-object datasets": multi-dSprites and
+    Tetrominoes, whose pictures ours follow but do not copy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.sources import Source, resized, torchvision_images
+
+INK = 0.5  # a pixel belongs to an object that covers more than this share of it
+GRAY = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST"}
+SHAPES = ("square", "ellipse", "heart")
+PIECES = (  # cells (row, column) of the seven pieces; their turns make 19
+    ((0, 0), (0, 1), (1, 0), (1, 1)),
+    ((0, 0), (0, 1), (0, 2), (0, 3)),
+    ((0, 0), (0, 1), (0, 2), (1, 1)),
+    ((0, 0), (0, 1), (0, 2), (1, 0)),
+    ((0, 0), (0, 1), (0, 2), (1, 2)),
+    ((0, 0), (0, 1), (1, 1), (1, 2)),
+    ((0, 1), (0, 2), (1, 0), (1, 1)),
+)
+CELL = 5  # pixels of a cell
+PURE = ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (1, 0, 1), (0, 1, 1))
+CHUNK = 1000  # scenes that are drawn at once
+
+
+@dataclass(frozen=True, eq=False)
+class Objects:
+    """What is known of the objects of N scenes, of which none has more than M.
+
+    Attributes:
+        numbers: the object that each pixel shows, from 1; 0 for the ground, uint8 (N, H, W).
+        classes: class of every object, -1 where there is none, int64 (N, M).
+        boxes: left, top, right and bottom edge of the visible part, in pixels, (N, M, 4).
+    """
+
+    numbers: Tensor
+    classes: Tensor
+    boxes: Tensor
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of objects in each scene, (N,)."""
+        return (self.classes >= 0).sum(1)
+
+    @property
+    def masks(self) -> Tensor:
+        """The visible part of every object, bool (N, M, H, W)."""
+        number = 1 + torch.arange(self.classes.shape[1], device=self.numbers.device)
+        return self.numbers[:, None] == number[:, None, None]
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def __getitem__(self, index: slice | Tensor) -> Objects:
+        return Objects(self.numbers[index], self.classes[index], self.boxes[index])
+
+
+def boxes_of(masks: Tensor) -> Tensor:
+    """Return left, top, right and bottom edge of what masks (*batch, H, W) cover, (*batch, 4).
+
+    An empty mask has a box of zeros.
+    """
+    edges = []
+    for axis in (-2, -1):  # columns are left when rows are merged
+        covered = masks.any(axis)
+        size = covered.shape[-1]
+        place = torch.arange(size, device=masks.device)
+        low = torch.where(covered, place, size).amin(-1)
+        edges.append((low, torch.where(covered, place + 1, 0).amax(-1)))
+    (left, right), (top, bottom) = edges
+    box = torch.stack([left, top, right, bottom], dim=-1)
+    return torch.where(masks.any(-1).any(-1)[..., None], box, 0).float()
+
+
+def pasted(patches: Tensor, rows: Tensor, columns: Tensor, canvas: tuple[int, int]) -> Tensor:
+    """Return empty canvases (n, H, W) with patches (n, P, P) at whole pixels (n,)."""
+    height, width = canvas
+    side = patches.shape[-1]
+    place = torch.arange(side)
+    empty = patches.new_zeros(len(patches), height + side, width + side)
+    number = torch.arange(len(patches))[:, None, None]
+    rows, columns = ((x[:, None] + place) for x in (rows, columns))
+    empty[number, rows[:, :, None], columns[:, None]] = patches
+    return empty[:, :height, :width]
+
+
+def _integers(low: int, beyond: Tensor | int, generator: torch.Generator, number: int) -> Tensor:
+    """Draw whole numbers (number,), uniform from `low` to below `beyond`."""
+    span = torch.as_tensor(beyond) - low
+    drawn = (torch.rand(number, generator=generator) * span).long()
+    return low + drawn.clamp(max=span - 1)
+
+
+def _known(covers: Tensor, classes: Tensor) -> Objects:
+    """Return what is known of objects that cover shares (n, M, H, W) of pixels, last in front."""
+    ink = covers > INK
+    number = 1 + torch.arange(ink.shape[1], dtype=torch.uint8)
+    numbers = torch.where(ink, number[:, None, None], 0).amax(1).to(torch.uint8)
+    seen = numbers[:, None] == number[:, None, None]
+    return Objects(numbers, classes, boxes_of(seen))
+
+
+def _in_chunks(
+    number: int, draw: Callable[[int], tuple[Tensor, Objects]]
+) -> tuple[Tensor, Objects]:
+    """Draw `number` scenes, some at a time."""
+    sizes = [min(CHUNK, number - first) for first in range(0, number, CHUNK)]
+    images, found = zip(*map(draw, sizes), strict=True)
+    parts = [torch.cat([getattr(f, name) for f in found]) for name in vars(found[0])]
+    return torch.cat(images), Objects(*parts)
+
+
+def gray_scenes(
+    digits: Tensor,
+    labels: Tensor,
+    number: int,
+    *,
+    canvas: int = 50,
+    least: int = 0,
+    most: int = 2,
+    scale: float = 1.3,
+    spread: float = 0.1,
+    overlap: bool = False,
+    seed: int = 0,
+) -> tuple[Tensor, Objects]:
+    """Draw scenes of gray images on black, (number, 1, canvas, canvas), as those of AIR.
+
+    Args:
+        digits, labels: images (N, 1, s, s) and classes (N,) of single objects.
+        canvas: height and width, in pixels.
+        least, most: objects of a scene, uniform in between.
+        scale, spread: mean and deviation of the factor by which an object is shrunk.
+        overlap: keep scenes in which strokes hide each other; the sum is then cut off at 1.
+
+    Raises:
+        ValueError: an object larger than the canvas, or `least` above `most`.
+    """
+    generator = seeded_generator(seed)
+    side = digits.shape[-1]
+    if not 0 <= least <= most:
+        raise ValueError(f"least must be from 0 to most={most}, not {least}")
+    if canvas <= side / max(scale - 4 * spread, 0.1):
+        raise ValueError(
+            f"canvas={canvas} has no room for objects of {side} pixels shrunk by {scale}; use a "
+            "larger canvas or a larger scale"
+        )
+
+    def objects(count: int) -> tuple[Tensor, Tensor]:
+        """Draw one object a scene, alone on its canvas, and its class."""
+        chosen = torch.randint(len(digits), (count,), generator=generator)
+        factor = scale + spread * torch.randn(count, generator=generator)
+        sizes = (side / factor.clamp_min(0.1)).long().clamp(1, canvas - 1)
+        patches = digits.new_zeros(count, canvas, canvas)
+        for size in sizes.unique().tolist():
+            these = sizes == size
+            small = resized(digits[chosen[these]], (size, size))[:, 0]
+            patches[these, :size, :size] = small
+        rows, columns = (_integers(0, canvas - sizes, generator, count) for _ in range(2))
+        return pasted(patches, rows, columns, (canvas, canvas)), labels[chosen]
+
+    def scenes(count: int) -> tuple[Tensor, Tensor]:
+        covers = digits.new_zeros(count, most, canvas, canvas)
+        classes = torch.full((count, most), -1)
+        counts = _integers(least, most + 1, generator, count)
+        for slot in range(most):
+            here = (counts > slot).nonzero()[:, 0]
+            covers[here, slot], classes[here, slot] = objects(len(here))
+        if not overlap:
+            while len(again := (covers.sum(1) > 1).flatten(1).any(1).nonzero()[:, 0]):
+                for slot in range(most):
+                    here = again[counts[again] > slot]
+                    covers[here, slot], classes[here, slot] = objects(len(here))
+        return covers, classes
+
+    def draw(count: int) -> tuple[Tensor, Objects]:
+        covers, classes = scenes(count)
+        return covers.sum(1, keepdim=True).clamp(max=1), _known(covers, classes)
+
+    return _in_chunks(number, draw)
+
+
+def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
+    """Return True at points of a shape that fills the square [-1, 1]^2."""
+    if shape == "square":
+        return (x.abs() < 0.8) & (y.abs() < 0.8)
+    if shape == "ellipse":
+        return x.square() + (y / 0.6).square() < 1
+    u, v = 1.2 * x, -1.25 * y + 0.15
+    return (u.square() + v.square() - 1) ** 3 < u.square() * v**3
+
+
+def sprite_bank(sizes: int = 6, turns: int = 40, fine: int = 4) -> tuple[Tensor, Tensor]:
+    """Return all sprites (K, P, P), the share of each pixel that they cover, and classes (K,).
+
+    Args:
+        sizes: half widths, evenly from 5 to 10 pixels.
+        turns: angles, evenly over the circle.
+        fine: points across a pixel at which it is tested.
+    """
+    side = 24
+    axis = (torch.arange(side * fine) + 0.5) / fine - side / 2
+    row, column = torch.meshgrid(axis, axis, indexing="ij")
+    sprites, classes = [], []
+    for kind, shape in enumerate(SHAPES):
+        for half in torch.linspace(5, 10, sizes).tolist():
+            for turn in torch.arange(turns).tolist():
+                c, s = math.cos(math.tau * turn / turns), math.sin(math.tau * turn / turns)
+                inside = _inside(
+                    shape, (c * column + s * row) / half, (c * row - s * column) / half
+                )
+                sprites.append(F.avg_pool2d(inside.float()[None], fine)[0])
+                classes.append(kind)
+    return torch.stack(sprites), torch.tensor(classes)
+
+
+def sprite_scenes(
+    number: int, *, canvas: int = 64, least: int = 2, most: int = 5, seed: int = 0
+) -> tuple[Tensor, Objects]:
+    """Draw scenes of colored sprites on a colored ground, (number, 3, canvas, canvas).
+
+    An object of which fewer than 20 pixels would be visible is drawn again.
+    """
+    generator = seeded_generator(seed)
+    bank, kinds = sprite_bank()
+    side = bank.shape[-1]
+
+    def objects(count: int) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(len(bank), (count,), generator=generator)
+        rows, columns = (_integers(0, canvas - side + 9, generator, count) for _ in range(2))
+        moved = pasted(bank[chosen], rows, columns, (canvas + 8, canvas + 8))
+        return moved[:, 4:-4, 4:-4], kinds[chosen]
+
+    def draw(count: int) -> tuple[Tensor, Objects]:
+        covers = torch.zeros(count, most, canvas, canvas)
+        classes = torch.full((count, most), -1)
+        counts = _integers(least, most + 1, generator, count)
+        again = torch.arange(count)
+        while len(again):
+            for slot in range(most):
+                here = again[counts[again] > slot]
+                covers[here, slot], classes[here, slot] = objects(len(here))
+            known = _known(covers, classes)
+            hidden = (known.masks.sum((-2, -1)) < 20) & (classes >= 0)
+            again = hidden.any(1).nonzero()[:, 0]
+        colors = torch.rand(count, 1 + most, 3, 1, 1, generator=generator)
+        images = colors[:, 0].expand(-1, -1, canvas, canvas)
+        for slot in range(most):
+            share = covers[:, slot, None]
+            images = share * colors[:, 1 + slot] + (1 - share) * images
+        return images, known
+
+    return _in_chunks(number, draw)
+
+
+def tetromino_bank() -> Tensor:
+    """Return the 19 pieces as cells, bool (19, 4, 4), each in the upper left corner."""
+    found: dict[tuple, Tensor] = {}
+    for piece in PIECES:
+        cells = torch.tensor(piece)
+        for _ in range(4):
+            cells = torch.stack([cells[:, 1], -cells[:, 0]], dim=1)
+            cells = cells - cells.amin(0)
+            square = torch.zeros(4, 4, dtype=torch.bool)
+            square[cells[:, 0], cells[:, 1]] = True
+            found.setdefault(tuple(square.flatten().tolist()), square)
+    return torch.stack(list(found.values()))
+
+
+def tetromino_scenes(
+    number: int, *, canvas: int = 35, most: int = 3, seed: int = 0
+) -> tuple[Tensor, Objects]:
+    """Draw scenes of `most` colored pieces on black that do not overlap, (number, 3, H, W)."""
+    generator = seeded_generator(seed)
+    bank, grid = tetromino_bank().float(), canvas // CELL
+    heights, widths = (1 + (bank.amax(axis) * torch.arange(4)).amax(1).long() for axis in (2, 1))
+    pure = torch.tensor(PURE).float()
+
+    def draw(count: int) -> tuple[Tensor, Objects]:
+        cells = torch.zeros(count, most, grid, grid)
+        classes = torch.zeros(count, most, dtype=torch.long)
+        again = torch.arange(count)
+        while len(again):
+            for slot in range(most):
+                chosen = torch.randint(len(bank), (len(again),), generator=generator)
+                rows = _integers(0, grid - heights[chosen] + 1, generator, len(again))
+                columns = _integers(0, grid - widths[chosen] + 1, generator, len(again))
+                cells[again, slot] = pasted(bank[chosen], rows, columns, (grid, grid))
+                classes[again, slot] = chosen
+            again = (cells.sum(1) > 1).flatten(1).any(1).nonzero()[:, 0]
+        covers = cells.repeat_interleave(CELL, -1).repeat_interleave(CELL, -2)
+        colors = pure[torch.randint(len(pure), (count, most), generator=generator)]
+        return torch.einsum("nmhw,nmc->nchw", covers, colors), _known(covers, classes)
+
+    return _in_chunks(number, draw)
+
+
+def scene_source(
+    draw: Callable[[str, int, int], tuple[Tensor, Objects]], train: int, test: int
+) -> Source:
+    """Return a source of scenes whose labels are counts, from `draw(split, number, seed)`."""
+    images, known = draw("train", train, 1)
+    test_images, test_known = draw("test", test, 2)
+    most = int(max(known.counts.max(), test_known.counts.max()))
+    return Source(
+        (images, known.counts),
+        (test_images, test_known.counts),
+        tuple(f"{count} objects" for count in range(1 + most)),
+        validation=1000 if train > 2000 else train // 10,
+        objects=(known, test_known),
+    )
+
+
+def multi_mnist(
+    root: Path | None,
+    of: str = "mnist",
+    train: int = 30_000,
+    test: int = 2_000,
+    **options: Any,
+) -> Source:
+    """Read scenes of digits; the options are arguments of `gray_scenes`."""
+    if of not in GRAY:
+        raise ValueError(f"of must be {' or '.join(GRAY)}, not {of!r}")
+    source = torchvision_images(GRAY[of], root)
+    splits = {"train": source.train, "test": source.test}
+
+    def draw(split: str, number: int, seed: int) -> tuple[Tensor, Objects]:
+        return gray_scenes(*splits[split], number, seed=seed, **options)
+
+    return scene_source(draw, train, test)
+
+
+def multi_sprites(
+    root: Path | None, train: int = 20_000, test: int = 1_000, **options: Any
+) -> Source:
+    """Make scenes of sprites; the options are arguments of `sprite_scenes`."""
+    return scene_source(lambda _, n, seed: sprite_scenes(n, seed=seed, **options), train, test)
+
+
+def tetrominoes(
+    root: Path | None, train: int = 20_000, test: int = 1_000, **options: Any
+) -> Source:
+    """Make scenes of tetrominoes; the options are arguments of `tetromino_scenes`."""
+    return scene_source(lambda _, n, seed: tetromino_scenes(n, seed=seed, **options), train, test)
+
+
+SCENES: dict[str, tuple[Callable[..., Source], Callable]] = {
+    "multi-mnist": (multi_mnist, gray_scenes),
+    "multi-sprites": (multi_sprites, sprite_scenes),
+    "tetrominoes": (tetrominoes, tetromino_scenes),
+}
+
+
+def scene_reader(kind: str, words: str = "") -> Callable[[Path | None, Any], Source]:
+    """Return the reader of a data set of scenes, with options such as "most=3,overlap=1".
+
+    Raises:
+        ValueError: an option that the data set does not have, or that is no number.
+    """
+    read, draw = SCENES[kind]
+    known = {**inspect.signature(read).parameters, **inspect.signature(draw).parameters}
+    names = [n for n in known if n not in ("root", "options", "digits", "labels", "number", "seed")]
+    options: dict[str, Any] = {}
+    for word in filter(None, words.split(",")):
+        name, _, value = word.partition("=")
+        if name not in names:
+            raise ValueError(f"{kind} has no option {name!r}; its options are {', '.join(names)}")
+        kind_of = type(known[name].default)
+        try:
+            options[name] = kind_of(int(value)) if kind_of is bool else kind_of(value)
+        except ValueError:
+            raise ValueError(f"{name} of {kind} must be a number, not {value!r}") from None
+
+    def reader(root: Path | None, size: tuple[int, int] | None) -> Source:
+        if size is not None and size[0] != size[1]:
+            raise ValueError(f"scenes are square; size must be one number of pixels, not {size}")
+        canvas = {} if size is None else {"canvas": size[0]}
+        return read(root, **options, **canvas)
+
+    return reader

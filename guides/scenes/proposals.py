@@ -1,0 +1,305 @@
+"""Proposals for the slots of a scene, and the exact law of which of them are present.
+
+A guide to scenes draws a proposal u_s for every slot s, with weight v_s = p(u_s) / q(u_s | ...).
+Given all proposals the presences z have a law in closed form,
+
+    log w_z  = log p(image | z, u) + log p(z) + sum_s z_s log v_s
+    q(z | u) = w_z / sum_z' w_z'
+
+A slot that is off is drawn from the prior instead. Then the importance weight of a draw is
+sum_z w_z whatever z is drawn, and its mean is p(image): the proposals that are not used cancel. So
+-log sum_z w_z is the loss, its mean is a bound, and no gradient of a discrete draw is needed.
+With the divergences KL(q || p) in place of -log v_s, which have less noise, the sum is no bound any
+more: a test holds a case in which its mean exceeds log p.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from typing import Any, NamedTuple, TypeVar
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.common.trace_density import log_density
+from capsule_zoo.models.scenes import (
+    AsObject,
+    CountLaw,
+    Drawn,
+    Pictures,
+    Scenes,
+    subsets_of,
+    together,
+)
+
+MOST_SUBSETS = 64  # of slots; where there are more, presences are found by flips of one slot
+
+G = TypeVar("G", bound="SceneGuide")
+
+
+class Proposal(NamedTuple):
+    """What a slot may hold: the sites of one object of each scene, and the object.
+
+    Attributes:
+        guide_trace, model_trace: its sites in guide and model, with names without a slot.
+        drawn: the object.
+        placed: its picture where it stands.
+    """
+
+    guide_trace: Trace
+    model_trace: Trace
+    drawn: Drawn
+    placed: Pictures
+
+    @property
+    def score(self) -> Tensor:
+        """The log density of draws without a gradient of their own, (B,)."""
+        total = torch.zeros_like(self.drawn.pose[:, 0])
+        for site in prune_subsample_sites(self.guide_trace).nodes.values():
+            if site["type"] == "sample" and not site["fn"].has_rsample:
+                total = total + site["log_prob"].reshape(len(total), -1).sum(-1)
+        return total
+
+
+class Found(NamedTuple):
+    """Proposals for all slots of a batch of scenes.
+
+    Attributes:
+        proposals: one for each slot.
+        pictures, ground: what `Scenes.blend` takes.
+        log_ratio: log p(u_s) / q(u_s | ...), (B, S), in nats.
+        ground_law, tone: law and draw of the ground's color; None where it has none.
+        ground_ratio: log p / q of the ground, (B,).
+    """
+
+    proposals: list[Proposal]
+    pictures: Pictures
+    ground: Tensor
+    log_ratio: Tensor
+    ground_law: dist.TorchDistribution | None
+    tone: Tensor | None
+    ground_ratio: Tensor
+
+    @property
+    def score(self) -> Tensor:
+        """The log density of draws without a gradient of their own, (B,)."""
+        return sum((p.score for p in self.proposals), torch.zeros_like(self.ground_ratio))
+
+
+class Chosen(dist.TorchDistribution):
+    """The law of a slot's site: the proposal's where the slot is on, the prior's where it is off.
+
+    Its draw was made before: the proposal, or a draw from the prior.
+
+    Args:
+        on: (B,).
+        proposal, prior: the site in the traces of the guide and of the model.
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(self, on: Tensor, proposal: dict, prior: dict) -> None:
+        self.proposal, self.prior = proposal["fn"], prior["fn"]
+        shape = torch.broadcast_shapes(self.proposal.batch_shape, self.prior.batch_shape)
+        self.on = on.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
+        self.has_rsample = self.proposal.has_rsample
+        self.has_enumerate_support = self.prior.has_enumerate_support
+        super().__init__(shape, self.prior.event_shape, validate_args=False)
+        here = self.on.reshape(*shape, *(1,) * self.event_dim)
+        self.value = torch.where(here, proposal["value"], prior["value"])
+
+    @property
+    def support(self) -> Any:
+        return self.prior.support
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Chosen:
+        return self
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        return self.value
+
+    sample = rsample
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return torch.where(self.on, self.proposal.log_prob(value), self.prior.log_prob(value))
+
+
+class SubsetLaw(dist.TorchDistribution):
+    """q(z | u), a law over rows of presences.
+
+    A draw has no gradient and needs none: the log weight is the same for all of them, so that the
+    score, whose mean is zero, has a constant factor. `has_rsample` tells Pyro to leave it out.
+
+    Args:
+        log_weight: log w_z, (B, M), in nats; -inf for rows that do not count.
+        rows: presences, (M, S) or (B, M, S).
+        inner: sizes of the dims of the object model's plates.
+
+    Attributes:
+        log_total: log sum_z w_z, (B,), in nats.
+        log_q: log q(z | u), (B, M).
+    """
+
+    arg_constraints: dict = {}
+    support = CountLaw.support
+    has_rsample = True
+    has_enumerate_support = True  # which marks a discrete law
+
+    def __init__(self, log_weight: Tensor, rows: Tensor, inner: tuple[int, ...] = ()) -> None:
+        self.log_total = log_weight.logsumexp(-1)
+        self.log_q = log_weight - self.log_total[:, None]
+        self.rows = rows.expand(*log_weight.shape, rows.shape[-1])
+        shape = torch.Size((*log_weight.shape[:-1], *inner))
+        super().__init__(shape, rows.shape[-1:], validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> SubsetLaw:
+        return self
+
+    @torch.no_grad()
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        index = torch.distributions.Categorical(logits=self.log_q).sample()
+        chosen = self.rows.take_along_dim(index[:, None, None], 1)
+        return chosen.reshape(self.batch_shape + self.event_shape)
+
+    sample = rsample
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        same = (self.rows == value.reshape(len(self.rows), 1, -1)).all(-1)
+        found = torch.where(same, self.log_q, -math.inf).logsumexp(-1)
+        return found.reshape(self.batch_shape)
+
+    @property
+    def mean(self) -> Tensor:
+        """The probability that a slot is on, (B, S)."""
+        return (self.log_q.exp()[..., None] * self.rows).sum(-2)
+
+    @property
+    def counts(self) -> Tensor:
+        """The probability of 0 to S objects, (B, S + 1)."""
+        number = torch.arange(self.rows.shape[-1] + 1).to(self.rows)
+        same = self.rows.sum(-1, keepdim=True) == number
+        return (self.log_q.exp()[..., None] * same).sum(-2)
+
+
+class SceneGuide(Guide[Scenes]):
+    """The base of guides that propose an object for every slot; a subclass writes `found`."""
+
+    def found(self, images: Tensor) -> Found:
+        """Draw proposals for all slots of images (B, C, H, W)."""
+        raise NotImplementedError(f"{type(self).__name__} must write found")
+
+    def propose(self, read: Any, images: Tensor, *arguments: Tensor) -> Proposal:
+        """Return the proposal that a function draws.
+
+        Args:
+            read: called as `read(images, *arguments, plate)`, it draws the sites of one object of
+                each scene, with names without a slot.
+        """
+        model = self.model
+        with poutine.block():
+            plate = model.plate(len(images))
+            guide_trace = poutine.trace(read).get_trace(images, *arguments, plate)
+            replayed = poutine.replay(AsObject()(model.draw_object), trace=guide_trace)
+            model_trace = poutine.trace(replayed).get_trace(plate)
+        drawn = model_trace.nodes["_RETURN"]["value"]
+        return Proposal(guide_trace, model_trace, drawn, model.placed(drawn))
+
+    def collected(
+        self,
+        images: Tensor,
+        proposals: list[Proposal],
+        ground: Tensor,
+        ground_law: dist.TorchDistribution | None = None,
+        tone: Tensor | None = None,
+    ) -> Found:
+        """Return proposals together with their weights."""
+        ratios = [
+            log_density(p.model_trace, images) - log_density(p.guide_trace, images)
+            for p in proposals
+        ]
+        own = images.new_zeros(len(images))
+        if ground_law is not None:
+            own = self.model.color_law(images).log_prob(tone) - ground_law.log_prob(tone)
+        pictures = together([p.placed for p in proposals])
+        ratio = torch.stack(ratios, -1)
+        return Found(proposals, pictures, ground, ratio, ground_law, tone, own)
+
+    def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
+        """Return q(z | u): exact over all presences, or over those on the way to the best ones."""
+        slots = len(found.proposals)
+        if 2**slots <= MOST_SUBSETS:
+            rows = subsets_of(slots).to(images)
+            return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
+        rows = self._climbed(images, found)
+        weight = self.log_weights(images, found, rows)
+        code = (rows * 2 ** torch.arange(slots).to(rows)).sum(-1)
+        again = (code[:, :, None] == code[:, None]).tril(-1).any(-1)  # each row counts once
+        return SubsetLaw(weight.masked_fill(again, -math.inf), rows, self.model.inner)
+
+    def log_weights(self, images: Tensor, found: Found, rows: Tensor) -> Tensor:
+        """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
+        model = self.model
+        means = model.blend(rows, found.pictures, found.ground)
+        each = rows.expand(len(images), *rows.shape[-2:])
+        prior = model.presence_law(images).log_prob(each)
+        used = (each * found.log_ratio[:, None]).sum(-1)
+        return model.log_likelihood(images, means) + prior + used + found.ground_ratio[:, None]
+
+    @torch.no_grad()
+    def _climbed(self, images: Tensor, found: Found) -> Tensor:
+        """Return presences on the way to the best ones by flips of one slot, (B, M, S)."""
+        slots = len(found.proposals)
+        flips = torch.cat([torch.zeros(1, slots), torch.eye(slots)]).to(images)
+        now = images.new_zeros(len(images), 1, slots)
+        visited = [now]
+        for _ in range(2 * slots):
+            near = (now - flips).abs()
+            best = self.log_weights(images, found, near).argmax(1)
+            visited.append(near[:, 1:])
+            now, before = near.take_along_dim(best[:, None, None], 1), now
+            if torch.equal(now, before):
+                break
+        return torch.cat(visited, 1)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Draw all sites and return the presences, (B, S)."""
+        model, plate = self.model, self.model.plate(len(images))
+        found = self.found(images)
+        presence = model.draw("object_presence", self.presence_law(images, found), plate)
+        if found.ground_law is not None:
+            self._draw_ground(found.ground_law, found.tone, plate)
+        for slot, proposal in enumerate(found.proposals):
+            self._draw_slot(slot, proposal, presence[:, slot] > 0, plate)
+        return presence
+
+    def _draw_ground(self, law: Any, tone: Tensor, plate: pyro.plate) -> None:
+        """Draw the ground's color, which was drawn before the objects were proposed."""
+        own = law.base_dist
+        mean, scale = (self.model.with_inner(x.expand_as(tone), 1) for x in (own.loc, own.scale))
+        site = {"fn": dist.Normal(mean, scale).to_event(1), "value": self.model.with_inner(tone, 1)}
+        with plate:
+            pyro.sample("ground_color", Chosen(torch.ones(len(tone)).to(tone) > 0, site, site))
+
+    def _draw_slot(self, slot: int, proposal: Proposal, on: Tensor, plate: pyro.plate) -> None:
+        """Draw the sites of a slot: those of the proposal where it is on, else of the prior."""
+        with poutine.block():
+            prior = poutine.trace(AsObject()(self.model.draw_object))
+            sites = prune_subsample_sites(prior.get_trace(self.model.plate(len(on)))).nodes
+        plates = {"images": plate}
+        for name, site in prune_subsample_sites(proposal.guide_trace).nodes.items():
+            if site["type"] != "sample":
+                continue
+            law = Chosen(on, site, sites[name])
+            with AsObject(slot), ExitStack() as scope:
+                for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
+                    if frame.name not in plates:
+                        plates[frame.name] = pyro.plate(frame.name, frame.size, dim=frame.dim)
+                    scope.enter_context(plates[frame.name])
+                pyro.sample(name, law)

@@ -1,0 +1,54 @@
+"""The loss of scenes with all presences summed out, flattened while decoders begin to learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.scenes.peeling import Peeling
+from capsule_zoo.inference.objectives.base import Objective
+
+
+class SummedPresences(Objective):
+    """The negative bound -log sum_z w_z of `Peeling`, with all presences z painted at once.
+
+    During the first updates q(z | u) is flattened, proportional to w_z^(1/T) with T falling from
+    `temperature` to 1: then every subset of the proposals trains, so that objects are learned
+    before presences are decided. The loss is sum_z q(z | u) (log q(z | u) - log w_z), a bound too.
+
+    Args:
+        temperature: T of the first update.
+        updates: number of updates after which T is 1.
+    """
+
+    is_bound = True
+
+    def __init__(self, temperature: float = 200.0, updates: int = 400) -> None:
+        super().__init__()
+        self.temperature, self.updates, self.done = temperature, updates, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = int(state["done"])
+
+    def differentiable_loss(
+        self, model: Any, guide: Peeling, images: Tensor, labels: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean loss of images (B, C, H, W), in nats per image."""
+        found = guide.found(images)
+        law = guide.presence_law(images, found)
+        bound = law.log_total
+        if torch.is_grad_enabled() and guide.training:
+            left = max(0.0, 1 - self.done / self.updates)
+            self.done += 1
+            if left:
+                heat = 1 + (self.temperature - 1) * left
+                log_q = (law.log_q.detach() / heat).log_softmax(-1)
+                weight = law.log_q + law.log_total[:, None]
+                bound = (log_q.exp() * (weight - log_q)).sum(-1)
+        score = found.score
+        return -(bound + (bound.detach() * (score - score.detach()))).mean()

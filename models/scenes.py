@@ -1,0 +1,502 @@
+"""Scenes: several objects on a ground, each drawn by any image model of the zoo.
+
+Story. A picture has S slots. Each slot holds an object or none. An object has a pose (size, place
+and, where wanted, an angle) and a picture, which an object model draws: a VAE, shape codes,
+part-whole capsules, or any other model of small images. Objects hide the ground and each other.
+
+    z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned law of their number
+    g   ~ Normal(0, 1.5)                      # logits of the ground's color, where it has one
+    for each slot s, with names slot_<s>/<site>:
+    w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the usual, x, y, (B, 3)
+    c_s ~ Normal(0, 1.5)                      # logits of a color, (B, C), where objects are masks
+    d_s ~ Normal(0, 1)                        # depth, where objects have colors
+    l_s ~ the latents of the object model
+    a_s, p_s = the object model's mean picture as coverage and color, moved to w_s
+    free  = prod_s (1 - z_s a_s)              # share of the ground, (B, 1, H, W)
+    color = sum_s z_s a_s e^d_s p_s / sum_s z_s a_s e^d_s
+    image ~ Normal((1 - free) color + free ground, sigma_image)
+
+x points to the right and y downwards, in half canvases from the middle. A picture of one channel is
+the coverage of an object that is white (on gray canvases) or of one color (c_s). A picture of one
+channel more than the canvas holds colors and, last, the coverage.
+
+Given everything else there are 2^S presences. They are few, and a guide sums them out.
+
+References:
+    Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"
+    (arXiv 1603.08575). Their presences are a prefix of a sequence, and objects add up. Ours are
+    sets, and objects hide each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.common.spaces import ImageSpace
+
+GROUNDS = ("black", "learned", "color")
+SPREAD = 1.5  # deviation of the logits of a color
+_LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logarithms finite
+
+
+class AsObject(Messenger):
+    """A context in which an image model draws its mean picture as an object of a scene.
+
+    Its image is not a site: it is not drawn, and the model returns the mean. Its other sites get
+    the slot's name in front, `slot_0/image_code`, or keep their names without a slot.
+    """
+
+    def __init__(self, slot: int | None = None) -> None:
+        super().__init__()
+        self.prefix = "" if slot is None else f"slot_{slot}/"
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] == "image":
+            msg["value"], msg["done"], msg["stop"] = msg["fn"].mean, True, True
+        else:
+            msg["name"] = f"{self.prefix}{msg['name']}"
+
+
+class Drawn(NamedTuple):
+    """An object of every scene of a batch: its picture in its own frame, and where it stands.
+
+    Attributes:
+        picture: the object model's mean, (*batch, c, h, w).
+        pose: (*batch, 3 or 4).
+        color: logits of its color, (*batch, C); None unless objects are tinted.
+        depth: (*batch,); None for white objects.
+    """
+
+    picture: Tensor
+    pose: Tensor
+    color: Tensor | None
+    depth: Tensor | None
+
+
+class Pictures(NamedTuple):
+    """The pictures of the objects of all slots, where they stand.
+
+    Attributes:
+        cover: share of each pixel that an object covers, (*batch, S, 1, H, W).
+        color: (*batch, S, C, H, W) or (*batch, S, C, 1, 1); None for white objects.
+        depth: (*batch, S); None for white objects.
+    """
+
+    cover: Tensor
+    color: Tensor | None
+    depth: Tensor | None
+
+
+def together(pictures: Sequence[Pictures]) -> Pictures:
+    """Return the pictures of several slots as one."""
+    cover, color, depth = zip(*pictures, strict=True)
+    return Pictures(
+        torch.cat(cover, -4),
+        None if color[0] is None else torch.cat(color, -4),
+        None if depth[0] is None else torch.cat(depth, -1),
+    )
+
+
+def subsets_of(slots: int) -> Tensor:
+    """Return all presences of `slots` objects, (2^S, S), in order of their number."""
+    rows = sorted(itertools.product((0.0, 1.0), repeat=slots), key=sum)
+    return torch.tensor(rows)
+
+
+def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
+    """Move pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
+
+    Args:
+        pose: (log size over the usual, x, y, and perhaps an angle in radians), (*batch, 3 or 4).
+        size: (height, width) of the canvas.
+        usual: half the usual size in half canvases, along x and y, (2,).
+    """
+    batch = pictures.shape[:-3]
+    inverse = _inverse(window(pose, usual)).reshape(-1, 2, 3)
+    flat = pictures.reshape(-1, *pictures.shape[-3:])
+    grid = F.affine_grid(inverse, [len(flat), flat.shape[1], *size], align_corners=False)
+    found = F.grid_sample(flat, grid, align_corners=False)
+    return found.reshape(*batch, *found.shape[1:])
+
+
+def crop(images: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
+    """Return what images (B, C, H, W) show in the windows of poses (B, 3 or 4), (B, C, *size)."""
+    grid = F.affine_grid(
+        window(pose, usual), [len(images), images.shape[1], *size], align_corners=False
+    )
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def window(pose: Tensor, usual: Tensor) -> Tensor:
+    """Return the maps (*batch, 2, 3) from an object's frame, [-1, 1]^2, to the canvas."""
+    size = usual * pose[..., :1].exp()  # (*batch, 2)
+    if pose.shape[-1] == 3:
+        linear = torch.diag_embed(size)
+    else:
+        c, s = pose[..., 3].cos(), pose[..., 3].sin()
+        turn = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+        linear = turn * size[..., :, None]
+    return torch.cat([linear, pose[..., 1:3, None]], dim=-1)
+
+
+def _inverse(maps: Tensor) -> Tensor:
+    """Return the inverses of affine maps (*batch, 2, 3)."""
+    (a, b), (c, d) = (row.unbind(-1) for row in maps[..., :2].unbind(-2))
+    linear = torch.stack([torch.stack([d, -b], -1), torch.stack([-c, a], -1)], -2)
+    linear = linear / (a * d - b * c)[..., None, None]
+    return torch.cat([linear, -linear @ maps[..., 2:]], dim=-1)
+
+
+class CountLaw(dist.TorchDistribution):
+    """The law of which of S slots hold an object, given the law of their number.
+
+    All sets of one size are equally likely.
+
+    Args:
+        log_counts: normalized log probabilities of 0 to S objects, (*batch, S + 1).
+    """
+
+    arg_constraints = {"log_counts": constraints.real_vector}
+    support = constraints.independent(constraints.boolean, 1)
+    has_enumerate_support = True
+
+    def __init__(self, log_counts: Tensor, validate_args: bool | None = None) -> None:
+        self.log_counts = log_counts
+        slots = log_counts.shape[-1] - 1
+        super().__init__(log_counts.shape[:-1], torch.Size([slots]), validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> CountLaw:
+        shape = torch.Size(batch_shape)
+        return CountLaw(self.log_counts.expand(*shape, -1), validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        number = torch.arange(self.log_counts.shape[-1]).to(self.log_counts)
+        expected = (self.log_counts.exp() * number).sum(-1, keepdim=True)
+        return (expected / self.event_shape[0]).expand(*self.batch_shape, *self.event_shape)
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        shape = torch.Size(sample_shape) + self.batch_shape
+        with torch.no_grad():
+            counts = torch.distributions.Categorical(logits=self.log_counts).sample(sample_shape)
+            rank = torch.rand(*shape, *self.event_shape).to(self.log_counts).argsort(-1).argsort(-1)
+            return (rank < counts[..., None]).to(self.log_counts)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        slots = self.event_shape[0]
+        count = value.sum(-1).round().long()
+        number = torch.arange(slots + 1).to(value)
+        orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
+        return (
+            (self.log_counts - orders).expand(*count.shape, -1).gather(-1, count[..., None])[..., 0]
+        )
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        values = subsets_of(self.event_shape[0]).to(self.log_counts)
+        values = values.reshape(-1, *(1,) * len(self.batch_shape), *self.event_shape)
+        return values.expand(-1, *self.batch_shape, -1) if expand else values
+
+
+class Scenes(Model):
+    """The generative model of scenes, described at the top of this file.
+
+    Args:
+        image_shape: (channels, height, width) of a scene.
+        thing: the object model, any `Model` of images whose image site has a mean. Its pictures
+            have one channel, or one more than a scene.
+        slots: S, the most objects of a scene.
+        size: usual height and width of an object's picture, in pixels.
+        size_spread: deviation of the log size.
+        turn: deviation of an object's angle, in radians; 0 for upright objects.
+        rate: odds of the presence of one object in a slot.
+        counts: "rate" for the law that `rate` gives, or "learned".
+        sigma_image: deviation of a pixel, in units of its range.
+        ground: "black", "learned" (one color for all scenes) or "color" (one for each scene).
+
+    Raises:
+        ValueError: a size below 1, a deviation that is not positive, an unknown option, an object
+            model that does not fit.
+
+    Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        thing: Model,
+        slots: int = 3,
+        *,
+        size: float = 24.0,
+        size_spread: float = 0.15,
+        turn: float = 0.0,
+        rate: float = 0.5,
+        counts: str = "rate",
+        sigma_image: float = 0.3,
+        ground: str = "black",
+    ) -> None:
+        super().__init__()
+        check_at_least(1, image_shape=image_shape, slots=slots)
+        check_positive(size=size, size_spread=size_spread, rate=rate, sigma_image=sigma_image)
+        check_at_least(0, turn=turn)
+        check_one_of("counts", counts, ("rate", "learned"))
+        check_one_of("ground", ground, GROUNDS)
+        self.space = ImageSpace(image_shape)
+        self.slots, self.size, self.size_spread, self.turn = slots, size, size_spread, turn
+        self.rate, self.sigma_image, self.ground = rate, sigma_image, ground
+        self.presence = "guided"
+        self.thing = thing
+        self._check_thing()
+        self.learned = counts == "learned"
+        start = self._log_counts_of_rate(slots)
+        self.count_logits = nn.Parameter(start) if self.learned else None
+        channels = image_shape[0]
+        self.ground_logits = nn.Parameter(torch.zeros(channels)) if ground == "learned" else None
+
+    def _check_thing(self) -> None:
+        """Raise ValueError unless the object model can draw objects of this scene."""
+        channels = self.image_shape[0]
+        if self.thing.image_shape[0] not in (1, channels + 1):
+            raise ValueError(
+                f"thing draws pictures of {self.thing.image_shape[0]} channels; objects of scenes "
+                f"of {channels} need 1 (a mask) or {channels + 1} (colors and a mask)"
+            )
+        if any(site.enumerated for site in self.thing.sites):
+            raise ValueError(
+                "thing enumerates some of its sites; use its form that sums them out by itself, "
+                'such as selection="marginal"'
+            )
+
+    @property
+    def tinted(self) -> bool:
+        """True where objects are masks of one color each."""
+        return self.image_shape[0] > 1 and self.thing.image_shape[0] == 1
+
+    @property
+    def colored(self) -> bool:
+        """True where objects have colors, so that it matters which one is in front."""
+        return self.image_shape[0] > 1 or self.thing.image_shape[0] > 1
+
+    @property
+    def toned(self) -> bool:
+        """True where the ground of every scene has a color of its own."""
+        return self.ground == "color"
+
+    @property
+    def pose_size(self) -> int:
+        """The number of coordinates of a pose."""
+        return 4 if self.turn else 3
+
+    @property
+    def plate_dims(self) -> dict[str, int]:  # type: ignore[override]
+        """The dims of the object model's plates, which are those of the scene."""
+        return dict(self.thing.plate_dims)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:  # type: ignore[override]
+        images = ("images",)
+        summed = self.presence == "enumerate"
+        own = [Site("object_presence", images, 1, discrete=True, enumerated=summed)]
+        if self.toned:
+            own.append(Site("ground_color", images, 1))
+        one = [Site("object_pose", images, 1)]
+        if self.tinted:
+            one.append(Site("object_color", images, 1))
+        if self.colored:
+            one.append(Site("object_depth", images))
+        for slot in range(self.slots):
+            for site in (*one, *self.thing.sites):
+                own.append(replace(site, name=f"slot_{slot}/{site.name}"))
+        return tuple(own)
+
+    def discretized(self) -> Scenes:
+        """Return the scene whose object model is discretized."""
+        thing = self.thing.discretized()
+        return self if thing is self.thing else self.sharing_parameters(thing=thing)
+
+    def with_enumerated_presences(self) -> Scenes:
+        """Return the model with the same parameters that sums the presences out by enumeration.
+
+        It is meant for guides that do not draw them, such as Pyro's AutoGuides and free form.
+        """
+        return self.sharing_parameters(presence="enumerate")
+
+    def on_canvas(
+        self, height: int, width: int, slots: int | None = None, rate: float | None = None
+    ) -> Scenes:
+        """Return the model with the same parameters for another canvas.
+
+        Objects keep their size in pixels.
+
+        Args:
+            slots, rate: see `with_slots`.
+        """
+        check_at_least(1, height=height, width=width)
+        space = ImageSpace((self.image_shape[0], height, width))
+        return self.sharing_parameters(space=space).with_slots(slots or self.slots, rate)
+
+    def with_slots(self, slots: int, rate: float | None = None) -> Scenes:
+        """Return the model with the same parameters for another number of slots.
+
+        Args:
+            rate: odds of one object; then the law of counts is the one that it gives. By default
+                the law stays what it is, and more objects than it knows have probability zero.
+        """
+        check_at_least(1, slots=slots)
+        if rate is not None:
+            check_positive(rate=rate)
+            return self.sharing_parameters(slots=slots, rate=rate, learned=False)
+        return self.sharing_parameters(slots=slots)
+
+    def _log_counts_of_rate(self, slots: int) -> Tensor:
+        """Return the log probabilities of 0 to `slots` objects that `rate` gives, (S + 1,)."""
+        number = torch.arange(slots + 1.0)
+        orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
+        return (orders + number * math.log(self.rate)).log_softmax(-1)
+
+    def presence_law(self, like: Tensor) -> CountLaw:
+        """Return the law of the presences."""
+        if not self.learned:
+            return CountLaw(self._log_counts_of_rate(self.slots).to(like), validate_args=False)
+        known = self.count_logits.log_softmax(-1)
+        beyond = known.new_full((max(0, self.slots + 1 - len(known)),), -math.inf)
+        counts = torch.cat([known, beyond])[: self.slots + 1]
+        return CountLaw(counts.log_softmax(-1), validate_args=False)
+
+    def pose_law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of the pose of one object, event (3,) or (4,)."""
+        spread = [self.size_spread, 0.7, 0.7, self.turn][: self.pose_size]
+        scale = like.new_tensor(spread)
+        return dist.Normal(torch.zeros_like(scale), scale).to_event(1)
+
+    def color_law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of the logits of a color, event (C,)."""
+        return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
+
+    def depth_law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of the depth of one object."""
+        return dist.Normal(like.new_zeros(()), like.new_ones(()))
+
+    def usual(self, like: Tensor) -> Tensor:
+        """Return half the usual size in half canvases, along x and y, (2,)."""
+        _, height, width = self.image_shape
+        return like.new_tensor([self.size / width, self.size / height])
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        plate = self.plate(batch_size if images is None else len(images))
+        like = next(self.thing.parameters())
+        infer = {"enumerate": "parallel"} if self.presence == "enumerate" else {}
+        presence = self.draw("object_presence", self.presence_law(like), plate, infer=infer)
+        tone = self.draw("ground_color", self.color_law(like), plate) if self.toned else None
+        placed = []
+        for slot in range(self.slots):
+            with AsObject(slot):
+                placed.append(self.placed(self.draw_object(plate)))
+        pictures = together(placed)
+        mean = self.blend(presence[..., None, :], pictures, self.ground_of(tone, like)).squeeze(-4)
+        return self.draw("image", self.image_law(self.with_inner(mean, 3)), plate, obs=images)
+
+    def draw_object(self, plate: pyro.plate) -> Drawn:
+        """Draw one object for each scene of a plate from `plate`; call it within `AsObject`."""
+        like = next(self.thing.parameters())
+        pose = self.draw("object_pose", self.pose_law(like), plate)
+        color = self.draw("object_color", self.color_law(like), plate) if self.tinted else None
+        depth = self.draw("object_depth", self.depth_law(like), plate) if self.colored else None
+        return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
+
+    def plate(self, batch: int) -> pyro.plate:
+        """Return the plate of a batch of scenes."""
+        return pyro.plate("images", batch, dim=self.plate_dims["images"])
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The sizes of the dims right of images, which only the object model's plates use."""
+        return (1,) * (-1 - self.plate_dims["images"])
+
+    def draw(self, name: str, law: dist.TorchDistribution, plate: pyro.plate, **how: Any) -> Tensor:
+        """Draw a site of the scene and return it without inner dims, (*batch, B, *event)."""
+        if how.get("obs") is not None:
+            how["obs"] = self.with_inner(how["obs"], law.event_dim)
+        with plate:
+            return self.without_inner(pyro.sample(name, law, **how), law.event_dim)
+
+    def with_inner(self, value: Tensor, event_dim: int) -> Tensor:
+        """Return a value (*batch, *event) with the dims of the object model's plates."""
+        last = value.dim() - event_dim
+        return value.reshape(*value.shape[:last], *self.inner, *value.shape[last:])
+
+    def without_inner(self, value: Tensor, event_dim: int) -> Tensor:
+        """Return a value (*batch, *inner, *event) without the dims of the object model's plates."""
+        last = value.dim() - event_dim
+        return value.reshape(*value.shape[: last - len(self.inner)], *value.shape[last:])
+
+    def image_law(self, mean: Tensor) -> dist.TorchDistribution:
+        """Return the law of the image, event (C, H, W)."""
+        return dist.Normal(mean, self.sigma_image).to_event(3)
+
+    def log_likelihood(self, images: Tensor, means: Tensor) -> Tensor:
+        """Compute log p(image | mean), (B, M), of images (B, C, H, W) and means (B, M, C, H, W).
+
+        It is the log density of `image_law` in half of the time.
+        """
+        error = (images[:, None] - means).square().flatten(2).sum(-1)
+        constant = images[0].numel() * math.log(self.sigma_image * math.sqrt(math.tau))
+        return -0.5 * error / self.sigma_image**2 - constant
+
+    def ground_of(self, logits: Tensor | None, like: Tensor) -> Tensor:
+        """Return the ground, (*batch, C, 1, 1) or a tensor that broadcasts to it."""
+        if self.ground == "black":
+            return like.new_zeros(self.image_shape[0], 1, 1)
+        chosen = self.ground_logits if logits is None else logits
+        return chosen.sigmoid()[..., None, None]
+
+    def placed(self, drawn: Drawn) -> Pictures:
+        """Return the pictures of one object of each scene where it stands, with S = 1."""
+        batch, size = drawn.pose.shape[:-1], self.image_shape[1:]
+        picture = drawn.picture.expand(*batch, *drawn.picture.shape[-3:])
+        if not self.colored or self.tinted:
+            cover, color = moved(picture, drawn.pose, size, self.usual(drawn.pose)), None
+        else:
+            whole = torch.cat([picture, torch.ones_like(picture[..., :1, :, :])], -3)
+            found = moved(whole, drawn.pose, size, self.usual(drawn.pose))
+            color, cover, inside = found.split([self.image_shape[0], 1, 1], -3)
+            color = color / inside.clamp_min(1e-3)
+        if drawn.color is not None:
+            color = drawn.color.expand(*batch, -1).sigmoid()[..., None, None]
+        depth = None if drawn.depth is None else drawn.depth.expand(batch)[..., None]
+        return Pictures(cover.unsqueeze(-4), None if color is None else color.unsqueeze(-4), depth)
+
+    def blend(self, presences: Tensor, pictures: Pictures, ground: Tensor) -> Tensor:
+        """Compute the mean images (*batch, M, C, H, W) of M presences (*batch, M, S) of each scene.
+
+        Args:
+            ground: see `ground_of`.
+        """
+        ground = ground.unsqueeze(-4)
+        free = _summed(presences, (-(1 - _LEAST_FREE) * pictures.cover).log1p()).exp()
+        if pictures.color is None or pictures.depth is None:
+            return 1 - free * (1 - ground)
+        weight = pictures.cover * pictures.depth.exp()[..., None, None, None]
+        color = _summed(presences, weight * pictures.color)
+        color = color / (_summed(presences, weight) + 1e-6)
+        return (1 - free) * color + free * ground
+
+
+def _summed(presences: Tensor, values: Tensor) -> Tensor:
+    """Compute sum_s z_ms v_s, (*batch, M, C, H, W); values are (*batch, S, C, H, W)."""
+    return (presences @ values.flatten(-3)).unflatten(-1, values.shape[-3:])
