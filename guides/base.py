@@ -35,7 +35,9 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
     A guide to one class of models names it, `class MyGuide(Guide[MyModel])`. That class is its
     `model_class`, and type checkers know that its `model` is of that class. `observes` is the name
     of its first argument, which is required. `fit_settings` are the default `lr`, `schedule`,
-    `warmup` and `clip` of `inference.fit` for this guide.
+    `warmup` and `clip` of `inference.fit` for this guide. `auxiliary` is True where the density of
+    a draw rests on further draws that are not sites: log weights are unbiased, but the density
+    cannot be computed again from the sites alone.
 
     Raises:
         ValueError: the model is of another class, or the guide is called without images.
@@ -43,6 +45,7 @@ class Guide(Program, Generic[M], metaclass=_GuideType):
 
     model_class: type[nn.Module] = nn.Module
     fit_settings: Mapping[str, Any] = MappingProxyType({})
+    auxiliary: bool = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -40,6 +40,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
+from pyro.nn import pyro_method
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -367,6 +368,7 @@ class Scenes(Model):
         orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
         return (orders + number * math.log(self.rate)).log_softmax(-1)
 
+    @pyro_method
     def presence_law(self, like: Tensor) -> CountLaw:
         """Return the law of the presences."""
         if not self.learned:
@@ -411,6 +413,7 @@ class Scenes(Model):
         mean = self.blend(presence[..., None, :], pictures, self.ground_of(tone, like)).squeeze(-4)
         return self.draw("image", self.image_law(self.with_inner(mean, 3)), plate, obs=images)
 
+    @pyro_method
     def draw_object(self, plate: pyro.plate) -> Drawn:
         """Draw one object for each scene of a plate from `plate`; call it within `AsObject`."""
         like = next(self.thing.parameters())
@@ -458,6 +461,7 @@ class Scenes(Model):
         constant = images[0].numel() * math.log(self.sigma_image * math.sqrt(math.tau))
         return -0.5 * error / self.sigma_image**2 - constant
 
+    @pyro_method
     def ground_of(self, logits: Tensor | None, like: Tensor) -> Tensor:
         """Return the ground, (*batch, C, 1, 1) or a tensor that broadcasts to it."""
         if self.ground == "black":

@@ -28,7 +28,7 @@ from typing import Self
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
@@ -141,6 +141,7 @@ class Peeling(SceneGuide):
             return (images - canvas).clamp(0, 1)
         return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
 
+    @pyro_method
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         model = self.model

@@ -23,11 +23,14 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.nn import pyro_method
 from pyro.poutine import Trace
+from pyro.poutine.runtime import get_plates
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.scenes import (
     AsObject,
@@ -188,8 +191,47 @@ class SubsetLaw(dist.TorchDistribution):
         return (self.log_q.exp()[..., None] * same).sum(-2)
 
 
+class Folded(dist.TorchDistribution):
+    """A law of copies of a batch, (P B, ...), as a law with dims for the copies, (*outer, B, ...).
+
+    Args:
+        law: its draw was made before.
+        outer: sizes of the plates outside the guide.
+    """
+
+    arg_constraints: dict = {}
+
+    def __init__(self, law: Chosen | SubsetLaw, outer: torch.Size) -> None:
+        self.law = law
+        self.has_rsample = law.has_rsample
+        self.has_enumerate_support = law.has_enumerate_support
+        shape = torch.Size((*outer, law.batch_shape[0] // outer.numel(), *law.batch_shape[1:]))
+        super().__init__(shape, law.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self.law.support
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Folded:
+        return self
+
+    def rsample(self, sample_shape: Any = ()) -> Tensor:
+        return self.law.rsample().reshape(self.batch_shape + self.event_shape)
+
+    sample = rsample
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        flat = value.reshape(self.law.batch_shape + self.event_shape)
+        return self.law.log_prob(flat).reshape(self.batch_shape)
+
+
 class SceneGuide(Guide[Scenes]):
-    """The base of guides that propose an object for every slot; a subclass writes `found`."""
+    """The base of guides that propose an object for every slot; a subclass writes `found`.
+
+    Its density rests on the proposals, which are not sites: see `Guide.auxiliary`.
+    """
+
+    auxiliary = True
 
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
@@ -203,7 +245,7 @@ class SceneGuide(Guide[Scenes]):
                 each scene, with names without a slot.
         """
         model = self.model
-        with poutine.block():
+        with poutine.block(hide_types=["sample"]):
             plate = model.plate(len(images))
             guide_trace = poutine.trace(read).get_trace(images, *arguments, plate)
             replayed = poutine.replay(AsObject()(model.draw_object), trace=guide_trace)
@@ -231,6 +273,7 @@ class SceneGuide(Guide[Scenes]):
         ratio = torch.stack(ratios, -1)
         return Found(proposals, pictures, ground, ratio, ground_law, tone, own)
 
+    @pyro_method
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
         """Return q(z | u): exact over all presences, or over those on the way to the best ones."""
         slots = len(found.proposals)
@@ -269,34 +312,47 @@ class SceneGuide(Guide[Scenes]):
         return torch.cat(visited, 1)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Draw all sites and return the presences, (B, S)."""
+        """Draw all sites and return the presences, (*batch, B, S)."""
         model, plate = self.model, self.model.plate(len(images))
-        found = self.found(images)
-        presence = model.draw("object_presence", self.presence_law(images, found), plate)
-        if found.ground_law is not None:
-            self._draw_ground(found.ground_law, found.tone, plate)
-        for slot, proposal in enumerate(found.proposals):
-            self._draw_slot(slot, proposal, presence[:, slot] > 0, plate)
-        return presence
-
-    def _draw_ground(self, law: Any, tone: Tensor, plate: pyro.plate) -> None:
-        """Draw the ground's color, which was drawn before the objects were proposed."""
-        own = law.base_dist
-        mean, scale = (self.model.with_inner(x.expand_as(tone), 1) for x in (own.loc, own.scale))
-        site = {"fn": dist.Normal(mean, scale).to_event(1), "value": self.model.with_inner(tone, 1)}
+        dim = model.plate_dims["images"]
+        sizes = {frame.dim - dim: frame.size for frame in get_plates() if frame.dim is not None}
+        outer = torch.Size(sizes.get(place, 1) for place in range(min([0, *sizes]), 0))
+        copies = tiled(images, outer.numel())
+        found = self.found(copies)
+        presences = self.presence_law(copies, found)
         with plate:
-            pyro.sample("ground_color", Chosen(torch.ones(len(tone)).to(tone) > 0, site, site))
+            drawn = pyro.sample("object_presence", Folded(presences, outer))
+        presence = drawn.reshape(len(copies), -1)
+        if found.ground_law is not None:
+            self._draw_ground(found, outer, plate)
+        for slot, proposal in enumerate(found.proposals):
+            self._draw_slot(slot, proposal, presence[:, slot] > 0, outer, plate)
+        return model.without_inner(drawn, 1)
 
-    def _draw_slot(self, slot: int, proposal: Proposal, on: Tensor, plate: pyro.plate) -> None:
+    def _draw_ground(self, found: Found, outer: torch.Size, plate: pyro.plate) -> None:
+        """Draw the ground's color, which was drawn before the objects were proposed."""
+        base = found.ground_law.base_dist
+        mean, scale, value = (
+            self.model.with_inner(x.expand_as(found.tone), 1)
+            for x in (base.loc, base.scale, found.tone)
+        )
+        site = {"fn": dist.Normal(mean, scale).to_event(1), "value": value}
+        always = torch.ones(len(value), dtype=torch.bool, device=value.device)
+        with plate:
+            pyro.sample("ground_color", Folded(Chosen(always, site, site), outer))
+
+    def _draw_slot(
+        self, slot: int, proposal: Proposal, on: Tensor, outer: torch.Size, plate: pyro.plate
+    ) -> None:
         """Draw the sites of a slot: those of the proposal where it is on, else of the prior."""
-        with poutine.block():
+        with poutine.block(hide_types=["sample"]):
             prior = poutine.trace(AsObject()(self.model.draw_object))
             sites = prune_subsample_sites(prior.get_trace(self.model.plate(len(on)))).nodes
         plates = {"images": plate}
         for name, site in prune_subsample_sites(proposal.guide_trace).nodes.items():
             if site["type"] != "sample":
                 continue
-            law = Chosen(on, site, sites[name])
+            law = Folded(Chosen(on, site, sites[name]), outer)
             with AsObject(slot), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:
