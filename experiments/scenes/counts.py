@@ -1,0 +1,130 @@
+"""How many digits a scene has: against training time, and with more digits than were trained on.
+
+Eslami et al. 2016, "Attend, Infer, Repeat" (arXiv 1603.08575), section 3.1: .983 of the counts of
+scenes of 0 to 2 digits are right; with 3 digits their network fails unless its form is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyro
+
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import over_seeds
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import evaluate
+from capsule_zoo.inference.evaluation.objects import find_objects
+from capsule_zoo.inference.evaluation.summary import summarize
+from capsule_zoo.inference.training.callbacks import Check
+from capsule_zoo.records import Number
+from capsule_zoo.registry import Entry, create, save
+
+DATA = "multi-mnist:train=60000"
+EARLY = 300.0  # seconds of the first of the two measurements
+MORE = (3, 4, 5)  # digits, of which no more than two were trained on
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Args:
+        seeds: number of seeds.
+        length: minutes of training of each seed.
+        every: updates between two measurements.
+        draws: draws of the guide that are combined for a count.
+        tested: test scenes whose objects are counted.
+        bounds: test scenes whose log p is bounded.
+        more: test scenes of every larger number of digits.
+        sizes: sizes of the entry that replace the zoo's own.
+    """
+
+    seeds: int = 5
+    length: float = 12.0
+    every: int = 500
+    draws: int = 5
+    tested: int = 2000
+    bounds: int = 500
+    more: int = 1000
+    sizes: Any = None
+
+
+@experiment("scenes/counts", data=DATA, minutes=60, takes=Settings)
+def counts(options: Options, **settings: Any) -> Result:
+    """Count digits after minutes of training, and more digits than were seen (60 core-minutes).
+
+    `count_accuracy_5_minutes` is the last measurement within five minutes of a run, and
+    `count_accuracy_30_minutes` the one at the end of the run, which is shorter than 30 minutes.
+    `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    study = Study({"scenes": chosen}, chosen.seeds)
+    timed = replace(options, minutes=options.minutes and options.minutes)
+    outcomes = list(study.run(one_seed, timed).values())
+    found: dict[str, Any] = over_seeds([outcome["numbers"] for outcome in outcomes])
+    for name in ("count_accuracy_5_minutes", "count_accuracy_30_minutes"):
+        worst = min(tuple(outcome["numbers"][name]) for outcome in outcomes)
+        found[f"{name}_worst"] = worst
+    return Result(found)
+
+
+def one_seed(job: Job[Settings]) -> dict[str, Any]:
+    """Train and measure one seed."""
+    settings, options = job.variant, job.options
+    data = load_dataset(DATA, options.data_root)
+    pyro.set_rng_seed(options.seed)
+    sizes = {"counts": "learned", **(settings.sizes or {})}
+    entry = create("scenes", image_shape=data.image_shape, **sizes)
+    test = data.test[: settings.tested]
+    curve: list[tuple[float, int, Number]] = []
+
+    def note(check: Check) -> None:
+        curve.append((check.seconds, check.step, accuracy(entry, test, settings.draws)))
+
+    limits = dict(minutes=options.minutes or settings.length, validate_every=settings.every)
+    train(entry, data, options, name="trained", callbacks=[note], **limits)
+    if job.folder:
+        save(entry, job.folder, data=DATA, seed=options.seed)
+    early = [row[2] for row in curve if row[0] <= EARLY]
+    seen = summarize(
+        evaluate(entry.model, entry.guide, test.images[: settings.bounds], num_particles=100)
+    )
+    number = int(seen["num_images"])
+    numbers: dict[str, Number] = {
+        "count_accuracy_5_minutes": early[-1] if early else curve[0][2],
+        "count_accuracy_30_minutes": curve[-1][2],
+        "elbo": (seen["elbo"], seen["elbo_se"], number),
+        "iwae_100": (seen["iwae"], seen["iwae_se"], number),
+        "steps": (float(curve[-1][1]), None, 1),
+        "seconds": (curve[-1][0], None, 1),
+    }
+    wide = on_large_canvas(entry)
+    for digits in MORE:
+        scenes = with_digits(digits, settings.more, options)
+        numbers[f"count_accuracy_{digits}_digits"] = accuracy(wide, scenes, settings.draws)
+    return {"numbers": numbers, "curve": curve}
+
+
+def accuracy(entry: Entry, scenes: Split, draws: int) -> Number:
+    """Return the share of the scenes whose number of objects is right."""
+    found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
+    right = (found.counts == scenes.objects.counts).float()
+    error = (right.var() / len(right)).sqrt() if len(right) > 1 else right.new_zeros(())
+    return right.mean().item(), error.item(), len(right)
+
+
+def with_digits(number: int, test: int, options: Options) -> Split:
+    """Return scenes of exactly this many digits on 80x80 pixels."""
+    name = f"multi-mnist:canvas=80,least={number},most={number},train=20,test={test}"
+    return load_dataset(name, options.data_root).test
+
+
+def on_large_canvas(entry: Entry, rate: float = 0.5) -> Entry:
+    """Return the entry's pair for 80x80 pixels and 7 slots, of which each has the same odds."""
+    model = entry.model.on_canvas(80, 80, 7, rate)
+    return replace(entry, model=model, guide=entry.guide.on_model(model))

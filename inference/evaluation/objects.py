@@ -1,0 +1,164 @@
+"""Objects of scenes: how many there are, where, and which pixels are theirs.
+
+Several draws of the guide are combined by their weights. The number of objects has a posterior,
+and the most likely draw among those of the most likely number is the one that is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from capsule_zoo.data.scenes import Objects, boxes_of
+from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.scenes import Scenes
+
+SHOWN = 0.5  # an object shows where it covers at least this share of a pixel
+
+
+@dataclass(frozen=True, eq=False)
+class FoundObjects:
+    """The objects that were found in B scenes, of at most S objects.
+
+    Attributes:
+        count_probabilities: posterior of the number of objects, (B, S + 1).
+        presence: which slots hold an object in the draw that is shown, bool (B, S).
+        pose: log size over the usual, x, y (and angle) of each, (B, S, 3 or 4).
+        owners: the slot, from 1, that covers most of each pixel, however little; 0 where none does,
+            (B, H, W).
+        cover: share of each pixel that objects cover, (B, H, W).
+        boxes: left, top, right and bottom edge of what each shows, in pixels, (B, S, 4).
+        unexplained: mean square of what the shown draw leaves of a pixel, (B,).
+        log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
+    """
+
+    count_probabilities: Tensor
+    presence: Tensor
+    pose: Tensor
+    owners: Tensor
+    cover: Tensor
+    boxes: Tensor
+    unexplained: Tensor
+    log_evidence: Tensor
+
+    @property
+    def counts(self) -> Tensor:
+        """The most likely number of objects, (B,)."""
+        return self.count_probabilities.argmax(-1)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The slot, from 1, that each pixel shows; 0 for the ground, (B, H, W)."""
+        return torch.where(self.cover >= SHOWN, self.owners, 0)
+
+    @property
+    def masks(self) -> Tensor:
+        """The pixels that each object shows, bool (B, S, H, W)."""
+        number = 1 + torch.arange(self.presence.shape[1], device=self.owners.device)
+        return self.numbers[:, None] == number[:, None, None]
+
+
+@torch.no_grad()
+def find_objects(
+    model: Scenes,
+    guide: SceneGuide,
+    images: Tensor,
+    *,
+    draws: int = 5,
+    seed: int = 0,
+    batch_size: int = 50,
+) -> FoundObjects:
+    """Find the objects of images (B, C, H, W).
+
+    Args:
+        guide: any guide to `model` that proposes objects, such as `Peeling`.
+        draws: draws of the guide that are combined.
+        batch_size: images that are read at once.
+
+    Raises:
+        ValueError: a guide of another kind, images that do not fit the model.
+    """
+    check_at_least(1, draws=draws, batch_size=batch_size)
+    if not isinstance(guide, SceneGuide):
+        raise ValueError(
+            f"guide must propose objects, as Peeling does, to find objects in a scene; "
+            f"{type(guide).__name__} does not"
+        )
+    model.space.check(images)
+    with seeded(seed):
+        parts = [_found(model, guide, batch, draws) for batch in images.split(batch_size)]
+    return FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
+
+
+def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tuple[Tensor, ...]:
+    """Return the fields of `FoundObjects` for one batch."""
+    copies = tiled(images, draws)
+    found = guide.found(copies)
+    law = guide.presence_law(copies, found)
+    number = len(images)
+    weight = (law.log_q + law.log_total[:, None]).unflatten(0, (draws, number))  # log w_z
+    of_count = (law.counts.log() + law.log_total[:, None]).unflatten(0, (draws, number))
+    of_count = of_count.logsumexp(0)
+    evidence = of_count.logsumexp(-1)
+    sizes = law.rows.sum(-1).unflatten(0, (draws, number))
+    fits = sizes == of_count.argmax(-1)[:, None]
+    best = torch.where(fits, weight, -torch.inf).movedim(0, 1).flatten(1).argmax(1)
+    draw, row = best // weight.shape[-1], best % weight.shape[-1]
+    chosen = draw * number + torch.arange(number, device=draw.device)
+    on = law.rows[chosen, row]
+    pictures = type(found.pictures)(*(None if x is None else x[chosen] for x in found.pictures))
+    pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
+    ground = found.ground if found.ground.dim() == 3 else found.ground[chosen]
+    mean = model.blend(on[:, None], pictures, ground)[:, 0]
+    share = on[:, :, None, None] * pictures.cover[:, :, 0]
+    cover = 1 - (1 - share).prod(1)
+    if pictures.depth is not None:
+        share = share * pictures.depth.exp()[..., None, None]
+    most = share.max(1)
+    owners = torch.where(most.values > 0, 1 + most.indices, 0)
+    shown = torch.where(cover >= SHOWN, owners, 0)[:, None]
+    slots = 1 + torch.arange(on.shape[1], device=on.device)
+    boxes = boxes_of(shown == slots[:, None, None])
+    left = (mean - images).square().flatten(1).mean(1)
+    draws_less = torch.tensor(float(draws)).log()
+    posterior = (of_count - evidence[:, None]).exp()
+    return posterior, on > 0, pose, owners, cover, boxes, left, evidence - draws_less
+
+
+def foreground_ari(owners: Tensor, known: Objects) -> Tensor:
+    """Compute the adjusted Rand index of the true objects' pixels, (N,); NaN below two objects.
+
+    Args:
+        owners: number of the object that each pixel is given to, (N, H, W).
+    """
+    values = [
+        adjusted_rand_score(true[true > 0].cpu(), found[true > 0].cpu()) if many else torch.nan
+        for true, found, many in zip(known.numbers, owners, known.counts > 1, strict=True)
+    ]
+    return torch.tensor(values)
+
+
+def box_overlaps(boxes: Tensor, found: Tensor, known: Objects) -> Tensor:
+    """Compute the overlap (IoU) of every true box with the best box that was found, (objects,).
+
+    Args:
+        boxes: (N, S, 4); `found` says which of them are of an object, (N, S).
+    """
+    overlap = _overlap(known.boxes[:, :, None], boxes[:, None])
+    best = torch.where(found[:, None], overlap, 0).amax(-1)
+    return best[known.classes >= 0]
+
+
+def _overlap(first: Tensor, second: Tensor) -> Tensor:
+    """Compute the area that boxes share over the area that they cover together."""
+    low = torch.maximum(first[..., :2], second[..., :2])
+    high = torch.minimum(first[..., 2:], second[..., 2:])
+    shared = (high - low).clamp_min(0).prod(-1)
+    areas = [(box[..., 2:] - box[..., :2]).prod(-1) for box in (first, second)]
+    return shared / (areas[0] + areas[1] - shared).clamp_min(1e-9)
