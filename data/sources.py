@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import warnings
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,7 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
     read = getattr(torchvision.datasets, name)
     folder, download = (root, False) if root else (user_cache(), True)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):  # "Failed to download"
             warnings.simplefilter("ignore")  # torchvision's own, about numpy
             train = read(folder, train=True, download=download)
             test = read(folder, train=False, download=download)

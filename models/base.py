@@ -45,7 +45,9 @@ _instances = itertools.count()
 
 @dataclass(frozen=True)
 class Site:
-    """A latent random variable of a model.
+    """A latent random variable of a model, which equals its name.
+
+    `poutine.condition(model, {site: value})` therefore takes sites as it takes names.
 
     Attributes:
         name: the `pyro.sample` name, `<level>_<quantity>`.
@@ -60,6 +62,14 @@ class Site:
     event_dim: int = 0
     discrete: bool = False
     enumerated: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.name == other
+        return isinstance(other, Site) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
 
 class NamedModule(PyroModule):

@@ -43,6 +43,9 @@ def test_a_model_conditioned_on_its_own_draw_repeats_it(name):
     drawn = {site: value for site, value in drawn.items() if free.nodes[site]["type"] == "sample"}
     torch.manual_seed(2)
     told = poutine.trace(pyro.condition(model, drawn)).get_trace(batch_size=BATCH)
+    by_site = {declared: drawn[declared.name] for declared in model.latent_sites}
+    again = poutine.trace(poutine.condition(model, by_site)).get_trace(batch_size=BATCH)
+    assert all(again.nodes[site.name]["is_observed"] for site in by_site)
     for site in (declared.name for declared in model.sites):
         assert told.nodes[site]["is_observed"]
         torch.testing.assert_close(told.nodes[site]["value"], drawn[site], equal_nan=True)

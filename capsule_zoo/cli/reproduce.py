@@ -111,4 +111,6 @@ def _list_settings(name: str) -> dict[str, object]:
     print(experiment.summary)
     for setting in experiment.settings.values():
         print(f"\n  --set {setting.name}={json.dumps(setting.default)}\n      {setting.what}")
+    if not experiment.settings:
+        print("\nIt has no settings for --set; --minutes and --seed are those of every experiment.")
     return experiment.filled({})

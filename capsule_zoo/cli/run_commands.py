@@ -27,7 +27,7 @@ from capsule_zoo.cli.options import (
 )
 
 AllImages = Annotated[int | None, typer.Option(help="How many test images.  [default: all]", min=1)]
-INTERRUPTED = 130  # the status of a program that Ctrl-C ended
+INTERRUPTED = 130  # the status of a program that Ctrl-C ended; here also SIGTERM
 
 
 def train(
@@ -75,8 +75,8 @@ def train(
 ) -> None:
     """Train an entry on a data set and write a run folder.
 
-    Training ends at the first of --epochs, --steps and --minutes. Ctrl-C ends it cleanly with
-    status 130. --resume continues with the settings of the run; only the limits and --lr may
+    Training ends at the first of --epochs, --steps and --minutes. Ctrl-C or SIGTERM ends it cleanly
+    with status 130. --resume continues with the settings of the run; only the limits and --lr may
     change. Nothing is written before the first checkpoint, and --overwrite keeps the old run until
     then. Every checkpoint adds the new steps to history.csv.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo import registry
-from capsule_zoo.data import load_dataset
+from capsule_zoo.data import Dataset, MissingData, load_dataset
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import PartWholeCapsules, ShapeCodes
 from capsule_zoo.models.base import Model
@@ -19,6 +19,7 @@ from capsule_zoo.registry import (
     Entry,
     create,
     list_models,
+    load,
     small_sizes,
     takes_images,
     unknown,
@@ -50,6 +51,15 @@ def view_of(entry: Entry) -> View:
     return view(entry.model, entry.guide)
 
 
+def _stand_in(entry: Entry, error: MissingData) -> Dataset:
+    """Return digits of the size and the channels that an entry takes, which need no download."""
+    if not takes_images(entry.name):
+        raise error
+    channels, *size = entry.model.image_shape
+    data = load_dataset("digits", size=(size[0], size[1]))
+    return data.transformed(lambda images: images.expand(-1, channels, -1, -1))
+
+
 def viewable() -> list[str]:
     """Return the names of registered entries that `view_of` takes."""
     with torch.random.fork_rng(devices=[]):
@@ -69,8 +79,15 @@ def open_source(
     root = None if data_root is None else Path(data_root)
     trained = {path.stem for path in registry.WEIGHTS.glob("*.json")}
     if source in trained or (Path(source) / "config.json").is_file():
-        entry, dataset, _ = open_run(source, data, root)
         title = Path(source).resolve().name
+        try:
+            entry, dataset, _ = open_run(source, data, root)
+        except MissingData as error:
+            if data is not None:
+                raise
+            entry = load(source)
+            dataset = _stand_in(entry, error)
+            title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
         dataset = load_dataset(data or "digits", root)
         with seeded(0):

@@ -146,6 +146,8 @@ def train(
         raise ValueError(f"training ended before its first step: {run.stopped}; give it more")
     if is_first_process():
         files.finish(run)
+        if progress and entry.figures:
+            _say(f"drawing {', '.join(entry.figures)}")
         for figure in entry.figures:
             draw(entry, figure, data.test.images, folder)
     return entry, run

@@ -66,8 +66,9 @@ def fit(
 ) -> Run:
     """Train a model and a guide in place, and move them to the device of the inputs.
 
-    The same call under `torchrun` spreads every batch over its processes. Ctrl-C stops at the end
-    of a step, writes the checkpoint and returns the run. A callback logs, or ends the run::
+    The same call under `torchrun` spreads every batch over its processes. Ctrl-C or SIGTERM stops
+    at the end of a step, writes the checkpoint and returns the run. A callback logs, or ends the
+    run::
 
         writer = torch.utils.tensorboard.SummaryWriter("runs/first")
         log = lambda check: writer.add_scalar("held out", check.held_out, check.step)

@@ -54,6 +54,11 @@ class Progress:
         return time.monotonic() - self._began
 
     @property
+    def pace(self) -> float:
+        """The wall time of the last step in seconds; NaN after fewer than two."""
+        return self._rows[-1][6] - self._rows[-2][6] if len(self._rows) > 1 else math.nan
+
+    @property
     def unchecked(self) -> bool:
         """True if a step was taken since the last check."""
         return self._checked < self.step

@@ -11,6 +11,9 @@ from tqdm.auto import tqdm
 
 from capsule_zoo.inference.training.progress import Progress
 
+MANY_MINUTES = 10  # of a run that is announced
+FEW_STEPS = 20
+
 # Factor of the learning rate after a fraction of the run.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda fraction: 1.0,
@@ -68,6 +71,18 @@ class Budget:
     def fraction(self, progress: Progress) -> float:
         """Return the completed fraction of the run; 1 ends it."""
         return max(progress.step / self.steps, progress.seconds / self.seconds)
+
+    def warning(self, progress: Progress) -> str | None:
+        """Return words on a run that takes many minutes, or few steps, at its present pace."""
+        pace = progress.pace
+        minutes, steps = pace * (self.steps - progress.step) / 60, self.seconds / pace
+        if MANY_MINUTES < minutes < math.inf and math.isinf(self.seconds):
+            effect = f"{self.given} take about {minutes:.0f} minutes; limit them by minutes"
+        elif steps < FEW_STEPS:
+            effect = f"{self.given} allow about {steps:.0f} steps; give more, or smaller images"
+        else:
+            return None
+        return f"a step takes {pace:.2g} s, so that {effect}"
 
     def reason(self) -> str:
         """Return the reason why a run with a spent budget stopped."""

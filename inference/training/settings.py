@@ -85,8 +85,8 @@ class Checks(Group):
             but at least 100 steps.
         patience: stop after this many checks without a lower value, and restore the best state.
         callbacks: functions called with a `Check` after every check, when the checkpoint has been
-            written, also at the end and after Ctrl-C, by the first process only. True stops the
-            run. Their random draws do not change the run.
+            written, also at the end and after Ctrl-C or SIGTERM, by the first process only. True
+            stops the run. Their random draws do not change the run.
         checkpoint: safetensors file, replaced whole at every check, after five minutes without one
             and at the end; or a function that is called with the tree to save, in the first process
             only.

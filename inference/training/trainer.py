@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ class Trainer:
 
     def run(self, budget: Budget, bar: tqdm) -> str:
         """Take steps until something ends the run, and return the reason."""
-        stream = self._stream()
+        stream, first = self._stream(), self.progress.step
         stopped = None
         with _interrupts_deferred() as interrupted:
             try:
@@ -115,6 +116,8 @@ class Trainer:
                     else:
                         self._step(next(stream), fraction)
                         budget.advance(bar, self.progress)
+                        if self.progress.step == first + 2 and self.workers.is_first:
+                            _say(budget.warning(self.progress))
                         if self.progress.step % (self.checks.every or 1) == 0:
                             stopped = self._check()
                         elif self.workers.agree(float(self._save_is_due())):
@@ -295,21 +298,31 @@ def _evaluating(objective: ELBO, *modules: nn.Module) -> Iterator[None]:
             objective.load_state_dict(state)
 
 
+def _say(words: str | None) -> None:
+    if words is not None:
+        tqdm.write(words, file=sys.stderr)
+
+
 @contextmanager
 def _interrupts_deferred() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C sets; only a second Ctrl-C interrupts a step."""
+    """Yield an event that Ctrl-C or SIGTERM sets; only a second one interrupts a step."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted
         return
-    previous = signal.getsignal(signal.SIGINT)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
     def handle(signum: int, frame: object) -> None:
         interrupted.set()
-        signal.signal(signal.SIGINT, previous)
+        restore()
 
-    signal.signal(signal.SIGINT, handle)
+    for number in previous:
+        signal.signal(number, handle)
     try:
         yield interrupted
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()

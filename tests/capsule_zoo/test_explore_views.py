@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from capsule_zoo.data import Shifts
-from capsule_zoo.explore.sources import view_of, viewable
+from capsule_zoo.data import MissingData, Shifts
+from capsule_zoo.explore import sources
+from capsule_zoo.explore.sources import open_source, view_of, viewable
 from capsule_zoo.guides import ConditionalEncoder, FreeForm, KnownLatents
 from capsule_zoo.inference import intervene
 from capsule_zoo.inference.evaluation.ancestral import infer
@@ -271,3 +272,16 @@ def test_a_model_without_a_view_is_refused_with_those_that_have_one():
         view_of(create("capsule-rbm", **small_sizes("capsule-rbm")))
     listed = str(refused.value).partition("have one: ")[2].split(", ")
     assert listed == viewable() and {"part-whole", "generative-capsnet"} < set(listed)
+
+
+@pytest.mark.parametrize("name", ["part-whole-mnist", "part-whole-affnist"])
+def test_without_its_images_an_entry_shows_digits(name, monkeypatch):
+    def absent(*arguments):
+        raise MissingData("no readable MNIST")
+
+    monkeypatch.setattr(sources, "open_run", absent)
+    view, images, title = open_source(name)
+    assert images.shape[1:] == view.model.image_shape and len(images) == 400
+    assert "scikit-learn's digits" in title
+    with pytest.raises(MissingData, match="no readable MNIST"):
+        open_source(name, data="mnist")

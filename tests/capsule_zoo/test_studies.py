@@ -291,6 +291,9 @@ def test_settings_from_the_command_line(tmp_path, capsys):
         main(["reproduce", "test/toy", "--settings"])
     shown = capsys.readouterr().out
     assert "Train nothing" in shown and "--set images=3\n      number of images." in shown
+    with pytest.raises(SystemExit):
+        main(["reproduce", "capsule-network/mnist", "--settings"])
+    assert "It has no settings for --set" in capsys.readouterr().out and "no settings" not in shown
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "test/toy", "--out", str(tmp_path), "--set", "imags=9"])
     assert ended.value.code == 2 and "did you mean 'images'" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -166,6 +167,18 @@ def test_mnist_has_its_known_mean_and_order(mnist_root):
     total = data.train.images.double().sum() + data.validation.images.double().sum()
     assert total / (60000 * 784) == pytest.approx(0.1307, abs=1e-4)
     assert data.test.labels[:8].tolist() == [7, 2, 1, 0, 4, 1, 4, 9]
+
+
+def test_what_torchvision_prints_of_a_failed_download_is_not_shown(tmp_path, monkeypatch, capsys):
+    def read(*arguments, **settings):
+        print("Failed to download (trying next): <urlopen error>")
+        raise RuntimeError("Error downloading")
+
+    monkeypatch.delenv("CAPSULE_ZOO_DATA", raising=False)
+    monkeypatch.setattr(torchvision.datasets, "MNIST", read)
+    with pytest.raises(MissingData, match="or use the data set 'digits'"):
+        load_dataset("mnist")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_rotated_mnist_turns_the_test_images_only(mnist, mnist_root):

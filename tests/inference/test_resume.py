@@ -21,23 +21,26 @@ def assert_same_history(left, right):
 
 
 class Interrupt:
-    """A transform that presses Ctrl-C, or raises what it is given, at one of its calls."""
+    """A transform that sends a signal, or raises what it is given, at one of its calls."""
 
     def __init__(self, call, error=None):
         self.calls = 0
+        self.signal = error if isinstance(error, signal.Signals) else None
         self.call = call
         self.error = error
 
     def __call__(self, images, generator=None):
         self.calls += 1
         if self.calls == self.call:
-            if self.error is not None:
+            if self.signal is None:
                 raise self.error
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.signal)
         return (images + 1e-3 * torch.rand(images.shape, generator=generator)).clamp(0, 1)
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt()], ids=["signal", "exception"])
+@pytest.mark.parametrize(
+    "error", [signal.SIGINT, signal.SIGTERM, KeyboardInterrupt()], ids=["int", "term", "exception"]
+)
 @pytest.mark.parametrize("call", [3, 7])
 def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call, error):
     path = tmp_path / "run.safetensors"
@@ -47,9 +50,11 @@ def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call,
     whole = pair()
     expected = fit(*whole, data, transform=Interrupt(0), **options)
     parts = pair()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     stopped = fit(*parts, data, transform=Interrupt(call, error), checkpoint=path, **options)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert stopped.stopped == "interrupted"
-    assert stopped.steps == (call if error is None else call - 1)
+    assert stopped.steps == (call if isinstance(error, signal.Signals) else call - 1)
     again = pair(seed=9)  # other parameters, all of which the checkpoint replaces
     torch.manual_seed(1234)
     resumed = fit(*again, data, transform=Interrupt(0), resume=path, checkpoint=path, **options)

@@ -35,8 +35,30 @@ from capsule_zoo.inference import (
     widen,
 )
 from capsule_zoo.inference.evaluation.probe import latents
-from capsule_zoo.inference.training import progress
+from capsule_zoo.inference.training import progress, schedule
 from capsule_zoo.models.common.spaces import ImageSpace
+
+# What training says beforehand
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"steps": 10**9}, "1e+09 steps take about"),
+        ({"epochs": 10**9}, "1e+09 epochs take about"),
+        ({"minutes": 30}, "30 minutes allow about"),
+        ({"steps": 20}, ""),
+        ({"steps": 10**9, "minutes": 30}, ""),
+    ],
+)
+def test_a_run_that_will_be_long_is_announced_after_two_steps(limits, words, monkeypatch, capsys):
+    if limits == {"minutes": 30}:
+        monkeypatch.setattr(schedule, "FEW_STEPS", 10**9)
+    options = {name: value for name, value in QUIET.items() if name not in limits}
+    fit(*pair(), dataset(), every=4, callbacks=[lambda check: True], **limits, **options)
+    said = capsys.readouterr().err
+    assert words in said and said.count("a step takes") == bool(words)
+
 
 # What training converges to
 
