@@ -111,16 +111,15 @@ def test_labels_beyond_the_classes_are_refused_in_one_line(kind):
     with pytest.raises(ValueError, match="build the model with more classes") as refused:
         if kind == "evaluate":
             evaluate(entry.model, entry.guide, images, labels=wrong.labels)
-        held = {"validation": wrong} if kind == "validation" else {}
+        held = wrong if kind == "validation" else None
         data = {"split": wrong, "loader": DataLoader(wrong, 3)}.get(kind, right)
         fit(
             entry.model,
             entry.guide,
             data,
-            inputs=Inputs(labels=True),
+            inputs=Inputs(labels=True, validation=held),
             steps=1,
             checks=Checks(progress=False),
-            **held,
         )
     assert "\n" not in str(refused.value)
 
