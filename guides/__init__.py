@@ -29,6 +29,7 @@ from capsule_zoo.guides.parts.stacked_objects import (
 )
 from capsule_zoo.guides.per_image.corrected import Corrected
 from capsule_zoo.guides.per_image.free_form import FreeForm
+from capsule_zoo.guides.per_image.gauss_newton import GaussNewton
 from capsule_zoo.guides.per_image.known_latents import KnownLatents
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
@@ -53,6 +54,7 @@ __all__ = [
     "ExactMatching",
     "ExactSwitches",
     "FreeForm",
+    "GaussNewton",
     "Guide",
     "KnownLatents",
     "MeanFieldSwitches",

@@ -193,14 +193,19 @@ def draw_sites(
         plates: plates that exist already, by name.
     """
     plates = {} if plates is None else plates
-    drawn = {}
-    for site in model.latent_sites:
-        law = laws[site.name]
-        with contextlib.ExitStack() as stack:
-            for plate in site.plates:
-                if plate not in plates:
-                    dim = model.plate_dims[plate]
-                    plates[plate] = pyro.plate(plate, law.batch_shape[dim], dim=dim)
-                stack.enter_context(plates[plate])
-            drawn[site.name] = pyro.sample(site.name, law)
-    return drawn
+    return {
+        site.name: draw_site(model, site, laws[site.name], plates) for site in model.latent_sites
+    }
+
+
+def draw_site(
+    model: Model, site: Site, law: dist.TorchDistribution, plates: dict[str, pyro.plate]
+) -> Tensor:
+    """Draw one site from a law, in the plates of the model, of which new ones are added."""
+    with contextlib.ExitStack() as stack:
+        for plate in site.plates:
+            if plate not in plates:
+                dim = model.plate_dims[plate]
+                plates[plate] = pyro.plate(plate, law.batch_shape[dim], dim=dim)
+            stack.enter_context(plates[plate])
+        return pyro.sample(site.name, law)

@@ -5,6 +5,8 @@
     corrected        the other guide's own laws, with corrections for every image; sites that it
                      draws given others, as along the strokes of a drawing, remain so
     low_rank         as free_form, with one normal law of low rank for all continuous sites
+    gauss_newton     a normal law with all correlations, by the model's curvature at a refined point
+    mixture          several such laws, at the modes that several refined points reach
     semi_amortized   a few such steps from another guide's answer, whenever the guide is called
     auto_normal      Pyro's AutoNormal; for models whose latents are all continuous
 
@@ -25,9 +27,10 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_value
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
-from capsule_zoo.guides import Corrected, FreeForm, Guide
+from capsule_zoo.guides import Corrected, FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
 from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
+from capsule_zoo.inference.posterior import gauss_newton as curvature
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
@@ -35,6 +38,7 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 _FEW = 20  # steps of the semi-amortized guide, at most
+_MODES = 4  # points of a mixture
 
 
 class Fitter(Protocol):
@@ -70,6 +74,18 @@ def corrected(
 ) -> PerImageGuide:
     """Return a `Corrected` guide, refined from no corrections."""
     return refine(model, start, images, steps=steps, law="corrected", seed=seed).guide
+
+
+def gauss_newton(
+    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
+) -> GaussNewton:
+    """Return a `GaussNewton` guide at a point refined from another guide's answer."""
+    return curvature.gauss_newton(model, start, images, steps=steps, seed=seed)
+
+
+def mixture(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> GaussNewton:
+    """Return a `GaussNewton` guide of the modes that four points reach."""
+    return curvature.gauss_newton(model, start, images, steps=steps, modes=_MODES, seed=seed)
 
 
 def semi_amortized(
@@ -139,6 +155,8 @@ def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
         found["corrected"] = corrected
     if any(isinstance(family, Continuous) for family in families.values()):
         found["low_rank"] = low_rank
+        if not any(site.enumerated for site in model.sites):
+            found |= {"gauss_newton": gauss_newton, "mixture": mixture}
     if not _discrete_sites(model.discretized()):
         found["auto_normal"] = auto_normal
     return found

@@ -25,6 +25,7 @@ Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,6 +219,11 @@ def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Ada
     return optimizer, LambdaLR(optimizer, lambda step: [*shares, 0.0][step])
 
 
+def _refined_guide(*arguments: Any, **options: Any) -> PerImageGuide:
+    """Return the guide of a refinement."""
+    return refine(*arguments, **options).guide
+
+
 class SemiAmortized(Guide):
     """The guide that adds free-form steps to another guide's answer, for use at test time.
 
@@ -228,12 +234,20 @@ class SemiAmortized(Guide):
     Args:
         guide: the guide from which each refinement starts.
         steps: optimizer steps of each refinement.
-        options: further arguments of `refine`.
+        fit: what refines, called as `refine` is: `gauss_newton`, or by default `refine` itself.
+        options: further arguments of `fit`.
     """
 
-    def __init__(self, guide: Guide, steps: int = 20, **options: Any) -> None:
+    def __init__(
+        self,
+        guide: Guide,
+        steps: int = 20,
+        fit: Callable[..., PerImageGuide] | None = None,
+        **options: Any,
+    ) -> None:
         check_at_least(0, steps=steps)
         super().__init__(guide.model)
+        self.fit = fit or _refined_guide
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
         self.options = {"steps": steps, **options}
         self.discrete = False
@@ -260,8 +274,12 @@ class SemiAmortized(Guide):
         """Refine, draw every site and return the values by name."""
         rows, places = torch.unique(_comparable(images).flatten(1), dim=0, return_inverse=True)
         rows = rows.masked_fill(rows == _MISSING, math.nan)
-        free = self._refined(rows.view(-1, *images.shape[1:])).select(places)
-        return (free.discretized() if self.discrete else free)(images)
+        return self.fitted(rows.view(-1, *images.shape[1:])).select(places)(images)
+
+    def fitted(self, images: Tensor) -> PerImageGuide:
+        """Return the guide to these images alone, in the form that this guide has."""
+        free = self._refined(images)
+        return free.discretized() if self.discrete else free
 
     def _refined(self, images: Tensor) -> PerImageGuide:
         start = self._start[0]
@@ -271,7 +289,7 @@ class SemiAmortized(Guide):
             if then == writes and torch.equal(_comparable(seen), _comparable(images)):
                 return free
         with poutine.block(), torch.enable_grad():
-            found = refine(self.model, start, images, check=False, **self.options).guide
+            found = self.fit(self.model, start, images, check=False, **self.options)
         self._last[:] = [(images, writes, found)]
         return found
 

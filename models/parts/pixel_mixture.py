@@ -59,6 +59,12 @@ class PixelMixture(dist.TorchDistribution):
         """The mean image, (*batch, 1, C, H, W)."""
         return (self.mixing * self.color).sum(0).movedim(0, -3).unsqueeze(-4)
 
+    @property
+    def variance(self) -> Tensor:
+        """The variance of every pixel, (*batch, 1, C, H, W)."""
+        square = (self.mixing * self.color.square()).sum(0).movedim(0, -3).unsqueeze(-4)
+        return square - self.mean.square() + self.scale**2
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
         return self.log_prob_where(value)

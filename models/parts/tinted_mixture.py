@@ -98,6 +98,11 @@ class TintedMixture(dist.TorchDistribution):
         """The mean image, (*batch, 1, C, H, W)."""
         return self.stacked.mean
 
+    @property
+    def variance(self) -> Tensor:
+        """The variance of every pixel, (*batch, 1, C, H, W)."""
+        return self.stacked.variance
+
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""
         return self.stacked.sample(sample_shape)

@@ -211,14 +211,14 @@ class AnnealedPath:
                 prior.remove_node(self.observed)
                 start = log_density(prior, self.images)
             else:
-                with _Given(values):
+                with Given(values):
                     drawn = poutine.trace(self.guide).get_trace(self.images)
                 start = log_density(drawn, self.images)
                 joint = scored(self.model, values, self.images)
             return start + log_jacobian, log_density(joint, self.images) - start
 
 
-class _Given(Messenger):
+class Given(Messenger):
     """A messenger that gives latent sites their values and lets the program score them."""
 
     def __init__(self, values: Mapping[str, Tensor]) -> None:
@@ -255,7 +255,7 @@ def simulate(model: Callable, number: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 def scored(model: Callable, values: Mapping[str, Tensor], images: Tensor) -> Trace:
     """Trace a model at given latents; its enumerated sites, if any, are enumerated."""
-    with _Given(values):
+    with Given(values):
         trace = poutine.trace(model).get_trace(images)
         if not enumerated_sites(trace):
             return prune_subsample_sites(trace)

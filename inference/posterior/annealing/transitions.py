@@ -125,7 +125,7 @@ def trajectory(
     accepted = torch.rand_like(rate) < rate
     return (
         state._replace(position=torch.where(accepted[:, None], position, state.position)),
-        _chosen(accepted, end, terms),
+        chosen(accepted, end, terms),
         rate,
     )
 
@@ -144,7 +144,7 @@ def flip(
         ratio = (found.at(beta) - terms.at(beta)).nan_to_num(-math.inf)
         accepted = torch.rand_like(ratio).log() < ratio
         state = proposed.where(accepted, state)
-        terms = _chosen(accepted, found, Terms(terms.start, terms.gain))
+        terms = chosen(accepted, found, Terms(terms.start, terms.gain))
     return state, terms
 
 
@@ -193,7 +193,7 @@ def _by_image(values: Tensor, images: int) -> Tensor:
     return values.view(-1, images).mean(0)
 
 
-def _chosen(accepted: Tensor, new: Terms, old: Terms) -> Terms:
+def chosen(accepted: Tensor, new: Terms, old: Terms) -> Terms:
     """Return the terms of the accepted rows, and the old terms of the others."""
     start = torch.where(accepted, new.start, old.start)
     gain = torch.where(accepted, new.gain, old.gain)

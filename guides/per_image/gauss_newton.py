@@ -1,0 +1,258 @@
+"""One normal law of every image's continuous sites, with all their correlations, at a given point.
+
+    u ~ Normal(loc[image], S S'),   z = transform(u's part of the site),   S = factor[image]
+    discrete, relaxed   the model's own family(logits[image])
+
+S is lower triangular, so that the sites are drawn one after the other, each given those before it,
+and the density at given latents is known: the guide can start annealed chains. The law of a site is
+correlated over the plates inside that of the images too; there its density is split by the chain
+rule. Several modes are a mixture, sum_m w_m q_m, whose weights change as sites are drawn:
+
+    q(z_i | z_1 .. z_{i-1}) = sum_m w_m(z_1 .. z_{i-1}) q_m(z_i | z_1 .. z_{i-1})
+
+`inference.posterior.gauss_newton` finds points and factors: S S' is the inverse of the Gauss-Newton
+matrix of the log joint density.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.util import sum_rightmost
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
+from capsule_zoo.guides.per_image.free_form import FreeForm, draw_site
+from capsule_zoo.guides.per_image.site_laws import ByLogits
+from capsule_zoo.models.base import Site
+from capsule_zoo.models.common.spaces import tiled
+
+MODES = "modes"  # the logits of the weights of the modes stand among those of the sites
+
+
+class GaussNewton(PerImageGuide):
+    """The guide with one normal law, or a mixture of them, for all continuous sites of an image.
+
+    Args:
+        points: a `FreeForm` guide to the images M times over, one copy after the other: the
+            logits of discrete sites, and the means of the others.
+        factors: S by site. The rows of a whole factor, (M B, n, D), in the order of the sites of
+            `points`; or a block for each element of the site's plates, (M B, blocks, k, k).
+        log_weights: of the modes, up to a constant, (M, B); one mode by default.
+
+    Attributes:
+        logits, locs: as those of `FreeForm`, with the modes as second dim, (B, M, ...). The logits
+            of the modes are `logits["modes"]`, (B, M).
+        factors: as above, (B, M, ...).
+    """
+
+    def __init__(
+        self, points: FreeForm, factors: dict[str, Tensor], log_weights: Tensor | None = None
+    ) -> None:
+        count = 1 if log_weights is None else len(log_weights)
+        number = points.num_images // count
+        like = next(points.parameters())
+        super().__init__(points.model, like.new_empty(number))
+        self.discrete_families = points.discrete_families
+
+        def by_image(values: Tensor) -> nn.Parameter:
+            values = values.detach().to(like).unflatten(0, (count, number))
+            return nn.Parameter(values.transpose(0, 1).contiguous())
+
+        for kind in ("logits", "locs"):
+            for name, values in getattr(points, kind).items():
+                getattr(self, kind)[name] = by_image(values)
+        for name, rows in factors.items():
+            self.factors[name] = by_image(rows)
+        flat = like.new_zeros(number) if log_weights is None else log_weights.flatten()
+        self.logits[MODES] = by_image(flat)
+
+    def discretized(self) -> GaussNewton:
+        """Return the guide with the same parameters for the model's `discretized()`."""
+        model = self.model.discretized()
+        if model is self.model:
+            return self
+        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
+
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> GaussNewton:
+        """Return the guide with the same parameters for missing pixels; it does not see `fill`."""
+        model = self.model.with_missing_pixels()
+        return self.sharing_parameters(_model=(model,), families=families_of(model))
+
+    @property
+    def whole(self) -> bool:
+        """True if all numbers of an image are correlated, False for blocks."""
+        return all(rows.dim() == 4 for rows in self.factors.values())
+
+    @torch.no_grad()
+    def factor(self) -> Tensor:
+        """Return S of the heaviest mode of every image, (B, D, D).
+
+        Raises:
+            ValueError: the factor is of blocks.
+        """
+        if not self.whole:
+            raise ValueError("the factor is of blocks; make the guide with blocks=False")
+        heaviest = self.logits[MODES].argmax(1)
+        every = torch.arange(len(heaviest), device=heaviest.device)
+        return torch.cat([rows[every, heaviest] for rows in self.factors.values()], 1)
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        """Draw every site and return the values by name."""
+        repeats = self._repeats(images)
+        weight = tiled(self.logits[MODES], repeats).log_softmax(1).T  # (M, rows)
+        several = len(weight) > 1
+        noise: list[Tensor] = []  # of the numbers drawn so far, ([M,] B, n, repeats)
+        plates: dict[str, pyro.plate] = {}
+        drawn = {}
+        for site in self.model.latent_sites:
+            law = self._law(site, repeats, noise)
+            mixed = ModeMixture(law, weight) if several else law
+            value = drawn[site.name] = draw_site(self.model, site, mixed, plates)
+            if several:
+                weight = (weight + _over_plates(law.log_prob(value))).log_softmax(0)
+            if site.name in self.locs and self.whole:
+                noise.append(_noise_of(law, value))
+        return drawn
+
+    def _law(self, site: Site, repeats: int, noise: list[Tensor]) -> dist.TorchDistribution:
+        """Return the law of a site given the noise of those before it, ([M,] rows, ...)."""
+        family = self.families[site.name]
+        if isinstance(family, ByLogits):
+            logits = _modes_first(tiled(self.logits[site.name], repeats))
+            return family.law(logits, site.event_dim)
+        loc = _modes_first(tiled(self.locs[site.name], repeats))
+        rows = _modes_first(self.factors[site.name])
+        if self.whole:
+            before = sum(each.shape[-2] for each in noise)
+            if noise:
+                shift = rows[..., :before] @ torch.cat(noise, -2)  # ([M,] B, n, repeats)
+                loc = loc + shift.movedim(-1, -3).reshape(loc.shape)
+            rows = rows[..., None, :, before : before + rows.shape[-2]]
+        transform = family.transform
+        if transform is None:
+            return ChainedNormal(loc, rows, site.event_dim)
+        ranks = transform.domain.event_dim, transform.codomain.event_dim
+        law = ChainedNormal(loc, rows, site.event_dim + ranks[0] - ranks[1])
+        return dist.TransformedDistribution(law, [transform])
+
+
+class ChainedNormal(dist.TorchDistribution):
+    """A normal law of all numbers of a row, whose density is split over the row's batch dims.
+
+    The term of an element is its log density given the elements before it in the row.
+
+    Args:
+        loc: (*lead, rows, *shape).
+        factor: lower triangular, (*lead, B, blocks, k, k), where blocks k is the number of
+            elements of `shape`, and rows are B images several times over.
+        event_dim: how many of the last dims are the event.
+    """
+
+    arg_constraints = {}
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, factor: Tensor, event_dim: int) -> None:
+        self.loc = loc
+        self.factor = factor
+        self.lead = factor.dim() - 4
+        batch, event = loc.shape[: loc.dim() - event_dim], loc.shape[loc.dim() - event_dim :]
+        super().__init__(batch, event, validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> Any:
+        """Return the same law with more batch dims."""
+        same = torch.Size(batch_shape) == self.batch_shape
+        return self if same else super().expand(batch_shape)
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        """Draw rows, (*lead, rows, *shape); several at once only through `expand`."""
+        noise = self._split(torch.randn_like(self.loc))
+        return self.loc + self._joined(self.factor @ noise)
+
+    def noise(self, value: Tensor) -> Tensor:
+        """Return the standard normal noise of a value, (*lead, B, blocks, k, repeats)."""
+        return torch.linalg.solve_triangular(
+            self.factor, self._split(value - self.loc), upper=False
+        )
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density (*lead, rows, *batch) in nats; its sum over a row is exact."""
+        noise = self.noise(value)
+        scale = self.factor.diagonal(dim1=-2, dim2=-1)[..., None]
+        each = -noise.square() / 2 - scale.log() - math.log(2 * math.pi) / 2
+        return sum_rightmost(self._joined(each), len(self.event_shape))
+
+    def _split(self, value: Tensor) -> Tensor:
+        """Return (*lead, rows, *shape) as (*lead, B, blocks, k, repeats)."""
+        images, *block = self.factor.shape[self.lead : -1]
+        return value.reshape(*value.shape[: self.lead], -1, images, *block).movedim(self.lead, -1)
+
+    def _joined(self, value: Tensor) -> Tensor:
+        return value.movedim(-1, self.lead).reshape(self.loc.shape)
+
+
+class ModeMixture(dist.TorchDistribution):
+    """A mixture of whole rows, whose density is split over the row's batch dims.
+
+    Args:
+        law: the laws of all modes, batch shape (M, rows, *batch).
+        log_weight: their weights, normalized, (M, rows).
+    """
+
+    arg_constraints = {}
+
+    def __init__(self, law: Any, log_weight: Tensor) -> None:
+        self.law = law
+        self.log_weight = log_weight
+        super().__init__(law.batch_shape[1:], law.event_shape, validate_args=False)
+
+    @property
+    def support(self) -> Any:
+        return self.law.support
+
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> Any:
+        """Return the same law with more batch dims."""
+        same = torch.Size(batch_shape) == self.batch_shape
+        return self if same else super().expand(batch_shape)
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        """Draw rows, each from one mode."""
+        values = self.law.sample()
+        mode = dist.Categorical(logits=self.log_weight.T).sample()
+        return values[mode, torch.arange(len(mode), device=mode.device)]
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density (rows, *batch) in nats; its sum over a row is exact."""
+        each = self.law.log_prob(value)
+        flat = each.reshape(*self.log_weight.shape, -1)
+        joint = self.log_weight[..., None] + flat.cumsum(-1)
+        known = torch.cat([self.log_weight[..., None], joint[..., :-1]], -1)
+        return (joint.logsumexp(0) - known.logsumexp(0)).reshape(each.shape[1:])
+
+
+def _modes_first(values: Tensor) -> Tensor:
+    """Return (rows, M, ...) as (M, rows, ...), or as (rows, ...) for a single mode."""
+    return values[:, 0] if values.shape[1] == 1 else values.transpose(0, 1)
+
+
+def _over_plates(log_prob: Tensor) -> Tensor:
+    """Sum terms (M, rows, *batch) over the plates inside that of the images."""
+    return log_prob.flatten(2).sum(2) if log_prob.dim() > 2 else log_prob
+
+
+def _noise_of(law: Any, value: Tensor) -> Tensor:
+    """Return the noise ([M,] B, n, repeats) of a whole site's value."""
+    if isinstance(law, torch.distributions.TransformedDistribution):
+        for transform in reversed(law.transforms):
+            value = transform.inv(value)
+        law = law.base_dist
+    return law.noise(value)[..., 0, :, :]

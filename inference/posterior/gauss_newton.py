@@ -1,0 +1,387 @@
+"""The normal law that a posterior is near its mode, from the first derivatives of the model's laws.
+
+    q(u | image) = Normal(u*, P^-1),    P = sum over sites s of J_s' F_s J_s  at u*
+
+u holds all continuous sites in unconstrained space. J_s is the Jacobian of the parameters of site
+s, latent or observed, and F_s their Fisher information: 1 / scale^2 of a normal value minus its
+mean, 2 of the logarithm of its scale, p (1 - p) of a Bernoulli logit, and the inverse of the
+variance of any other law. In a mixture of normal laws each counts as much as it is responsible
+for. So P is the precision of the prior plus that of the pixels, positive definite, and exact for
+linear means of normal laws. Discrete sites are held at their likeliest values.
+
+J has a forward derivative for each number of u, of all images at once (`torch.func.jvp`). Where an
+operation of the model has none, they are central differences. u* is a refined point that climbs a
+few steps further by the same matrix (Levenberg-Marquardt).
+
+>>> guide = gauss_newton(model, encoder, images)              # -> GaussNewton
+>>> guide = gauss_newton(model, encoder, images, modes=4)     # a mixture of the modes that it finds
+>>> SemiAmortized(encoder, 100, fit=gauss_newton)             # the same for whatever images come
+
+References:
+    MacKay 1992, "A Practical Bayesian Framework for Backpropagation Networks" (Laplace's method).
+    Schraudolph 2002, "Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent"
+    (the Gauss-Newton matrix in general). Nocedal & Wright 2006, section 10.3 (the steps).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro import poutine, validation_enabled
+from pyro.distributions.torch import Independent
+from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+from torch.distributions.multivariate_normal import _precision_to_scale_tril
+
+from capsule_zoo.guides import FreeForm, GaussNewton, Guide
+from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
+from capsule_zoo.inference.check import name_of
+from capsule_zoo.inference.isolation import isolated_parameters
+from capsule_zoo.inference.log_weight import enumerated_sites, log_weights
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
+from capsule_zoo.inference.posterior.annealing.transitions import chosen
+from capsule_zoo.inference.posterior.refine import refine
+from capsule_zoo.models.base import Model
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.missing_pixels import ObservedPixels
+from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
+from capsule_zoo.models.common.spaces import tiled
+
+Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
+
+_ROWS = 1024  # rows of one pass: images times directions
+_NUMBERS = 2**25  # of the Jacobians that are held at once
+_WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
+_DAMPING = 0.01  # of a step that follows one that failed
+_JUDGED = 16  # draws from which the evidence of a mode is computed
+
+
+def gauss_newton(
+    model: Model,
+    start: Guide | None,
+    images: Tensor,
+    *,
+    steps: int = 100,
+    climb: int = 3,
+    modes: int = 1,
+    blocks: bool | None = None,
+    seed: int = 0,
+    check: bool = True,
+) -> GaussNewton:
+    """Return the Gauss-Newton law of every image; see the top of this file.
+
+    Args:
+        model: the model; it is not changed.
+        start: the guide whose answers are refined; None starts at draws from the prior.
+        images: (B, C, H, W).
+        steps: steps of `refine`, from `start` to the points.
+        climb: steps by the Gauss-Newton matrix that follow. One is exact where means are linear.
+        modes: points that are refined for each image: the answer of `start`, and draws of it and
+            of the prior in turn. They become a mixture, weighted by evidence, in which a point
+            that reaches the mode of another one counts once.
+        blocks: whether the law is independent between sites, and between the elements of their
+            plates: the parts, the objects. By default above 2,048 numbers an image.
+        seed: seed of all noise.
+        check: whether images outside of the pixels' range are refused.
+
+    Raises:
+        ValueError: the model has no normalized density of images, or a number is out of range.
+        UnservedSite: a site is summed out by enumeration, has no variance, or no free-form law;
+            or none is continuous.
+    """
+    check_at_least(0, steps=steps, climb=climb)
+    check_at_least(1, modes=modes)
+    if model.supervised or not model.normalized:
+        raise ValueError(
+            f"{type(model).__name__} gives its images no mean and variance under a normalized "
+            "density, so there is no Gauss-Newton law; use another guide"
+        )
+    programs = [each for each in (model, start) if each is not None]
+    with ExitStack() as stack:
+        stack.enter_context(isolated_parameters(*programs))
+        for context in in_eval_mode(*programs), frozen(*programs), seeded(seed), poutine.block():
+            stack.enter_context(context)
+        if modes > 1:
+            start, images = _several(model, start, images, modes), tiled(images, modes)
+        points = refine(model, start, images, steps=steps, seed=seed, check=check).guide
+        assert isinstance(points, FreeForm)
+        stack.enter_context(validation_enabled(False))
+        path, state = _path_at(model, points, images)
+        groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
+        state, precisions = _climbed(path, state, groups, climb)
+        factors = [_precision_to_scale_tril(each) for each in precisions]
+        for name, loc in points.locs.items():
+            loc.data.copy_(state.position[:, path.places[name].columns].reshape(loc.shape))
+        rows = _by_site(path, points, factors)
+        if modes == 1:
+            return GaussNewton(points, rows)
+        evidence = _evidence(GaussNewton(points, rows), images).view(modes, -1)
+        twice = _found_before(state, groups, precisions, evidence)
+        return GaussNewton(points, rows, evidence.masked_fill(twice, -math.inf))
+
+
+def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
+    """Compute the Gauss-Newton matrix of the log joint density, (B, n, n) in float64.
+
+    Args:
+        path: the path from the prior to the joint density of the images.
+        state: the latents of every image.
+        columns: of the position, (n,): the numbers to which the matrix belongs.
+
+    Raises:
+        UnservedSite: a site is summed out by enumeration.
+    """
+    first = path.at(path.images[:1])
+    rows = max(1, _NUMBERS // (_dependent(first, _of(state, [0]))[1].numel() * len(columns)))
+    parts = []
+    for index in torch.arange(len(path.images)).split(rows):
+        jacobian = _jacobian(path.at(path.images[index]), _of(state, index), columns)
+        parts.append(jacobian @ jacobian.mT)
+    return torch.cat(parts)
+
+
+def _of(state: State, index: Any) -> State:
+    """Return the rows of a state with this index."""
+    choices = {name: value[index] for name, value in state.choices.items()}
+    return State(state.position[index], choices)
+
+
+def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
+    """Return the derivatives of all parameters, weighted, (B, columns, n) in float64."""
+    images = len(path.images)
+    places, root = _dependent(path, state)
+    unit = torch.eye(state.position.shape[1]).to(state.position)[columns]
+    found = []
+    for chunk in unit.split(max(1, _ROWS // images)):
+        copies = path.at(tiled(path.images, len(chunk)))
+        held = _of(state, torch.arange(images).repeat(len(chunk)))
+
+        def parameters(position: Tensor, copies: AnnealedPath = copies, held: State = held) -> Any:
+            measured = _measured(copies, held._replace(position=position))
+            return torch.cat([measured[i][0].reshape(len(position), -1) for i in places], 1)
+
+        along = _derivative(parameters, held.position, chunk.repeat_interleave(images, 0))
+        found.append(along.double().unflatten(0, (len(chunk), images)))
+    return (torch.cat(found) * root.double()).transpose(0, 1)
+
+
+@torch.no_grad()
+def _derivative(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
+    """Return the derivative of every row along a direction: forward mode, or central differences.
+
+    Forward mode is not there for `grid_sample`, nor for functions with a backward pass of their
+    own. The error of the differences, about 1e-4 of the derivative in float32, does not matter.
+    """
+    try:
+        return torch.func.jvp(function, (at,), (along,))[1]
+    except (NotImplementedError, RuntimeError):
+        step = torch.finfo(at.dtype).eps ** (1 / 3)
+        return (function(at + step * along) - function(at - step * along)) / (2 * step)
+
+
+def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
+    """Return which parameters depend on the position, and their roots of information, (B, n)."""
+    with torch.enable_grad():
+        found = _measured(path, state._replace(position=state.position.requires_grad_()))
+    places = [i for i, (values, _) in enumerate(found) if values.requires_grad]
+    roots = [found[i][1].detach().expand_as(found[i][0]).reshape(len(state.position), -1) for i in places]
+    return places, torch.cat(roots, 1)
+
+
+def _measured(path: AnnealedPath, state: State) -> Measured:
+    """Return the parameters of the laws of all sites at a state; see `measured`.
+
+    Raises:
+        UnservedSite: a site is summed out by enumeration, or a continuous one has no variance.
+    """
+    values = path.values(state)
+    with poutine.block(), Given(values):
+        trace = prune_subsample_sites(poutine.trace(path.model).get_trace(path.images))
+    if summed := enumerated_sites(trace):
+        raise UnservedSite(
+            f"{name_of(path.model)} sums out {', '.join(sorted(summed))} by enumeration, so there "
+            "is no Gauss-Newton law; build it with selection='marginal', or use free_form"
+        )
+    found: Measured = []
+    for name, site in trace.nodes.items():
+        if site["type"] != "sample":
+            continue
+        parameters = measured(site["fn"], site["value"])
+        if not parameters and (name in path.places or name == path.observed):
+            raise UnservedSite(
+                f"site {name!r} of {name_of(path.model)} has the law {type(site['fn']).__name__} "
+                "without mean and variance, so there is no Gauss-Newton law; use free_form"
+            )
+        found += parameters
+    return found
+
+
+def measured(law: Any, value: Tensor) -> Measured:
+    """Return the parameters of a law, and the roots of their Fisher information.
+
+    A mean enters as the distance of the value from it, because the value of a latent site moves
+    too. There are none for a law without mean and variance.
+    """
+    if isinstance(law, Independent | ExpandedDistribution):
+        return measured(law.base_dist, value)
+    if isinstance(law, MaskedDistribution | ObservedPixels):
+        masked = isinstance(law, MaskedDistribution)
+        inner, mask = (law.base_dist, law._mask) if masked else (law.law, law.observed)
+        dims = law.event_dim if masked else 0
+        mask = torch.as_tensor(mask, device=value.device)
+        mask = mask.reshape(*mask.shape, *[1] * dims)
+        return [(each, root * mask) for each, root in measured(inner, value)]
+    if isinstance(law, torch.distributions.TransformedDistribution):
+        for transform in reversed(law.transforms):
+            value = transform.inv(value)
+        return measured(law.base_dist, value)
+    if isinstance(law, torch.distributions.MixtureSameFamily):
+        return _of_mixture(law, value)
+    if isinstance(law, torch.distributions.Normal):
+        return [(value - law.loc, 1 / law.scale), (law.scale.log(), law.scale.new_tensor(2).sqrt())]
+    if isinstance(law, torch.distributions.Bernoulli):
+        return [(law.logits, (law.probs * (1 - law.probs)).sqrt())]
+    if isinstance(law, torch.distributions.Categorical | torch.distributions.OneHotCategorical):
+        return [(law.logits, law.probs.sqrt())]
+    try:
+        return [(value - law.mean, law.variance.rsqrt())]
+    except (NotImplementedError, AttributeError):
+        return []
+
+
+def _of_mixture(law: Any, value: Tensor) -> Measured:
+    """Return the parameters of the components, which count as much as they are responsible for."""
+    parts = law.component_distribution
+    padded = value.unsqueeze(-1 - law.event_dim)
+    share = (parts.log_prob(padded) + law.mixture_distribution.logits).softmax(-1).sqrt()
+    share = share.reshape(*share.shape, *[1] * law.event_dim)
+    return [(each, root * share) for each, root in measured(parts, padded)]
+
+
+def _path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPath, State]:
+    """Return the path to the discrete model's joint density, and the state at given points."""
+    discrete = points.discretized()
+    events = {site.name: site.event_dim for site in discrete.model.latent_sites}
+    values = {}
+    for name, family in discrete.families.items():
+        if isinstance(family, ByLogits):
+            law = family.law(discrete.logits[name].detach(), events[name])
+            values[name] = law.mode.nan_to_num()  # of even odds torch has none
+        else:
+            values[name] = family.point(discrete.locs[name].detach(), events[name]).mean
+    path = AnnealedPath(discrete.model, None, images)
+    if not path.columns:
+        raise UnservedSite(
+            f"{type(model).__name__} has no continuous site, so there is no Gauss-Newton law; use "
+            "free_form"
+        )
+    return path, path.state(values)
+
+
+def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
+    """Return the columns that are correlated with each other: all, or those of each element."""
+    found = []
+    for site in points.discretized().model.latent_sites:
+        if site.name in path.places:
+            place = path.places[site.name]
+            columns = torch.arange(path.columns)[place.columns]
+            inside = max(0, len(place.shape) - max(site.event_dim, 0))
+            each = math.prod(place.shape[inside:])
+            found += list(columns.view(-1, each)) if blocks else [columns]
+    return found if blocks else [torch.cat(found)]
+
+
+def _climbed(
+    path: AnnealedPath, state: State, groups: list[Tensor], steps: int
+) -> tuple[State, list[Tensor]]:
+    """Climb the log joint density by damped steps; return the state and its matrices by group."""
+    terms = path.terms(state, slopes=True)
+    damping = terms.gain.new_zeros(len(terms.gain)).double()
+    found = [precision(path, state, group) for group in groups]
+    for _ in range(steps):
+        slope = terms.slope(1.0).double()
+        move = torch.zeros_like(slope)
+        for group, matrix in zip(groups, found, strict=True):
+            ridge = torch.diag_embed(matrix.diagonal(dim1=1, dim2=2) * damping[:, None])
+            solved = torch.cholesky_solve(
+                slope[:, group, None], torch.linalg.cholesky(matrix + ridge)
+            )
+            move[:, group] = solved[..., 0]
+        other = state._replace(position=state.position + move.to(state.position))
+        higher = path.terms(other, slopes=True)
+        better = higher.at(1.0) > terms.at(1.0)
+        state, terms = other.where(better, state), chosen(better, higher, terms)
+        damping = torch.where(better, damping / 10, (10 * damping).clamp(min=_DAMPING))
+        if better.any():
+            found = [precision(path, state, group) for group in groups]
+    return state, found
+
+
+def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dict[str, Tensor]:
+    """Return the factors of all groups as `GaussNewton` takes them, by site."""
+    sizes = [path.places[name].columns for name in points.locs]
+    if len(factors) == 1:
+        rows = factors[0].split([s.stop - s.start for s in sizes], 1)
+        return dict(zip(points.locs, rows, strict=True))
+    found, first = {}, 0
+    for name, columns in zip(points.locs, sizes, strict=True):
+        number = (columns.stop - columns.start) // factors[first].shape[-1]
+        found[name] = torch.stack(factors[first : first + number], 1)
+        first += number
+    return found
+
+
+@torch.no_grad()
+def _several(model: Model, start: Guide | None, images: Tensor, modes: int) -> FreeForm:
+    """Return points to refine: the answer of a guide, and draws of it and of the prior in turn."""
+    points = FreeForm(model, tiled(images, modes), start)
+    for copy in range(1, modes):
+        rows = slice(copy * len(images), (copy + 1) * len(images))
+        if start is None or copy % 2 == 0:
+            nodes = poutine.trace(model).get_trace(batch_size=len(images)).nodes
+        else:
+            nodes = poutine.trace(start).get_trace(images).nodes
+        for name, family in points.families.items():
+            value = nodes[name]["value"]
+            if isinstance(family, ByLogits):
+                points.logits[name][rows] = family.start(dist.Delta(value), value)
+            else:
+                points.locs[name][rows] = family.start(None, value)[0]
+    return points
+
+
+@torch.no_grad()
+def _evidence(guide: GaussNewton, images: Tensor) -> Tensor:
+    """Return log p(image) as each law alone estimates it, from a few draws, (B,)."""
+    guide = guide.discretized()
+    draws = [log_weights(guide.model, guide, images)[0] for _ in range(_JUDGED)]
+    return torch.stack(draws).logsumexp(0)
+
+
+def _found_before(
+    state: State, groups: list[Tensor], precisions: list[Tensor], evidence: Tensor
+) -> Tensor:
+    """Return which modes another one of more evidence has reached too, (M, B).
+
+    Two modes are one if their choices are the same and they are nearer to each other than draws
+    of the law are to its middle.
+    """
+    modes = len(evidence)
+    position = state.position.double().unflatten(0, (modes, -1))
+    apart = position[:, None] - position  # (M, M, B, D), from the second to the first
+    distance = sum(
+        torch.einsum("mobi,obij,mobj->mob", part, matrix.unflatten(0, (modes, -1)), part)
+        for part, matrix in ((apart[..., g], p) for g, p in zip(groups, precisions, strict=True))
+    )
+    same = torch.as_tensor(distance < position.shape[-1])
+    for value in state.choices.values():
+        values = value.unflatten(0, (modes, -1)).flatten(2)
+        same &= (values[:, None] == values).all(-1)
+    rank = evidence.argsort(0, descending=True).argsort(0)
+    return (same & (rank[:, None] > rank)).any(1)
