@@ -2,11 +2,14 @@
 
 capsule-zoo anneal     annealed bounds of a directed model; see
                        `inference.posterior.annealing.annealed`
+zoo/guide-losses       what each guide loses, on the same images
 """
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.special import logsumexp
@@ -20,10 +23,17 @@ from capsule_zoo.inference.evaluation.summary import (
     standard_error,
     summarize,
 )
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import WIDEN_IMAGES, as_scored, refuse_without_bound
 
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
 WIDEN_STEPS = 200
+REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
+MODES = 4  # such points for each image
 
 
 def anneal_run(
@@ -34,16 +44,21 @@ def anneal_run(
     particles: int = 100,
     seed: int = 0,
     widening: int = WIDEN_STEPS,
+    refinement: int = REFINEMENT,
+    modes: int = MODES,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Anneal from an entry's guide to the posterior of test images, in nats per image.
+    """Anneal from Gauss-Newton laws to the posterior of test images, in nats per image.
 
-    A guide of points is widened first, on training images.
+    They are at points refined from the answers of the entry's guide, and chains move by their
+    covariance. A model that they do not serve is annealed from the guide itself. A guide of points
+    is widened first, on training images, for its own bounds.
 
     Args:
         images: number of test images.
         particles: draws of the guide for its own bounds.
         widening: updates that widen a guide of points.
+        refinement, modes: `steps` and `modes` of `gauss_newton`.
         settings: arguments of `annealed_log_likelihood`.
 
     Returns:
@@ -59,19 +74,90 @@ def anneal_run(
     test = data.test[:images]
     guide = with_density(entry, data, widening, seed)
     own = evaluate(entry.model, guide, test, num_particles=particles, seed=seed, draws=0)
-    annealed = annealed_log_likelihood(entry.model, guide, test, seed=seed, **settings)
-    lower = _log_mean(pooled_log_weight(annealed))
-    bounds = {"elbo": per_image_elbo(own), "iwae": _log_mean(pooled_log_weight(own))}
+    start = start_of(entry, guide, refinement, modes, seed)
+    annealed = annealed_log_likelihood(entry.model, start, test, seed=seed, **settings)
     found: dict[str, Any] = {"data": own.attrs["data"], "guide": own.attrs["guide"]}
-    found |= annealed_bounds(annealed)
+    found |= annealed_bounds(annealed) | losses(own, _log_mean(pooled_log_weight(annealed)))
+    return found | {"seconds": annealed.attrs["seconds"], "units": "nats per image"}
+
+
+def guide_losses(
+    entry: Entry,
+    data: Dataset,
+    names: Sequence[str],
+    *,
+    images: int,
+    particles: int = 1000,
+    few: int = 100,
+    steps: int = 200,
+    seed: int = 0,
+    refinement: int = REFINEMENT,
+    modes: int = MODES,
+    **settings: Any,
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Measure what general guides, and the entry's own, lose on test images, in nats per image.
+
+    Args:
+        names: general guides; those that do not serve the model are left out.
+        images, seed, refinement, modes, settings: as for `anneal_run`.
+        particles, few: draws of the two IWAE bounds; `few` divides `particles`.
+        steps: updates of every general guide, and those that widen a guide of points.
+
+    Returns:
+        The numbers of `annealed_bounds`, and by guide, the entry's own first, those of `losses`
+        with `iwae_<few>` and milliseconds: the time to fit the guide and draw once, by image.
+
+    Raises:
+        ValueError: an entry that gives no bound.
+    """
+    refuse_without_bound(entry)
+    data = as_scored(entry, data)
+    test = data.test[:images]
+    guide = with_density(entry, data, steps, seed)
+    start = start_of(entry, guide, refinement, modes, seed)
+    annealed = annealed_log_likelihood(
+        entry.model, start, test, seed=seed, **{"simulated": 0, **settings}
+    )
+    lower = _log_mean(pooled_log_weight(annealed))
+    found = {}
+    for name in ("encoder", *(name for name in names if name in entry.fitters)):
+        began = time.perf_counter()
+        fitted = guide
+        if name != "encoder":
+            fitted = entry.fit_guide(name, test.images, steps=steps, seed=seed)
+        seconds = time.perf_counter() - began
+        own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
+        seconds += own.attrs["seconds"] / particles
+        found[name] = losses(own, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
+    return annealed_bounds(annealed), found
+
+
+def start_of(entry: Entry, guide: nn.Module, steps: int, modes: int, seed: int) -> nn.Module:
+    """Return the guide from which an entry is annealed: Gauss-Newton laws, or `guide`."""
+    if "gauss_newton" not in entry.fitters:
+        return guide
+    return SemiAmortized(entry.guide, steps, fit=gauss_newton, modes=modes, seed=seed)
+
+
+def losses(own: InferenceData, lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
+    """Return a guide's elbo and iwae, how far they lie under bounds (images,), ess and pareto_k.
+
+    Args:
+        few: draws of one more bound, `iwae_<few>`, the mean over all such groups of draws.
+    """
+    log_weight = pooled_log_weight(own)
+    bounds = {"elbo": per_image_elbo(own), "iwae": _log_mean(log_weight)}
+    if few is not None:
+        groups = log_weight.reshape(-1, few, log_weight.shape[1])
+        bounds[f"iwae_{few}"] = np.mean([_log_mean(group) for group in groups], axis=0)
+    found: dict[str, Any] = {}
     for name, values in bounds.items():
         found[name] = float(values.mean())
         found[f"{name}_se"] = standard_error(values)
         found[f"lost_{name}"] = float((lower - values).mean())
         found[f"lost_{name}_se"] = standard_error(lower - values)
     summary = summarize(own)
-    found |= {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
-    return found | {"seconds": annealed.attrs["seconds"], "units": "nats per image"}
+    return found | {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
 
 
 def with_density(entry: Entry, data: Dataset, steps: int, seed: int) -> nn.Module:

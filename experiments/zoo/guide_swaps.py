@@ -2,7 +2,8 @@
 
 `<model>/guides` compares all guides that fit a trained model on the same held-out images: those of
 its entry, tuned with the model frozen, and the general ones, fitted to the images. `zoo/gaps`
-anneals from the guides of trained models, so that it is known how loose their bounds are.
+anneals to the posteriors of trained models from both sides, so that log p(image) is known, and
+`zoo/guide-losses` says how many nats of it each guide loses.
 
 Models of binary pixels are measured on images binarized once, with seed 0. The models are the
 published ones where there are any; other models are trained first.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
@@ -26,8 +28,9 @@ from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Inputs
+from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
-from capsule_zoo.runs.annealing import anneal_run
+from capsule_zoo.runs.annealing import anneal_run, guide_losses
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.runs.measurements import (
     as_scored,
@@ -47,6 +50,7 @@ SWAPPED = (
     "shape-codes",
     "stacked-capsule-autoencoder",
 )
+LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
 QUANTITIES = (
     *("lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"),
     *("elbo", "iwae", "lost_elbo", "lost_iwae", "ess", "pareto_k"),
@@ -132,20 +136,25 @@ def gaps(
         "conditional-autoencoder",
         "generative-capsnet",
         "generative-capsnet-continuous",
-        "part-whole",
+        "draw",
         "capsule-helmholtz",
+        "shape-codes",
+        "part-whole",
     ),
-    images: int = 20,
-    images_of: Mapping[str, int] = {"part-whole": 100},  # read only
-    simulated: int = 20,
-    chains: int = 8,
+    images: int = 16,
+    images_of: Mapping[str, int] = {},  # read only
+    simulated: int = 16,
+    chains: int = 4,
     temperatures: int = 300,
     leapfrogs: int = 5,
+    refinement: int = 100,
+    modes: int = 4,
     particles: int = 100,
     training: int = 3000,
 ) -> Result:
-    """Anneal from the guides of trained models, from both sides, on few held-out digits (an hour).
+    """Anneal to the posteriors of trained models, from both sides, on few digits (an hour).
 
+    Chains start at Gauss-Newton laws, at points that are refined from the answers of the guides.
     `lost_elbo_<entry>` is the distance from the guide's ELBO up to the annealed lower bound, and
     `gap_<entry>` the largest error of that bound, on images that the model draws.
 
@@ -155,8 +164,10 @@ def gaps(
         images_of: number of held-out images of single entries, in place of `images`.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
-        temperatures: laws between the guide and the posterior.
+        temperatures: laws between the start and the posterior.
         leapfrogs: steps of each trajectory.
+        refinement: steps to the points at which the Gauss-Newton laws are.
+        modes: such points for each image.
         particles: number of draws of the guide's own IWAE bound.
         training: updates of an entry without published weights.
     """
@@ -167,9 +178,11 @@ def gaps(
         chains=chains,
         temperatures=temperatures,
         leapfrogs=leapfrogs,
+        refinement=refinement,
+        modes=modes,
     )
     task = partial(annealed_entry, steps=options.shortened(training), settings=settings)
-    options.say(f"Annealing from the guides of {', '.join(names)}")
+    options.say(f"Annealing to the posteriors of {', '.join(names)}")
     numbers = {name: (name, images_of.get(name, images)) for name in names}
     outcomes = Study(numbers).run(task, replace(options, minutes=None))
     rows = {
@@ -200,3 +213,89 @@ def _number(found: dict, name: str, images: int, simulated: int) -> tuple[float,
     of_simulated = name == "gap" or name.startswith("simulated")
     known = error is not None and np.isfinite(error)
     return found[name], error if known else None, simulated if of_simulated else images
+
+
+@experiment("zoo/guide-losses", data="mnist", minutes=60)
+def losses_of_guides(
+    options: Options,
+    *,
+    entries: tuple[str, ...] = (
+        "generative-capsnet-continuous",
+        "recurrent-capsules",
+        "capsule-helmholtz",
+        "shape-codes",
+        "part-whole",
+        "stacked-capsule-autoencoder",
+    ),
+    guides: tuple[str, ...] = LOSING,
+    images: int = 100,
+    chains: int = 4,
+    temperatures: int = 100,
+    refinement: int = 100,
+    modes: int = 4,
+    particles: int = 1000,
+    fitting: int = 200,
+    training: int = 3000,
+) -> Result:
+    """Measure what each guide loses on held-out digits, for models with trained weights (hours).
+
+    `lower_<entry>` is the annealed bound on log p(image), and `lost_elbo_<entry>_<guide>` how far
+    the guide's ELBO lies under it.
+
+    Args:
+        entries: names of entries; the first stands for the run, if one is given.
+        guides: general guides; an entry's own guide is always there, as the encoder.
+        images: number of held-out images.
+        chains, temperatures, refinement, modes: as for `zoo/gaps`.
+        particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
+        fitting: updates of every general guide.
+        training: updates of an entry without published weights.
+    """
+    annealing = dict(chains=chains, temperatures=temperatures, refinement=refinement, modes=modes)
+    few = min(100, particles)
+    settings = dict(images=images, particles=particles, few=few, steps=fitting, **annealing)
+    tables: dict[str, Numbers | Table] = {}
+    lower: Numbers = {}
+    lost: dict[str, tuple[Numbers, Numbers]] = {}
+    for name in entries[:1] if options.run else entries:
+        entry, data = opened(name, options, options.shortened(training))
+        options.say(f"Measuring the guides of {entry.name}")
+        bounds, rows = guide_losses(entry, data, guides, seed=options.seed, **settings)
+        known = snake_case(entry.name)
+        lower[known] = _number(bounds, "lower", images, 0)
+        quantities = "elbo", f"iwae_{few}", "iwae", "lost_elbo", f"lost_iwae_{few}", "lost_iwae"
+        numbers = {
+            guide: {
+                quantity: _number(row, quantity, images, 0)
+                for quantity in (*quantities, "ess", "milliseconds")
+            }
+            for guide, row in rows.items()
+        }
+        grid = by_quantity(numbers)
+        tables[entry.name] = Table(grid, "{quantity}_" + known + "_{variant}")
+        lost[entry.name] = (grid["lost_elbo"], grid["lost_iwae"])
+    return Result({"lower": lower, **tables}, {"": drawn_losses(lost)})
+
+
+def drawn_losses(lost: Mapping[str, tuple[Numbers, Numbers]]) -> Figure:
+    """Draw what each guide loses by ELBO and by IWAE, a panel for each entry.
+
+    Args:
+        lost: both losses by guide, in nats, for each entry.
+    """
+    figure = Figure(figsize=(7, 0.6 + 1.9 * len(lost)), layout="constrained")
+    panels = figure.subplots(len(lost), 1, squeeze=False)[:, 0]
+    for axes, (entry, both) in zip(panels, lost.items(), strict=True):
+        for losses, label in zip(both, ("ELBO", "IWAE"), strict=True):
+            height = range(len(losses))[::-1]
+            values, errors = zip(*[number[:2] for number in losses.values()], strict=True)
+            spread = [2 * (error or 0) for error in errors]
+            axes.errorbar(values, height, xerr=spread, fmt="o", capsize=3, label=label)
+            axes.set_yticks(height, [name.replace("_", " ") for name in losses])
+        axes.set_xscale("symlog", linthresh=1)
+        axes.axvline(0, color="0.8", zorder=0)
+        axes.set_title(entry, loc="left", fontsize="medium")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    panels[-1].set_xlabel("nats that a guide loses of log p(image), by annealing (± 2 s.e.)")
+    return figure

@@ -45,6 +45,9 @@ class GaussNewton(PerImageGuide):
             `points`; or a block for each element of the site's plates, (M B, blocks, k, k).
         log_weights: of the modes, up to a constant, (M, B); one mode by default.
 
+    Raises:
+        ValueError: `points` are of another class.
+
     Attributes:
         logits, locs: as those of `FreeForm`, with the modes as second dim, (B, M, ...). The logits
             of the modes are `logits["modes"]`, (B, M).
@@ -54,6 +57,8 @@ class GaussNewton(PerImageGuide):
     def __init__(
         self, points: FreeForm, factors: dict[str, Tensor], log_weights: Tensor | None = None
     ) -> None:
+        if not isinstance(points, FreeForm):
+            raise ValueError(f"points must be a FreeForm guide, not {type(points).__name__}")
         count = 1 if log_weights is None else len(log_weights)
         number = points.num_images // count
         like = next(points.parameters())

@@ -29,6 +29,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import pyro.distributions as dist
 import torch
@@ -43,7 +44,7 @@ from capsule_zoo.guides import FreeForm, GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite
 from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.log_weight import enumerated_sites, log_weights
+from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
 from capsule_zoo.inference.posterior.annealing.transitions import chosen
 from capsule_zoo.inference.posterior.refine import refine
@@ -102,16 +103,23 @@ def gauss_newton(
             f"{type(model).__name__} gives its images no mean and variance under a normalized "
             "density, so there is no Gauss-Newton law; use another guide"
         )
+    if summed := [site.name for site in model.sites if site.enumerated]:
+        raise UnservedSite(
+            f"{type(model).__name__} sums out {', '.join(summed)} by enumeration, so there is no "
+            "Gauss-Newton law; build it with selection='marginal', or use free_form"
+        )
+    if check:
+        model.space.check(images)
     programs = [each for each in (model, start) if each is not None]
     with ExitStack() as stack:
         stack.enter_context(isolated_parameters(*programs))
+        stack.enter_context(validation_enabled(False))
         for context in in_eval_mode(*programs), frozen(*programs), seeded(seed), poutine.block():
             stack.enter_context(context)
         if modes > 1:
             start, images = _several(model, start, images, modes), tiled(images, modes)
-        points = refine(model, start, images, steps=steps, seed=seed, check=check).guide
+        points = refine(model, start, images, steps=steps, seed=seed, check=False).guide
         assert isinstance(points, FreeForm)
-        stack.enter_context(validation_enabled(False))
         path, state = _path_at(model, points, images)
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
         state, precisions = _climbed(path, state, groups, climb)
@@ -133,9 +141,6 @@ def precision(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
         path: the path from the prior to the joint density of the images.
         state: the latents of every image.
         columns: of the position, (n,): the numbers to which the matrix belongs.
-
-    Raises:
-        UnservedSite: a site is summed out by enumeration.
     """
     first = path.at(path.images[:1])
     rows = max(1, _NUMBERS // (_dependent(first, _of(state, [0]))[1].numel() * len(columns)))
@@ -179,7 +184,9 @@ def _derivative(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor)
     own. The error of the differences, about 1e-4 of the derivative in float32, does not matter.
     """
     try:
-        return torch.func.jvp(function, (at,), (along,))[1]
+        with catch_warnings():
+            simplefilter("ignore", FutureWarning)  # torch scripts its formulas at the first call
+            return torch.func.jvp(function, (at,), (along,))[1]
     except (NotImplementedError, RuntimeError):
         step = torch.finfo(at.dtype).eps ** (1 / 3)
         return (function(at + step * along) - function(at - step * along)) / (2 * step)
@@ -190,7 +197,9 @@ def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
     with torch.enable_grad():
         found = _measured(path, state._replace(position=state.position.requires_grad_()))
     places = [i for i, (values, _) in enumerate(found) if values.requires_grad]
-    roots = [found[i][1].detach().expand_as(found[i][0]).reshape(len(state.position), -1) for i in places]
+    roots = [
+        found[i][1].detach().expand_as(found[i][0]).reshape(len(state.position), -1) for i in places
+    ]
     return places, torch.cat(roots, 1)
 
 
@@ -198,16 +207,11 @@ def _measured(path: AnnealedPath, state: State) -> Measured:
     """Return the parameters of the laws of all sites at a state; see `measured`.
 
     Raises:
-        UnservedSite: a site is summed out by enumeration, or a continuous one has no variance.
+        UnservedSite: the image or a continuous site has no variance.
     """
     values = path.values(state)
     with poutine.block(), Given(values):
         trace = prune_subsample_sites(poutine.trace(path.model).get_trace(path.images))
-    if summed := enumerated_sites(trace):
-        raise UnservedSite(
-            f"{name_of(path.model)} sums out {', '.join(sorted(summed))} by enumeration, so there "
-            "is no Gauss-Newton law; build it with selection='marginal', or use free_form"
-        )
     found: Measured = []
     for name, site in trace.nodes.items():
         if site["type"] != "sample":

@@ -16,7 +16,7 @@ from capsule_zoo.runs import annealing, measurements
 from capsule_zoo.runs import folder as runs
 
 OPTIONS = Options(progress=False, processes=1)
-TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2)
+TINY = dict(chains=2, temperatures=2, leapfrogs=1, simulated=2, refinement=1, modes=2)
 
 
 @pytest.fixture
@@ -59,6 +59,23 @@ def test_gaps_are_measured_for_every_entry(small, tmp_path):
     lost = numbers["lower_vae"]["value"] - numbers["elbo_vae"]["value"]
     assert numbers["lost_elbo_vae"]["value"] == pytest.approx(lost, abs=1e-3)
     assert numbers["gap_vae"]["n"] == 2 and numbers["lower_vae"]["n"] == 3
+
+
+def test_losses_of_guides_are_distances_to_one_bound(small, tmp_path):
+    few = dict(chains=2, temperatures=2, refinement=1, modes=2, fitting=1, training=2)
+    settings = dict(entries=("vae",), guides=("free_form", "gauss_newton"), images=3, particles=4)
+    found, figures = names_in_record("zoo/guide-losses", OPTIONS, tmp_path, **settings, **few)
+    rows = "encoder", "free_form", "gauss_newton"
+    columns = "lost_elbo", "lost_iwae", "iwae_4", "ess", "milliseconds"
+    assert {f"{column}_vae_{row}" for column in columns for row in rows} <= found
+    assert figures == {""}
+    numbers = {
+        k: v["value"] for k, v in read_record("zoo/guide-losses", tmp_path)["metrics"].items()
+    }
+    for row in rows:
+        lost = numbers["lower_vae"] - numbers[f"elbo_vae_{row}"]
+        assert numbers[f"lost_elbo_vae_{row}"] == pytest.approx(lost, abs=1e-3)
+        assert numbers[f"iwae_4_vae_{row}"] == pytest.approx(numbers[f"iwae_vae_{row}"], abs=1e-3)
 
 
 def test_a_run_is_annealed_instead(small, tmp_path):

@@ -14,7 +14,11 @@ from capsule_zoo.registry import create, small_sizes
 
 
 @pytest.mark.parametrize(
-    "name", ["free_form", "corrected", "low_rank", "semi_amortized", "auto_normal"]
+    "name",
+    [
+        *("free_form", "corrected", "low_rank", "gauss_newton", "mixture"),
+        *("semi_amortized", "auto_normal"),
+    ],
 )
 def test_a_fitted_guide_comes_close_to_the_exact_posterior(name):
     """The posterior is normal, so the ELBO of the best guide is the evidence itself."""
@@ -68,6 +72,7 @@ def test_the_model_and_the_start_are_left_as_they_were():
 
 def test_a_guide_is_offered_where_its_laws_fit():
     offered = {"free_form", "corrected", "low_rank", "semi_amortized", "auto_normal"}
+    offered |= {"gauss_newton", "mixture"}
     assert set(general_guides(*pair())) == offered
     bits = BernoulliMixture(False)
     assert set(general_guides(bits, FreeForm(bits, torch.rand(1, 1, 2, 2)))) == {
@@ -93,6 +98,8 @@ def test_an_entry_offers_general_guides_by_name():
         "semi_amortized",
         "corrected",
         "low_rank",
+        "gauss_newton",
+        "mixture",
         "auto_normal",
     ]
     guide = entry.fit_guide("free_form", torch.rand(2, 1, 5, 6), steps=1)

@@ -40,6 +40,7 @@ from torch import Tensor
 
 from capsule_zoo._version import __version__
 from capsule_zoo.data import Split
+from capsule_zoo.guides import GaussNewton
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import bound_on, point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed
@@ -59,7 +60,8 @@ from capsule_zoo.inference.evaluation.summary import (
 from capsule_zoo.inference.isolation import check_seed, isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, simulate
-from capsule_zoo.inference.posterior.annealing.transitions import Moves, anneal, pilot
+from capsule_zoo.inference.posterior.annealing.transitions import Moves, anneal, pilot, spaced
+from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of, tiled
 
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 
 _STEEPNESS = 4.0  # of the sigmoid along which temperatures lie, as in Wu et al.
 _SCALED = 16  # draws of the start from which the deviation of each coordinate is computed
+_FEWER = 4  # times fewer temperatures in the pilot
 _FLIPS = 16  # proposals at each temperature, unless the sites have fewer coordinates
 _PILOT, _MAIN, _SIMULATED, _BACK = range(4)  # streams of random numbers
 
@@ -225,14 +228,13 @@ class _Run:
         self.guide = guide
         self.settings = settings
         self.seed = seed
-        self.betas = temperatures_along_sigmoid(settings.temperatures)
 
     def forward(self, images: Tensor, number: int) -> dict[str, np.ndarray]:
         """Anneal chains to the posterior of images; arrays (chains, images) by name."""
-        path = AnnealedPath(self.model, self.guide, tiled(images, self.settings.chains))
-        moves, epsilons = self._tuned(path, images, number)
+        path = self._path(images)
+        moves, betas, epsilons = self._tuned(path, images, number)
         with seeded(self._stream(_MAIN, number)):
-            found = anneal(path, path.draw(), self.betas, epsilons, moves)
+            found = anneal(path, path.draw(), betas, epsilons, moves)
         return _by_name(("log_weight", "acceptance_rate"), found, len(images))
 
     def both(self, simulated: int, rows: int) -> tuple[Tensor, dict[str, np.ndarray]]:
@@ -248,42 +250,61 @@ class _Run:
             parts.append(self._back(part, values, number))
         return images, _joined(parts)
 
+    def _path(self, images: Tensor) -> AnnealedPath:
+        """Return the path of the chains of images; a guide that is fitted to images is fitted."""
+        guide = self.guide
+        guide = guide.fitted(images) if isinstance(guide, SemiAmortized) else guide
+        return AnnealedPath(self.model, guide, tiled(images, self.settings.chains))
+
     def _back(self, images: Tensor, latents: dict[str, Tensor], number: int) -> dict:
         chains = self.settings.chains
-        path = AnnealedPath(self.model, self.guide, tiled(images, chains))
+        path = self._path(images)
         stream = number + 1 << 32  # not those of the given images
-        moves, epsilons = self._tuned(path, images, stream)
+        moves, betas, epsilons = self._tuned(path, images, stream)
         with seeded(self._stream(_MAIN, stream)):
-            forward, _ = anneal(path, path.draw(), self.betas, epsilons, moves)
+            forward, _ = anneal(path, path.draw(), betas, epsilons, moves)
         exact = path.state({name: tiled(latents[name], chains) for name in path.latents})
         with seeded(self._stream(_BACK, stream)):
-            back, _ = anneal(path, exact, self.betas, epsilons, moves, reverse=True)
+            back, _ = anneal(path, exact, betas, epsilons, moves, reverse=True)
         names = "simulated_log_weight", "reverse_log_weight"
         return _by_name(names, (forward, back), len(images))
 
-    def _tuned(self, path: AnnealedPath, images: Tensor, number: int) -> tuple[Moves, Tensor]:
-        """Return the moves, and the lengths of their steps (T + 1, rows) from a pilot."""
+    def _tuned(
+        self, path: AnnealedPath, images: Tensor, number: int
+    ) -> tuple[Moves, Tensor, Tensor]:
+        """Return the moves, the temperatures, and the lengths of steps, (T + 1, rows) each.
+
+        A pilot finds temperatures and lengths, for each image its own. Chains do not see it.
+        """
         settings = self.settings
         size = sum(choice.size for choice in path.choices.values())
         flips = min(size, _FLIPS) if settings.flips is None else settings.flips
+        betas = temperatures_along_sigmoid(max(settings.temperatures // _FEWER, 2))
         with seeded(self._stream(_PILOT, number)):
-            if not path.columns:  # there are no steps whose lengths could be found
-                lengths = images.new_ones(len(self.betas), len(path.images))
-                return Moves(0, flips, images.new_ones(len(path.images), 0)), lengths
-            scale = _deviations(path, images)
-            own = Moves(settings.leapfrogs, flips, scale.repeat(settings.pilot_chains, 1))
+            scale = _scale(path, images)
+            copies = settings.pilot_chains, *[1] * (scale.dim() - 1)
             small = path.at(tiled(images, settings.pilot_chains))
-            epsilons = pilot(small, len(images), self.betas, own)
-        moves = Moves(settings.leapfrogs, flips, scale.repeat(settings.chains, 1))
-        return moves, epsilons.repeat(1, settings.chains)
+            whole = scale.dim() == 3
+            own = Moves(settings.leapfrogs, flips, scale if whole else scale.repeat(copies))
+            found = pilot(small, len(images), betas, own)
+        placed, epsilons = spaced(betas, *found, settings.temperatures)
+        scale = scale if whole else scale.repeat(settings.chains, 1)
+        moves = Moves(settings.leapfrogs, flips, scale)
+        return moves, placed.repeat(1, settings.chains), epsilons.repeat(1, settings.chains)
 
     def _stream(self, kind: int, number: int) -> int:
         return chain_seed(self.seed, 1 + 4 * number + kind)
 
 
-def _deviations(path: AnnealedPath, images: Tensor) -> Tensor:
-    """Return the deviation of every coordinate over draws of the start, (images, D)."""
+def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
+    """Return the start's own factor (images, D, D), or deviations over draws of it, (images, D)."""
+    if isinstance(path.guide, GaussNewton) and path.guide.whole:
+        places = [path.places[name].columns for name in path.guide.locs]
+        order = torch.cat([torch.arange(path.columns)[columns] for columns in places])
+        return torch.empty_like(factor := path.guide.factor()).index_copy(1, order, factor)
     draws = torch.stack([path.at(images).draw().position for _ in range(_SCALED)])
+    if not path.columns:
+        return draws[0]
     return draws.std(0).clamp(min=1e-6)
 
 

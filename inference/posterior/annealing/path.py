@@ -33,6 +33,8 @@ from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plat
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
 
+Beta = float | Tensor  # one for all rows, or (rows,)
+
 
 @dataclass(frozen=True)
 class Place:
@@ -92,11 +94,11 @@ class Terms(NamedTuple):
     slope_of_start: Tensor | None = None
     slope_of_gain: Tensor | None = None
 
-    def at(self, beta: float) -> Tensor:
+    def at(self, beta: Beta) -> Tensor:
         """Return log f_beta, (rows,)."""
         return self.start + beta * self.gain
 
-    def slope(self, beta: float) -> Tensor:
+    def slope(self, beta: Beta) -> Tensor:
         """Return the gradient of log f_beta in the position, (rows, D).
 
         Raises:
@@ -104,6 +106,7 @@ class Terms(NamedTuple):
         """
         if self.slope_of_start is None or self.slope_of_gain is None:
             raise ValueError("these terms have no gradients; call terms(state, slopes=True)")
+        beta = beta[:, None] if isinstance(beta, Tensor) else beta
         return self.slope_of_start + beta * self.slope_of_gain
 
 

@@ -1,7 +1,9 @@
 """Moves of annealed chains, each of which leaves one law of the path unchanged.
 
     Hamiltonian   `leapfrogs` steps of length epsilon, along momenta scaled by each coordinate's
-                  deviation; the end is accepted with probability min(1, ratio of densities).
+                  deviation, or by a factor S of a covariance S S', so that the steps are those of
+                  the mass matrix (S S')^-1; the end is accepted with probability min(1, ratio of
+                  densities).
     flips         one coordinate of a discrete site, chosen at random for each row, gets another
                   value, chosen at random, and is accepted with probability min(1, ratio).
 
@@ -16,12 +18,13 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Choice, State, Terms
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Beta, Choice, State, Terms
 
 TARGET = 0.75  # the acceptance of Hamiltonian steps that the pilot aims at
 _QUICK = 0.5  # of the pilot: change of log epsilon for each unit of acceptance above the target
@@ -38,18 +41,33 @@ class Moves:
     Attributes:
         leapfrogs: leapfrog steps of a trajectory.
         flips: proposals to change a discrete coordinate.
-        scale: deviation of every coordinate of the position, (rows, D).
+        scale: deviation of every coordinate of the position, (rows, D), or the factor S of a
+            covariance of all, (B, D, D), where rows are B images several times over.
     """
 
     leapfrogs: int
     flips: int
     scale: Tensor
 
+    def scaled(self, vector: Tensor) -> Tensor:
+        """Return S times vectors of the rows, (rows, D)."""
+        return self._times(self.scale, vector)
+
+    def scaled_back(self, vector: Tensor) -> Tensor:
+        """Return the transpose of S times vectors of the rows, (rows, D)."""
+        return self._times(self.scale.mT if self.scale.dim() == 3 else self.scale, vector)
+
+    def _times(self, scale: Tensor, vector: Tensor) -> Tensor:
+        if scale.dim() == 2:
+            return scale * vector
+        rows = vector.view(-1, len(scale), vector.shape[1])
+        return (scale @ rows.movedim(0, -1)).movedim(-1, 0).reshape(vector.shape)
+
 
 def anneal(
     path: AnnealedPath,
     state: State,
-    betas: list[float],
+    betas: Sequence[float] | Tensor,
     epsilons: Tensor,
     moves: Moves,
     reverse: bool = False,
@@ -59,7 +77,7 @@ def anneal(
     Args:
         state: draws of the first law that is passed: of the start, or of the posterior if
             `reverse`.
-        betas: rising from 0 to 1, T + 1 of them.
+        betas: rising from 0 to 1, T + 1 of them, or (T + 1, rows).
         epsilons: step lengths, (T + 1, rows).
 
     Returns:
@@ -74,7 +92,8 @@ def anneal(
     for t in reversed(order) if reverse else order:
         step = betas[t + 1] - betas[t] if reverse else betas[t] - betas[t - 1]
         log_weight += step * terms.gain.double()
-        state, terms, rate = transition(path, state, terms, betas[t], epsilons[t], moves, reverse)
+        beta = betas[t].to(terms.gain) if isinstance(betas, Tensor) else betas[t]
+        state, terms, rate = transition(path, state, terms, beta, epsilons[t], moves, reverse)
         accepted += rate / max(len(order), 1)
     last = betas[1] - betas[0] if reverse else betas[-1] - betas[-2]
     return log_weight + last * terms.gain.double(), accepted
@@ -84,7 +103,7 @@ def transition(
     path: AnnealedPath,
     state: State,
     terms: Terms,
-    beta: float,
+    beta: Beta,
     epsilon: Tensor,
     moves: Moves,
     reverse: bool = False,
@@ -105,21 +124,21 @@ def transition(
 
 
 def trajectory(
-    path: AnnealedPath, state: State, terms: Terms, beta: float, epsilon: Tensor, moves: Moves
+    path: AnnealedPath, state: State, terms: Terms, beta: Beta, epsilon: Tensor, moves: Moves
 ) -> tuple[State, Terms, Tensor]:
     """Propose the end of a Hamiltonian trajectory for every row; see `transition`."""
     if terms.slope_of_gain is None:
         terms = path.terms(state, slopes=True)
     jitter = 1 + _JITTER * (2 * torch.rand_like(epsilon) - 1)
-    length = (epsilon * jitter)[:, None] * moves.scale  # (rows, D)
+    length = (epsilon * jitter)[:, None]
     momentum = torch.randn_like(state.position)
     energy = terms.at(beta) - momentum.square().sum(1) / 2
     position, end = state.position, terms
     for _ in range(moves.leapfrogs):
-        momentum = momentum + length * end.slope(beta) / 2
-        position = position + length * momentum
+        momentum = momentum + length * moves.scaled_back(end.slope(beta)) / 2
+        position = position + length * moves.scaled(momentum)
         end = path.terms(state._replace(position=position), slopes=True)
-        momentum = momentum + length * end.slope(beta) / 2
+        momentum = momentum + length * moves.scaled_back(end.slope(beta)) / 2
     gained = end.at(beta) - momentum.square().sum(1) / 2 - energy
     rate = gained.exp().clamp(max=1).nan_to_num(0.0)  # a trajectory that left the floats is refused
     accepted = torch.rand_like(rate) < rate
@@ -131,7 +150,7 @@ def trajectory(
 
 
 def flip(
-    path: AnnealedPath, state: State, terms: Terms, beta: float, flips: int
+    path: AnnealedPath, state: State, terms: Terms, beta: Beta, flips: int
 ) -> tuple[State, Terms]:
     """Propose `flips` changes of a discrete coordinate, one after the other, for every row."""
     names = list(path.choices)
@@ -163,19 +182,25 @@ def changed(value: Tensor, choice: Choice) -> Tensor:
     return flat.view_as(value)
 
 
-def pilot(path: AnnealedPath, images: int, betas: list[float], moves: Moves) -> Tensor:
-    """Find step lengths with chains that are then thrown away, (T + 1, images).
+def pilot(
+    path: AnnealedPath, images: int, betas: list[float], moves: Moves
+) -> tuple[Tensor, Tensor]:
+    """Find step lengths with chains that are then thrown away, and how far log weights spread.
 
     Every image has its own length at each temperature. It follows the acceptance of the image's
     pilot chains along one annealing run.
 
     Args:
         path: the path of the pilot's rows, `images` for each of its chains.
+
+    Returns:
+        The lengths, and the deviation of the gain over the image's chains, (T + 1, images) each.
     """
     state = path.draw()
     terms = path.terms(state)
     log_epsilon = state.position.new_full((images,), math.log(0.5))
     found = [log_epsilon]
+    spread = [_spread(terms.gain, images)]
     along = min(_QUICK, max(_SLOW, _CHANGE / len(betas)))
     warm_up = min(_WARM_UP, len(betas))
     first = [betas[1]] * warm_up
@@ -185,7 +210,45 @@ def pilot(path: AnnealedPath, images: int, betas: list[float], moves: Moves) -> 
         state, terms, rate = transition(path, state, terms, beta, epsilon, moves)
         log_epsilon = log_epsilon + change * (_by_image(rate, images) - TARGET)
         found.append(log_epsilon)
-    return torch.stack(found[warm_up:]).exp()
+        spread.append(_spread(terms.gain, images))
+    return torch.stack(found[warm_up:]).exp(), torch.stack(spread[warm_up:])
+
+
+def spaced(
+    betas: list[float], epsilons: Tensor, spread: Tensor, number: int
+) -> tuple[Tensor, Tensor]:
+    """Place `number` + 1 temperatures where log weights change, half of them as they were.
+
+    A step changes the log weights of an image's chains by about its length times their spread. The
+    error is least where all steps change them equally.
+
+    Args:
+        betas: temperatures of a pilot, T + 1 of them.
+        epsilons, spread: what it found, (T + 1, images).
+
+    Returns:
+        Temperatures, in float64, and lengths of steps there, (number + 1, images).
+    """
+    old = torch.tensor(betas, dtype=torch.float64, device=spread.device)
+    change = old.diff()[:, None] * (spread[1:] + spread[:-1]).double() / 2
+    share = change / change.sum(0).clamp(min=torch.finfo(torch.float64).tiny) + 1 / len(change)
+    reached = torch.cat([torch.zeros_like(share[:1]), share.cumsum(0)]) / share.sum(0)
+    at = torch.linspace(0, 1, number + 1, dtype=torch.float64, device=old.device)
+    columns = reached.T.contiguous()
+    after = torch.searchsorted(columns, at.expand(len(columns), -1).contiguous()).T
+    after = after.clamp(1, len(change))
+    low, high = reached.gather(0, after - 1), reached.gather(0, after)
+    part = ((at[:, None] - low) / (high - low)).clamp(0, 1)
+    new = torch.lerp(old[after - 1], old[after], part)
+    new[0], new[-1] = 0.0, 1.0
+    lengths = epsilons.log()
+    along = torch.lerp(lengths.gather(0, after - 1), lengths.gather(0, after), part.to(lengths))
+    return new, along.exp()
+
+
+def _spread(gain: Tensor, images: int) -> Tensor:
+    """Return the deviation of gains (rows,) over the chains of each image, (images,)."""
+    return gain.view(-1, images).std(0, correction=0).nan_to_num(0.0, 0.0)
 
 
 def _by_image(values: Tensor, images: int) -> Tensor:

@@ -1,0 +1,205 @@
+"""Gauss-Newton guides: exact for linear means, a normal law always, and calibrated near one."""
+
+import pytest
+import torch
+from pyro import poutine
+from toys import BernoulliMixture, Correlated
+
+from capsule_zoo.guides import GaussNewton, Guide
+from capsule_zoo.guides.per_image.site_laws import UnservedSite
+from capsule_zoo.inference import (
+    annealed_bounds,
+    annealed_log_likelihood,
+    check_calibration,
+    check_pair,
+    evaluate,
+)
+from capsule_zoo.inference.log_weight import log_density
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State
+from capsule_zoo.inference.posterior.annealing.transitions import Moves, spaced
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, precision
+from capsule_zoo.inference.posterior.refine import SemiAmortized
+from capsule_zoo.models import VariationalAutoencoder
+from capsule_zoo.registry import create, small_sizes
+
+FUZZED = ("vae", "generative-capsnet", "part-whole", "shape-codes", "stacked-capsule-autoencoder")
+
+
+class Prior(Guide):
+    """A guide that draws from the prior, whatever the image shows."""
+
+    def forward(self, images, labels=None):
+        with poutine.block(hide=["image"]):
+            self.model(batch_size=len(images))
+
+
+@pytest.fixture(autouse=True)
+def known_seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def analyzers():
+    """Return a factor analyzer with a log-normal site, and images of it, in float64."""
+    model = Correlated()
+    return model, model(batch_size=5).detach()
+
+
+@pytest.mark.parametrize("modes", [1, 3])
+def test_it_is_the_posterior_of_factor_analysis(analyzers, modes):
+    """One step reaches the mode from any point, and all weights are the evidence."""
+    model, images = analyzers
+    guide = gauss_newton(model, None, images, steps=0, climb=1, modes=modes)
+    check_pair(model, guide, images)
+    covariance = guide.factor() @ guide.factor().mT
+    assert (covariance - model.precision.inverse()).abs().max() < 1e-10
+    log_weight = evaluate(model, guide, images, num_particles=20).sample_stats.log_weight.values
+    assert abs(log_weight[0] - model.log_evidence(images).detach().numpy()).max() < 1e-10
+
+
+def test_blocks_are_those_of_the_precision(analyzers):
+    model, images = analyzers
+    guide = gauss_newton(model, None, images, steps=0, climb=30, blocks=True)
+    check_pair(model, guide, images)
+    place = guide.factors["place"][:, 0, 0]
+    assert (place @ place.mT - model.precision[:2, :2].inverse()).abs().max() < 1e-10
+    with pytest.raises(ValueError, match="of blocks; make the guide with blocks=False"):
+        guide.factor()
+
+
+def test_a_missing_pixel_tells_nothing(analyzers):
+    model, images = analyzers
+    images[:, 0, 0, 1] = torch.nan
+    guide = gauss_newton(model.with_missing_pixels(), None, images, steps=0, climb=1)
+    seen = model.paint[[0, 2, 3]]
+    expected = torch.eye(3).double() + seen.T @ seen / 0.25
+    assert (guide.factor() @ guide.factor().mT - expected.inverse()).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["part-whole", "generative-capsnet"])
+def test_the_density_of_given_latents_is_that_of_the_whole_law(name):
+    """Site by site, over plates and modes, the densities add up to those of a mixture."""
+    entry = create(name, **small_sizes(name))
+    model = entry.model.double().discretized()
+    entry.guide.double()
+    images = model(batch_size=2).detach().clamp(0, 1)
+    guide = gauss_newton(entry.model, entry.guide, images, steps=1, climb=0, modes=3).discretized()
+    trace = poutine.trace(guide).get_trace(images)
+    values = {name: trace.nodes[name]["value"] for name in guide.covers}
+    state = AnnealedPath(model, None, images).state(values)
+    rank = {site.name: site.event_dim for site in model.latent_sites}
+    joint = guide.logits["modes"].log_softmax(1).T.clone()  # (modes, images)
+    for m in range(3):
+        loc = torch.cat([each[:, m].flatten(1) for each in guide.locs.values()], 1)
+        scale = torch.cat([rows[:, m] for rows in guide.factors.values()], 1)
+        law = torch.distributions.MultivariateNormal(loc, scale_tril=scale)
+        joint[m] += law.log_prob(state.position)
+        for name, value in state.choices.items():
+            own = guide.families[name].law(guide.logits[name][:, m], rank[name])
+            joint[m] += own.log_prob(value).reshape(2, -1).sum(1)
+    assert joint.isfinite().sum() > 2  # not all are one mode
+    assert torch.allclose(log_density(trace, images), joint.logsumexp(0), atol=1e-8)
+
+
+def test_forward_derivatives_and_differences_agree(monkeypatch):
+    entry = create("vae", **small_sizes("vae"))
+    model = entry.model.double().eval()
+    images = model(batch_size=3).detach()
+    path = AnnealedPath(model, None, images)
+    state, columns = path.draw(), torch.arange(path.columns)
+    forward = precision(path, state, columns)
+
+    def refused(*arguments):
+        raise NotImplementedError
+
+    monkeypatch.setattr(torch.func, "jvp", refused)
+    assert torch.allclose(forward, precision(path, state, columns), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUZZED)
+def test_it_is_positive_definite_wherever_it_is(name):
+    entry = create(name, **small_sizes(name))
+    model = entry.model.eval().discretized()
+    with torch.no_grad():
+        images = model.space.example(4, torch.float32, torch.Generator().manual_seed(1))
+        path = AnnealedPath(model, None, images)
+        state = path.draw()
+        far = torch.tensor([0.0, 1.0, 10.0, 100.0])[:, None] * torch.randn_like(state.position)
+        found = precision(path, State(far, state.choices), torch.arange(path.columns))
+    assert found.isfinite().all()
+    assert torch.linalg.cholesky_ex(found).info.eq(0).all()
+
+
+@pytest.mark.parametrize(("factor", "calibrated"), [(1.0, True), (1.5, False)])
+def test_ranks_are_uniform_where_the_decoder_is_nearly_linear(factor, calibrated):
+    """A guide that is half as wide again is found out."""
+
+    def fit(*arguments, **options):
+        guide = gauss_newton(*arguments, climb=4, **options)
+        with torch.no_grad():
+            for rows in guide.factors.values():
+                rows.mul_(factor)
+        return guide
+
+    model = VariationalAutoencoder((1, 5, 6), latent=2, channels=4, sigma_image=0.5).double()
+    found = check_calibration(model, SemiAmortized(Prior(model), 0, fit=fit), number=500)
+    assert (found.p > 0.01) == calibrated, found
+
+
+def test_chains_start_at_it_and_move_by_its_covariance(analyzers):
+    """From the exact posterior every chain weighs the evidence, in both directions."""
+    model, _ = analyzers
+    start = SemiAmortized(Prior(model), 0, fit=gauss_newton)
+    settings = dict(chains=2, temperatures=3, simulated=4)
+    images = model(batch_size=3).detach()
+    found = annealed_bounds(annealed_log_likelihood(model, start, images, **settings))
+    assert abs(found["lower"] - model.log_evidence(images).mean().item()) < 1e-8
+    assert abs(found["gap"]) < 1e-8
+    assert found["acceptance_rate"] > 0.5
+
+
+def test_duplicates_count_once():
+    model = Correlated()
+    images = model(batch_size=4).detach()
+    guide = gauss_newton(model, None, images, steps=0, climb=2, modes=3)
+    assert guide.logits["modes"].isfinite().sum(1).tolist() == [1] * 4
+
+
+def test_what_has_no_curvature_is_refused_in_a_line():
+    machine = create("capsule-rbm", **small_sizes("capsule-rbm")).model
+    with pytest.raises(ValueError, match="CapsuleRBM gives its images no mean and variance"):
+        gauss_newton(machine, None, torch.rand(2, *machine.image_shape).round())
+    with pytest.raises(ValueError, match="points must be a FreeForm guide, not Prior"):
+        GaussNewton(Prior(machine), {})
+    bits = BernoulliMixture(False)
+    with pytest.raises(UnservedSite, match="has no continuous site"):
+        gauss_newton(bits, None, torch.rand(2, 1, 2, 2).round(), steps=0)
+    summed = create("part-whole", **small_sizes("part-whole")).model.with_selection("enumerate")
+    images = summed.space.example(2, torch.float32, torch.Generator())
+    with pytest.raises(UnservedSite, match=r"sums out .*_parent.* by enumeration"):
+        gauss_newton(summed, None, images, steps=0)
+
+
+def test_temperatures_lie_where_log_weights_change():
+    """Half of them follow the spread, which here is all in the last tenth, half the old ones."""
+    betas = torch.linspace(0, 1, 11).tolist()
+    spread = torch.zeros(11, 2)
+    spread[9:, 0], spread[:, 1] = 1.0, 3.0
+    lengths = torch.linspace(1, 2, 11)[:, None].repeat(1, 2)
+    found, along = spaced(betas, lengths, spread, 20)
+    assert found.shape == along.shape == (21, 2)
+    assert found[0].tolist() == [0, 0] and found[-1].tolist() == [1, 1]
+    assert (found.diff(dim=0) > 0).all()
+    assert (found[:, 0] > 0.8).sum() >= 11
+    assert torch.allclose(found[:, 1], torch.linspace(0, 1, 21).double())
+    assert torch.allclose(along[::2, 1], lengths[:, 1])
+
+
+def test_a_factor_moves_as_the_mass_matrix_it_stands_for():
+    """Steps with factor S along u are steps of length one along the coordinates S^-1 u."""
+    factor = torch.tensor([[2.0, 0.0], [0.7, 0.5]]).double().expand(3, 2, 2)
+    moves, rows = Moves(1, 0, factor), torch.randn(6, 2).double()
+    assert torch.allclose(moves.scaled(rows), rows @ factor[0].mT)
+    assert torch.allclose(moves.scaled_back(rows), rows @ factor[0])
+    diagonal = Moves(1, 0, torch.rand(6, 2).double())
+    assert torch.equal(diagonal.scaled(rows), diagonal.scaled_back(rows))
