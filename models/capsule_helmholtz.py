@@ -98,7 +98,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
     """The capsule Helmholtz machine, described at the top of this file.
 
     Args:
-        visible: pixels, a square number, or (channels, height, width).
+        image_shape: (channels, height, width), or a square number of pixels.
         capsules: of every layer, from the top down, one layer or more.
         units: hidden units of a capsule, J.
         visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
@@ -116,7 +116,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
 
     def __init__(
         self,
-        visible: int | tuple[int, int, int] = 784,
+        image_shape: int | tuple[int, int, int] = (1, 28, 28),
         capsules: tuple[int, ...] = (40, 40),
         units: int = 16,
         *,
@@ -124,7 +124,7 @@ class CapsuleHelmholtzMachine(CapsuleMachine):
         hidden_family: str = "bernoulli",
         switch_start: float = 3.0,
     ) -> None:
-        super().__init__(visible, visible_family)
+        super().__init__(image_shape, visible_family)
         capsules = tuple(capsules)
         if not capsules:
             raise ValueError("capsules must give the size of one layer or more, from the top down")

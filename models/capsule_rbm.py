@@ -67,7 +67,7 @@ class CapsuleRBM(CapsuleMachine):
     """The capsule RBM, described at the top of this file.
 
     Args:
-        visible: pixels, a square number, or (channels, height, width).
+        image_shape: (channels, height, width), or a square number of pixels.
         capsules: K.
         units: hidden units of a capsule, J.
         visible_family, hidden_family: "bernoulli", "gaussian" or "poisson". Bernoulli pixels may
@@ -89,7 +89,7 @@ class CapsuleRBM(CapsuleMachine):
 
     def __init__(
         self,
-        visible: int | tuple[int, int, int] = 784,
+        image_shape: int | tuple[int, int, int] = (1, 28, 28),
         capsules: int = 40,
         units: int = 16,
         *,
@@ -97,7 +97,7 @@ class CapsuleRBM(CapsuleMachine):
         hidden_family: str = "bernoulli",
         sweeps: int = 100,
     ) -> None:
-        super().__init__(visible, visible_family)
+        super().__init__(image_shape, visible_family)
         check_at_least(1, capsules=capsules, units=units, sweeps=sweeps)
         if {visible_family, hidden_family} == {"gaussian", "poisson"}:
             raise ValueError(
@@ -288,7 +288,7 @@ class RBM(CapsuleRBM):
     """The restricted Boltzmann machine: a capsule RBM with one capsule that is always on.
 
     Args:
-        visible: pixels, a square number, or (channels, height, width).
+        image_shape: (channels, height, width), or a square number of pixels.
         hidden: hidden units.
         options: families and sweeps, as for `CapsuleRBM`.
     """
@@ -296,10 +296,10 @@ class RBM(CapsuleRBM):
     switched = False
 
     def __init__(
-        self, visible: int | tuple[int, int, int] = 784, hidden: int = 640, **options
+        self, image_shape: int | tuple[int, int, int] = (1, 28, 28), hidden: int = 640, **options
     ) -> None:
         check_at_least(1, hidden=hidden)
-        super().__init__(visible, capsules=1, units=hidden, **options)
+        super().__init__(image_shape, capsules=1, units=hidden, **options)
 
 
 def _no_wider_than_high(matrix: Tensor) -> Tensor:

@@ -50,11 +50,10 @@ class PartWholeCapsules(PaintedParts):
     """The generative model of part-whole capsules, described at the top of this file.
 
     Args:
+        image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
         objects, parts: capsules of the usual two levels.
         layers: capsules of every level from the top down, two or more; overrides both.
         template_size: height and width of a part's template, in template pixels.
-        image_size: height and width of the images, in pixels; one number for a square.
-        channels: 1 (gray) or 3 (color).
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.
@@ -85,13 +84,12 @@ class PartWholeCapsules(PaintedParts):
 
     def __init__(
         self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
         objects: int = 32,
         parts: int = 16,
         *,
         layers: tuple[int, ...] | None = None,
         template_size: int = 11,
-        image_size: int | tuple[int, int] = 28,
-        channels: int = 1,
         selection: str = "marginal",
         presence: str = "relaxed",
         temperature: float = 0.5,
@@ -110,8 +108,7 @@ class PartWholeCapsules(PaintedParts):
     ) -> None:
         super().__init__()
         self._set_options(
-            image_size=image_size,
-            channels=channels,
+            image_shape=image_shape,
             selection=selection,
             presence=presence,
             temperature=temperature,

@@ -76,8 +76,8 @@ class StackedCapsuleAutoencoder(Model):
     """The generative model of stacked capsule autoencoders, described at the top of this file.
 
     Args:
-        objects, parts: numbers of capsules.
         image_shape: (channels, height, width).
+        objects, parts: numbers of capsules.
         template_size: height and width of a part's template, in template pixels.
         object_features, part_features: sizes of the feature vectors.
         hidden: hidden units of each object's perceptron.
@@ -103,9 +103,9 @@ class StackedCapsuleAutoencoder(Model):
 
     def __init__(
         self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
         objects: int = 16,
         parts: int = 24,
-        image_shape: tuple[int, int, int] = (1, 28, 28),
         *,
         template_size: int = 11,
         object_features: int = 32,

@@ -97,7 +97,7 @@ def train_constructed(job: Job[Task]) -> list:
     task, options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     data = load_dataset(task.data, root=options.data_root)
-    model = PartWholeCapsules(image_size=data.image_shape[1], **task.sizes)
+    model = PartWholeCapsules(data.image_shape, **task.sizes)
     guide = AmortizedPartWhole(model)
     saved = checkpoints(options, "")  # a job shows no progress
     run = fit(model, guide, data.train, steps=task.steps, seed=options.seed, checks=saved)

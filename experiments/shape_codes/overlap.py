@@ -97,14 +97,13 @@ def with_two_slots(model: ShapeCodes) -> ShapeCodes:
     """Return a model of two objects of the same kinds, with two instances of every part."""
     shapes = model.shapes
     two = ShapeCodes(
+        model.image_shape,
         model.kinds,
         2 * model.levels[-1].size,
         model.codes,
         slots=2,
         instances=2,
         template_size=model.template_logits.shape[-1],
-        image_size=model.image_shape[1:],
-        channels=model.image_shape[0],
         sigma_min=shapes.sigma_min,
         sigma_top=model.sigma_top,
     )

@@ -50,8 +50,7 @@ class PaintedParts(Model):
     def _set_options(
         self,
         *,
-        image_size: int | tuple[int, int],
-        channels: int,
+        image_shape: tuple[int, int, int],
         selection: str,
         presence: str,
         temperature: float,
@@ -61,15 +60,17 @@ class PaintedParts(Model):
         likelihood: str,
     ) -> None:
         """Check and keep the options of how parts are drawn and painted."""
-        height, width = templates.height_and_width(image_size)
-        check_at_least(1, image_size=image_size, instances=instances)
+        check_at_least(1, image_shape=image_shape, instances=instances)
         check_positive(temperature=temperature, sigma_image=sigma_image)
-        check_one_of("channels", channels, (1, 3))
+        if len(image_shape) != 3 or image_shape[0] not in (1, 3):
+            raise ValueError(
+                f"image_shape must be (1 or 3 channels, height, width), not {image_shape!r}"
+            )
         check_one_of("selection", selection, ("marginal", "enumerate"))
         check_one_of("presence", presence, ("relaxed", "discrete"))
         check_one_of("background", background, ("black", "learned"))
         check_one_of("likelihood", likelihood, ("composite", "mixture"))
-        self.space = ImageSpace((channels, height, width))
+        self.space = ImageSpace(image_shape)
         self.selection = selection
         self.presence = presence
         self.temperature = temperature

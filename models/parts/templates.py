@@ -106,17 +106,3 @@ def visibility(alpha: Tensor) -> Tensor:
     through = torch.cumprod((1 - alpha).flip(0), dim=0)
     above = torch.cat([torch.ones_like(alpha[:1]), through[:-1]]).flip(0)
     return alpha * above
-
-
-def height_and_width(image_size: int | tuple[int, int]) -> tuple[int, int]:
-    """Return (height, width) from one number, for a square, or from two.
-
-    Raises:
-        ValueError: there are not one or two numbers.
-    """
-    if isinstance(image_size, int):
-        return image_size, image_size
-    if len(image_size) != 2:
-        raise ValueError(f"image_size must be one number or (height, width), not {image_size!r}")
-    height, width = image_size
-    return height, width

@@ -69,13 +69,12 @@ class ShapeCodes(PaintedParts):
     """The generative model of objects with shape codes, described at the top of this file.
 
     Args:
+        image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
         kinds: kinds of objects.
         parts: parts of an image.
         codes: numbers of a shape code.
         slots: S, objects in a scene; more than 1 in Python only, with the guide `RoutingSlots`.
         template_size: height and width of a part's template, in template pixels.
-        image_size: height and width of the images, in pixels; one number for a square.
-        channels: 1 (gray) or 3 (color).
         selection: how the choice of the dummy or the object is summed out, "marginal" or
             "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
@@ -103,14 +102,13 @@ class ShapeCodes(PaintedParts):
 
     def __init__(
         self,
+        image_shape: tuple[int, int, int] = (1, 28, 28),
         kinds: int = 32,
         parts: int = 16,
         codes: int = 16,
         *,
         slots: int = 1,
         template_size: int = 11,
-        image_size: int | tuple[int, int] = 28,
-        channels: int = 1,
         selection: str = "marginal",
         presence: str = "relaxed",
         temperature: float = 0.5,
@@ -129,8 +127,7 @@ class ShapeCodes(PaintedParts):
     ) -> None:
         super().__init__()
         self._set_options(
-            image_size=image_size,
-            channels=channels,
+            image_shape=image_shape,
             selection=selection,
             presence=presence,
             temperature=temperature,

@@ -173,7 +173,7 @@ class CapsuleMachine(Model):
     Omega (pixels, K).
 
     Args:
-        visible: pixels, a square number, or (channels, height, width).
+        image_shape: (channels, height, width), or a square number of pixels.
         visible_family: "bernoulli", "gaussian" or "poisson".
 
     Raises:
@@ -184,9 +184,9 @@ class CapsuleMachine(Model):
     weight: Tensor
     switch_weight: Tensor
 
-    def __init__(self, visible: int | tuple[int, int, int], visible_family: str) -> None:
+    def __init__(self, image_shape: int | tuple[int, int, int], visible_family: str) -> None:
         super().__init__()
-        shape = _image_shape(visible)
+        shape = _image_shape(image_shape)
         self.visible = make_units("visible_family", visible_family, *shape)
         self.space = ImageSpace(shape, self.visible.value_range)
 
@@ -224,19 +224,20 @@ class CapsuleMachine(Model):
         self.visible.bias.copy_(base_rates(self.visible, images))
 
 
-def _image_shape(visible: int | tuple[int, int, int]) -> tuple[int, int, int]:
+def _image_shape(image_shape: int | tuple[int, int, int]) -> tuple[int, int, int]:
     """Return (channels, height, width) from itself or from a square number of pixels.
 
     Raises:
         ValueError: the argument is neither of the two.
     """
-    if isinstance(visible, int):
-        side = math.isqrt(max(visible, 0))
-        if side * side == visible >= 1:
+    if isinstance(image_shape, int):
+        side = math.isqrt(max(image_shape, 0))
+        if side * side == image_shape >= 1:
             return 1, side, side
-    elif len(visible) == 3 and min(visible) >= 1:
-        channels, height, width = visible
+    elif len(image_shape) == 3 and min(image_shape) >= 1:
+        channels, height, width = image_shape
         return channels, height, width
     raise ValueError(
-        f"visible must be a square number of pixels or (channels, height, width), not {visible!r}"
+        "image_shape must be a square number of pixels or (channels, height, width), not "
+        f"{image_shape!r}"
     )

@@ -24,7 +24,7 @@ from capsule_zoo.zoo.part_whole.view import PartWholeView
 
 def part_whole_view(layers=(2, 4), off=()):
     """Return a view whose guide gives fixed poses, with all capsules present except `off`."""
-    model = PartWholeCapsules(layers=layers, image_size=12, template_size=5, epsilon=1e-6)
+    model = PartWholeCapsules((1, 12, 12), layers=layers, template_size=5, epsilon=1e-6)
     torch.nn.init.normal_(model.template_logits, std=3)
     image = torch.rand(1, 1, 12, 12)
     guide = FreeForm(model, image)

@@ -16,7 +16,7 @@ from capsule_zoo.zoo.part_whole import figures as part_whole
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return PartWholeCapsules(3, 5, image_size=12, template_size=5).discretized()
+    return PartWholeCapsules((1, 12, 12), objects=3, parts=5, template_size=5).discretized()
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])

@@ -29,7 +29,7 @@ def start_small(seed: int, wide: bool, **settings) -> Start:
     """Train briefly on digits of 14 pixels, with rates that do not fall."""
     images = load_dataset("digits", size=14).train.images[:512]
     pyro.set_rng_seed(seed)
-    model = PartWholeCapsules(objects=16, parts=12, image_size=14, template_size=7)
+    model = PartWholeCapsules((1, 14, 14), objects=16, parts=12, template_size=7)
     guide = AmortizedPartWhole(model, **(WIDE if wide else {}))
     short = dict(steps=45, pace=Pace("constant"), batch_size=32, checks=Checks(progress=False))
     run = fit(model, guide, images, seed=seed, **short, **settings)

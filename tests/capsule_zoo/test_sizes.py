@@ -171,10 +171,10 @@ def test_annotations_are_put_into_words(hint, words):
     assert in_words(hint) == words
 
 
-@pytest.mark.parametrize("size", [(20,), (1, 20, 20)])
-def test_the_size_of_images_is_one_number_or_two(size):
-    with pytest.raises(ValueError, match="image_size must be one number or"):
-        PartWholeCapsules(image_size=size)
+@pytest.mark.parametrize("shape", [(20,), (20, 20), (2, 20, 20)])
+def test_the_shape_of_images_is_three_numbers(shape):
+    with pytest.raises(ValueError, match=r"image_shape must be \(1 or 3 channels, height, width"):
+        PartWholeCapsules(shape)
 
 
 @pytest.mark.parametrize("number", [-1, 0])

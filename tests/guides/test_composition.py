@@ -24,7 +24,7 @@ READER, ABOVE = PartReader(channels=4), SetTransformers(width=8, heads=2, blocks
 
 @pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
 def model(request):
-    return PartWholeCapsules(layers=request.param, image_size=12, template_size=5).double()
+    return PartWholeCapsules((1, 12, 12), layers=request.param, template_size=5).double()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 @pytest.fixture
 def pair():
     torch.manual_seed(0)
-    model = PartWholeCapsules(3, 4, image_size=12, template_size=5).double()
+    model = PartWholeCapsules((1, 12, 12), objects=3, parts=4, template_size=5).double()
     return model, AmortizedPartWhole(model, "delta", **SMALL).double().eval()
 
 

@@ -16,7 +16,7 @@ SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 @pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
 def model(request):
     torch.manual_seed(0)
-    return PartWholeCapsules(layers=request.param, image_size=12, template_size=5).double()
+    return PartWholeCapsules((1, 12, 12), layers=request.param, template_size=5).double()
 
 
 @pytest.fixture

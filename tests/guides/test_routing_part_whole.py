@@ -16,7 +16,9 @@ LARGE = 60.0  # a logit so large that the presence is one to the last digit
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    model = PartWholeCapsules(3, 5, image_size=12, template_size=5, sigma_top=0.5).double()
+    model = PartWholeCapsules(
+        (1, 12, 12), objects=3, parts=5, template_size=5, sigma_top=0.5
+    ).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -84,7 +86,7 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
 
 
 def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
-    model = PartWholeCapsules(1, 5, image_size=12, template_size=5).double()
+    model = PartWholeCapsules((1, 12, 12), objects=1, parts=5, template_size=5).double()
     torch.nn.init.constant_(model.presence_logits, -2.0)
     model = model.discretized()
     _, parts = draw(model)
@@ -99,7 +101,7 @@ def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
 @pytest.mark.parametrize("layers", [(3, 4), (2, 3, 4)])
 def test_it_fits_every_model_and_trains(layers, pose):
-    model = PartWholeCapsules(layers=layers, image_size=12, template_size=5).double()
+    model = PartWholeCapsules((1, 12, 12), layers=layers, template_size=5).double()
     guide = RoutingPartWhole(model, pose, channels=4).double()
     images = torch.rand(3, 1, 12, 12, dtype=torch.float64)
     check_pair(model, guide, images)
@@ -112,6 +114,6 @@ def test_it_fits_every_model_and_trains(layers, pose):
 
 def test_iterations_are_checked():
     with pytest.raises(ValueError, match="iterations must be at least 1"):
-        RoutingPartWhole(PartWholeCapsules(3, 4, image_size=12), iterations=0)
+        RoutingPartWhole(PartWholeCapsules((1, 12, 12), objects=3, parts=4), iterations=0)
     with pytest.raises(ValueError, match="iterations must be at least 1"):
         EMObjects(0)

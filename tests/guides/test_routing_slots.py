@@ -20,8 +20,8 @@ from capsule_zoo.models.shape_codes import as_part_sets
 def made(slots: int = 2) -> ShapeCodes:
     """A model of two kinds whose parts stand clearly in other places, with codes of one number."""
     pyro.set_rng_seed(0)
-    sizes = dict(image_size=6, template_size=4, sigma_min=0.02, sigma_top=0.01)
-    model = ShapeCodes(2, 8, 1, slots=slots, instances=2, **sizes).double()
+    sizes = dict(image_shape=(1, 6, 6), template_size=4, sigma_min=0.02, sigma_top=0.01)
+    model = ShapeCodes(kinds=2, parts=8, codes=1, slots=slots, instances=2, **sizes).double()
     with torch.no_grad():
         model.shapes.raw_scale.fill_(-20)
         model.shapes.presence_logits.fill_(8)
@@ -104,7 +104,7 @@ def test_pairs_keep_every_part_and_say_whose_it_is():
 
 
 def test_one_object_in_a_model_of_two_has_the_parts_of_a_model_of_one():
-    one = ShapeCodes(2, 3, 2, image_size=6, template_size=4)
+    one = ShapeCodes((1, 6, 6), kinds=2, parts=3, codes=2, template_size=4)
     two = with_two_slots(one)
     kind, pose = torch.tensor([[1, 0]]), torch.tensor([1.0, 0, 0, 0, 1, 0]).expand(1, 2, 6)
     code = torch.randn(1, 2, 2, generator=torch.Generator().manual_seed(0))

@@ -15,7 +15,7 @@ from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turne
 from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
 from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
 
-SIZES = dict(kinds=3, parts=6, codes=2, image_size=8, template_size=4)
+SIZES = dict(kinds=3, parts=6, codes=2, image_shape=(1, 8, 8), template_size=4)
 
 
 def made(seed: int = 0, **options) -> ShapeCodes:
@@ -211,7 +211,7 @@ def test_the_amortized_guide_starts_at_the_posterior():
 
 def test_guides_to_other_models_are_refused():
     with pytest.raises(ValueError, match="ShapeCodes"):
-        AmortizedShapeCodes(PartWholeCapsules(2, 2, image_size=8))
+        AmortizedShapeCodes(PartWholeCapsules((1, 8, 8), objects=2, parts=2))
     with pytest.raises(ValueError, match="PartWholeCapsules"):
         AmortizedPartWhole(made())
     with pytest.raises(ValueError, match="objects"):

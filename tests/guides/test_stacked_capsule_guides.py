@@ -22,7 +22,7 @@ READER = PartReader(channels=4)
 @pytest.fixture
 def model():
     pyro.set_rng_seed(0)
-    return StackedCapsuleAutoencoder(3, 6, (1, 8, 8), template_size=4, hidden=5)
+    return StackedCapsuleAutoencoder((1, 8, 8), objects=3, parts=6, template_size=4, hidden=5)
 
 
 @pytest.fixture

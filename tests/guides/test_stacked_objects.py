@@ -16,7 +16,7 @@ SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 @pytest.fixture
 def guide():
     pyro.set_rng_seed(0)
-    model = StackedCapsuleAutoencoder(2, 3, (1, 8, 8), **SIZES)
+    model = StackedCapsuleAutoencoder((1, 8, 8), objects=2, parts=3, **SIZES)
     reader, objects = PartReader(channels=4), PerceptronObjects(width=16)
     return StackedCapsuleGuide(model, reader=reader, objects=objects, noise="none").double()
 

@@ -24,7 +24,7 @@ QUARTER = math.pi / 2
 def model(request):
     """Return a model that is invariant under quarter turns; its upright dummy has no weight."""
     model = PartWholeCapsules(
-        layers=request.param, image_size=12, template_size=5, rotations=4, epsilon=1e-300
+        (1, 12, 12), layers=request.param, template_size=5, rotations=4, epsilon=1e-300
     )
     return model.double()
 
@@ -76,7 +76,9 @@ def test_the_turn_that_the_model_explains_best_is_chosen(model, images):
 
 def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
     """However the images are held, the same views are chosen; not so by a model of upright ones."""
-    model = PartWholeCapsules(3, 4, image_size=12, template_size=5, epsilon=1e-300).double()
+    model = PartWholeCapsules(
+        (1, 12, 12), objects=3, parts=4, template_size=5, epsilon=1e-300
+    ).double()
     guide = AmortizedPartWhole(model, **SMALL).double().eval()
     fewer = {}
     for rotations in (1, 4):
@@ -102,7 +104,7 @@ def test_no_turn_is_what_the_guide_does_without_turns(model, images):
 def test_a_centered_guide_is_equivariant_under_shifts(pose, turns):
     """No ink is lost here; the model is not equivariant, so both use the same turn."""
     torch.manual_seed(0)
-    model = PartWholeCapsules(layers=(2, 3, 4), image_size=16, template_size=5).double()
+    model = PartWholeCapsules((1, 16, 16), layers=(2, 3, 4), template_size=5).double()
     guide = AmortizedPartWhole(model, pose, turns=turns, centered=True, **SMALL).double().eval()
     images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
     images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
@@ -161,7 +163,7 @@ def test_turns_share_parameters(model):
 
 def test_coordinates_tell_places_apart_that_convolutions_cannot():
     """The images are a blob far from the edges and the same blob four pixels further."""
-    model = PartWholeCapsules(2, 3, image_size=64, template_size=5).double()
+    model = PartWholeCapsules((1, 64, 64), objects=2, parts=3, template_size=5).double()
     blob = torch.zeros(1, 1, 64, 64, dtype=torch.float64)
     blob[..., 28:34, 28:33] = torch.rand(6, 5)
     poses_found = {}
@@ -174,7 +176,7 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
 
 
 def test_refusals():
-    wide = PartWholeCapsules(2, 3, image_size=(12, 16))
+    wide = PartWholeCapsules((1, 12, 16), objects=2, parts=3)
     with pytest.raises(ValueError, match="turns must be at least 1, not 0"):
         AmortizedPartWhole(wide, turns=0, **SMALL)
     with pytest.raises(ValueError, match="need square images, not 12x16"):

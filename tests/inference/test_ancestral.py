@@ -16,7 +16,7 @@ from capsule_zoo.models.parts import poses
 
 def pair(**options):
     torch.manual_seed(0)
-    model = PartWholeCapsules(2, 3, image_size=12, template_size=5, **options)
+    model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, template_size=5, **options)
     guide = AmortizedPartWhole(model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     return model, guide, torch.rand(7, 1, 12, 12)
 

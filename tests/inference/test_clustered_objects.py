@@ -30,7 +30,7 @@ def scene():
     """Return a guide, reads of images of two kinds, the kinds, and the mean arrangement of each."""
     pyro.set_rng_seed(0)
     sizes = dict(object_features=4, part_features=3, template_size=4, hidden=8)
-    model = StackedCapsuleAutoencoder(2, PARTS, (1, 8, 8), **sizes)
+    model = StackedCapsuleAutoencoder((1, 8, 8), objects=2, parts=PARTS, **sizes)
     objects = PerceptronObjects(width=32)
     guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), objects=objects)
     means = some_poses(2, PARTS)

@@ -219,8 +219,8 @@ def test_a_site_that_is_summed_out_is_drawn_from_its_posterior():
 
 def test_the_parts_of_an_object_move_with_it():
     """With one object and no dummy to speak of, each part keeps its distance from the vote."""
-    sizes = dict(image_size=8, template_size=3, epsilon=1e-9, dummy_presence=1e-9)
-    model = PartWholeCapsules(1, 3, **sizes)
+    sizes = dict(image_shape=(1, 8, 8), template_size=3, epsilon=1e-9, dummy_presence=1e-9)
+    model = PartWholeCapsules(objects=1, parts=3, **sizes)
     reader = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = AmortizedPartWhole(model, "normal", **reader)
     images = torch.rand(3, 1, 8, 8)

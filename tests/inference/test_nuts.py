@@ -81,7 +81,7 @@ def test_a_discrete_site_is_summed_out():
 
 def test_presences_are_given_and_parents_are_summed_out():
     torch.manual_seed(0)
-    sizes = dict(objects=2, parts=2, template_size=4, image_size=8, presence="discrete")
+    sizes = dict(objects=2, parts=2, template_size=4, image_shape=(1, 8, 8), presence="discrete")
     model = PartWholeCapsules(**sizes).double().requires_grad_(False)
     with pyro.validation_enabled(False):
         trace = poutine.trace(model).get_trace(batch_size=1)

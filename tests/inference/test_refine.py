@@ -23,7 +23,7 @@ def bold(model):
 @pytest.fixture
 def pair():
     torch.manual_seed(0)
-    model = bold(PartWholeCapsules(3, 4, image_size=16, template_size=5)).double()
+    model = bold(PartWholeCapsules((1, 16, 16), objects=3, parts=4, template_size=5)).double()
     guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     return model, guide.double()
 
@@ -71,7 +71,9 @@ def test_a_turned_start_is_turned_back(images):
     """With four starts a quarter turn costs nothing: the best parse is the upright one, turned."""
     torch.manual_seed(0)
     wide = dict(sigma_top=100.0, sigma_min=100.0, sigma_off=100.0, sigma_dummy=100.0)
-    model = bold(PartWholeCapsules(3, 4, image_size=16, template_size=5, **wide)).double()
+    model = bold(
+        PartWholeCapsules((1, 16, 16), objects=3, parts=4, template_size=5, **wide)
+    ).double()
     guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     upright = refine(model, guide.double(), images, steps=0, starts=4)
     quarter = images.rot90(1, (2, 3))  # counter-clockwise

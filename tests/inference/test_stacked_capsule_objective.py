@@ -36,9 +36,9 @@ PLAIN = dict(stop_inputs=False, stop_targets=False, noise="none")
 def pair():
     pyro.set_rng_seed(0)
     model = StackedCapsuleAutoencoder(
-        2,
-        3,
         (1, 8, 8),
+        objects=2,
+        parts=3,
         template_size=4,
         object_features=4,
         part_features=3,

@@ -14,7 +14,7 @@ TOP = ("object_presence", "object_pose")
 
 def model():
     torch.manual_seed(0)
-    return PartWholeCapsules(2, 3, image_size=8, template_size=3).double()
+    return PartWholeCapsules((1, 8, 8), objects=2, parts=3, template_size=3).double()
 
 
 def two_kinds(number, seed=1):

@@ -171,7 +171,7 @@ def test_expectations_are_means_of_recognition():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(visible=10), "visible must be a square number"),
+        (dict(image_shape=10), "image_shape must be a square number"),
         (dict(capsules=()), "capsules must give the size of one layer or more"),
         (dict(capsules=(3, 0)), r"capsules\[1\] must be at least 1"),
         (dict(units=0), "units must be at least 1"),

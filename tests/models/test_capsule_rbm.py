@@ -207,8 +207,8 @@ def test_poisson_couplings_may_not_attract():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(visible=10), "visible must be a square number of pixels"),
-        (dict(visible=(28, 28)), "visible must be a square number of pixels"),
+        (dict(image_shape=10), "image_shape must be a square number of pixels"),
+        (dict(image_shape=(28, 28)), "image_shape must be a square number of pixels"),
         (dict(capsules=0), "capsules must be at least 1"),
         (dict(units=0), "units must be at least 1"),
         (dict(sweeps=0), "sweeps must be at least 1"),

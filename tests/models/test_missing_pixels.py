@@ -201,7 +201,7 @@ def test_training_on_missing_pixels_lowers_the_loss(likelihood):
 
 def test_a_refined_guide_scores_observed_pixels_alone():
     """The same image several times over is refined once, and what the start is shown can matter."""
-    model = PartWholeCapsules(objects=2, parts=3, template_size=5, image_size=12)
+    model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, template_size=5)
     guide = AmortizedPartWhole(model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     images, observed = random_images(model)
     semi = SemiAmortized(guide, steps=3)
@@ -223,7 +223,7 @@ def test_a_refined_guide_scores_observed_pixels_alone():
 
 
 def test_a_number_that_is_infinite_or_out_of_range_is_refused_still():
-    model = CapsuleRBM(visible=(1, 4, 4), capsules=2, units=2)
+    model = CapsuleRBM(image_shape=(1, 4, 4), capsules=2, units=2)
     with pytest.raises(ValueError, match="directed model"):
         model.with_missing_pixels()
     model = VariationalAutoencoder((1, 4, 4)).with_missing_pixels()

@@ -14,7 +14,7 @@ from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.selection import as_presence, log_presence
 
-SIZES = dict(template_size=4, image_size=6, epsilon=0.1, dummy_presence=0.2)
+SIZES = dict(template_size=4, image_shape=(1, 6, 6), epsilon=0.1, dummy_presence=0.2)
 
 
 def make(layers, **options):
@@ -208,7 +208,7 @@ def test_the_two_selections_draw_from_one_prior():
 
 def test_size_of_the_model():
     """The paper's claim: under ten thousand numbers at 16 objects, 24 parts, 11x11 templates."""
-    assert PartWholeCapsules(16, 24, template_size=11).num_parameters == 9_280
+    assert PartWholeCapsules(objects=16, parts=24, template_size=11).num_parameters == 9_280
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_size_of_the_model():
         (dict(sigma_image=-1.0), "sigma_image must be positive"),
         (dict(temperature=float("nan")), "temperature must be positive"),
         (dict(dummy_presence=1.0), r"dummy_presence must lie inside \(0, 1\)"),
-        (dict(channels=2), "channels must be one of 1, 3, not 2"),
+        (dict(image_shape=(2, 6, 6)), "image_shape must be .1 or 3 channels"),
         (dict(selection="sum"), "selection must be one of 'marginal', 'enumerate'"),
         (dict(presence="soft"), "presence must be one of"),
         (dict(background="white"), "background must be one of"),
@@ -246,7 +246,7 @@ def test_bad_options_are_refused_by_name(options, message):
 )
 def test_bad_images_are_refused_by_name(images, message):
     with pytest.raises(ValueError, match=message):
-        PartWholeCapsules(2, 3)(images)
+        PartWholeCapsules(objects=2, parts=3)(images)
 
 
 def test_singular_poses_give_no_nan():

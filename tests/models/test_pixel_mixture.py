@@ -56,8 +56,8 @@ def test_draws_have_the_mean_and_variance_of_the_mixture():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_model_takes_it_and_all_parts_off_give_the_background(channels):
     torch.manual_seed(0)
-    options = dict(image_size=12, template_size=5, channels=channels, likelihood="mixture")
-    model = PartWholeCapsules(3, 4, presence="discrete", **options).double()
+    options = dict(image_shape=(channels, 12, 12), template_size=5, likelihood="mixture")
+    model = PartWholeCapsules(objects=3, parts=4, presence="discrete", **options).double()
     off = Capsules(torch.zeros(2, 4).double(), torch.randn(2, 4, 6).double())
     images = torch.rand(2, channels, 12, 12, dtype=torch.float64)
     expected = dist.Normal(torch.zeros_like(images), model.sigma_image).log_prob(images)
@@ -72,7 +72,9 @@ def test_the_model_takes_it_and_all_parts_off_give_the_background(channels):
 
 
 def test_gradients_are_finite_where_no_part_is_seen():
-    model = PartWholeCapsules(2, 3, image_size=12, template_size=5, likelihood="mixture").double()
+    model = PartWholeCapsules(
+        (1, 12, 12), objects=2, parts=3, template_size=5, likelihood="mixture"
+    ).double()
     pose = torch.zeros(1, 3, 6).double()
     pose[..., 0] = pose[..., 4] = 0.2  # small parts in the middle, nothing elsewhere
     parts = Capsules(torch.ones(1, 3).double().requires_grad_(), pose.requires_grad_())

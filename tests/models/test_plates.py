@@ -29,7 +29,12 @@ IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator()
 
 def part_whole_pair(objects: int, parts: int) -> tuple[PartWholeCapsules, AmortizedPartWhole]:
     model = PartWholeCapsules(
-        objects, parts, image_size=8, template_size=3, presence="discrete", sigma_image=1.0
+        (1, 8, 8),
+        objects=objects,
+        parts=parts,
+        template_size=3,
+        presence="discrete",
+        sigma_image=1.0,
     ).double()
     return model, AmortizedPartWhole(model, **NETWORKS).double().eval()
 
@@ -110,7 +115,7 @@ def test_parents_are_enumerated_under_particles_as_they_are_marginalized():
 
 
 def relaxed_model(**options) -> PartWholeCapsules:
-    sizes = dict(objects=2, parts=3, image_size=8, template_size=3)
+    sizes = dict(objects=2, parts=3, image_shape=(1, 8, 8), template_size=3)
     return PartWholeCapsules(**{**sizes, **options}).double()
 
 

@@ -19,7 +19,9 @@ KINDS, PARTS, CODES, BATCH, SLOTS = 2, 3, 2, 2, 2
 
 def made(**options) -> ShapeCodes:
     pyro.set_rng_seed(0)
-    sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, slots=SLOTS, image_size=6, template_size=4)
+    sizes = dict(
+        kinds=KINDS, parts=PARTS, codes=CODES, slots=SLOTS, image_shape=(1, 6, 6), template_size=4
+    )
     model = ShapeCodes(**{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}).double()
     with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
         for parameter in model.parameters():

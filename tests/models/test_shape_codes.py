@@ -23,7 +23,7 @@ KINDS, PARTS, CODES, BATCH = 3, 2, 2, 2
 
 def made(seed: int = 0, **options) -> ShapeCodes:
     pyro.set_rng_seed(seed)
-    sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, image_size=6, template_size=4)
+    sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, image_shape=(1, 6, 6), template_size=4)
     model = ShapeCodes(**{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}).double()
     with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
         for parameter in model.parameters():
@@ -159,7 +159,9 @@ def test_on_part_sets_the_poses_of_absent_parts_are_summed_out():
 def test_importance_weights_average_to_the_likelihood_of_part_sets():
     """Against the integral over a single number of code, with the object's pose nearly fixed."""
     pyro.set_rng_seed(0)
-    model = ShapeCodes(2, 3, 1, image_size=6, template_size=4, sigma_top=1e-4, epsilon=0.5)
+    model = ShapeCodes(
+        (1, 6, 6), kinds=2, parts=3, codes=1, template_size=4, sigma_top=1e-4, epsilon=0.5
+    )
     model = model.double()
     with torch.no_grad():
         model.shapes.pose_codes *= 6

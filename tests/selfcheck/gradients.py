@@ -208,8 +208,10 @@ def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tenso
 
 def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, AmortizedPartWhole, Tensor]:
     """Return a model of two objects and a part, a guide in evaluation mode, and two images."""
-    sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_image=1.0, sigma_min=0.05)
-    model = PartWholeCapsules(2, 1, **sizes, **options).double()
+    sizes: dict[str, Any] = dict(
+        template_size=3, image_shape=(1, 5, 5), sigma_image=1.0, sigma_min=0.05
+    )
+    model = PartWholeCapsules(objects=2, parts=1, **sizes, **options).double()
     small: dict[str, Any] = dict(channels=2, width=4, heads=1, blocks=1, inducing=2)
     guide = AmortizedPartWhole(model, pose, **small).double().eval()
     return model, guide, torch.rand(2, 1, 5, 5).double()

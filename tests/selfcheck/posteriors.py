@@ -95,10 +95,12 @@ def exact_matching(number: int, sigma: float) -> Outcome:
 @check("sbc_part_parents_enumerated", of=[PartWholeCapsules, TraceEnum_ELBO], enumerated=True)
 def part_parents(number: int, enumerated: bool) -> Outcome:
     """Check the object that each part chose, by the model's posterior or Pyro's enumeration."""
-    sizes: dict[str, Any] = dict(template_size=3, image_size=5, sigma_off=0.3, sigma_dummy=0.3)
+    sizes: dict[str, Any] = dict(
+        template_size=3, image_shape=(1, 5, 5), sigma_off=0.3, sigma_dummy=0.3
+    )
     sizes |= dict(sigma_min=0.05)
     options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
-    model = randomized(PartWholeCapsules(2, 3, **sizes, **options), 0.3)
+    model = randomized(PartWholeCapsules(objects=2, parts=3, **sizes, **options), 0.3)
     # noise exceeds black and white
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     model.selections[0].raw_scale.data -= 1.5  # otherwise votes say little about the parent
@@ -160,7 +162,10 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
 @check("sbc_part_whole_trained", of=[AmortizedPartWhole], approximate=True, share=0.04)
 def part_whole_after_training(number: int) -> Outcome:
     """Check presences and poses of a small part-whole model after a short guide training."""
-    model = randomized(PartWholeCapsules(2, 2, template_size=3, image_size=8, sigma_min=0.05), 0.5)
+    model = randomized(
+        PartWholeCapsules((1, 8, 8), objects=2, parts=2, template_size=3, sigma_min=0.05),
+        0.5,
+    )
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = AmortizedPartWhole(model, "normal", **sizes).double()

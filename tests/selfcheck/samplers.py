@@ -136,7 +136,10 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 @check("geweke_part_whole_selections", of=[PartWholeCapsules])
 def selections(number: int) -> Outcome:
     """Check that the prior is the same with parents drawn and with parents summed out."""
-    model = randomized(PartWholeCapsules(2, 2, template_size=3, image_size=4, sigma_min=0.05), 0.5)
+    model = randomized(
+        PartWholeCapsules((1, 4, 4), objects=2, parts=2, template_size=3, sigma_min=0.05),
+        0.5,
+    )
     model = model.discretized()
     found = []
     for selection in ("enumerate", "marginal"):

@@ -14,7 +14,7 @@ from capsule_zoo.sizes import Takes
 @register(
     "capsule-helmholtz",
     small=dict(image_shape=(1, 4, 4), capsules=(2, 3), units=2),
-    takes={"sizes": Takes(CapsuleHelmholtzMachine, without=("visible",))},
+    takes={"sizes": Takes(CapsuleHelmholtzMachine)},
 )
 def capsule_helmholtz(
     image_shape: tuple[int, int, int] = (1, 28, 28),

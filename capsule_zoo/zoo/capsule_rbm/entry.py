@@ -34,7 +34,7 @@ NEED_SWITCHES = {"mean_field", "sums", "fields"}
 @register(
     "capsule-rbm",
     small={**SMALL, "capsules": 3, "units": 2},
-    takes={"sizes": Takes(CapsuleRBM, without=("visible",))},
+    takes={"sizes": Takes(CapsuleRBM)},
 )
 def capsule_rbm(
     image_shape: tuple[int, int, int] = (1, 28, 28),
@@ -61,7 +61,7 @@ def capsule_rbm(
 @register(
     "rbm",
     small={**SMALL, "hidden": 5},
-    takes={"sizes": Takes(RBM, without=("visible", "capsules", "units"))},
+    takes={"sizes": Takes(RBM, without=("capsules", "units"))},
 )
 def rbm(
     image_shape: tuple[int, int, int] = (1, 28, 28),

@@ -46,7 +46,7 @@ PICTURES = {
     "part-whole",
     small=SMALL,
     takes={
-        "sizes": Takes(PartWholeCapsules, without=("channels", "image_size")),
+        "sizes": Takes(PartWholeCapsules),
         "guide_sizes": Takes(AmortizedPartWhole, without=("pose",), defaults=GUIDE_SIZES),
     },
 )
@@ -74,15 +74,8 @@ def part_whole(
         low_rank: the same, with normal distributions whose coordinates are correlated.
         routing: parts by the network, objects by agreement of the parts' votes.
     """
-    channels, height, width = image_shape
     model = PartWholeCapsules(
-        objects,
-        parts,
-        channels=channels,
-        image_size=(height, width),
-        sigma_top=sigma_top,
-        sigma_min=sigma_min,
-        **sizes,
+        image_shape, objects, parts, sigma_top=sigma_top, sigma_min=sigma_min, **sizes
     )
     return Entry(
         model=model,

@@ -152,7 +152,7 @@ GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
     "shape-codes",
     small=SMALL,
     takes={
-        "sizes": Takes(ShapeCodes, without=("channels", "image_size")),
+        "sizes": Takes(ShapeCodes),
         "guide_sizes": Takes(AmortizedShapeCodes, without=("pose",), defaults=GUIDE_SIZES),
     },
 )
@@ -179,16 +179,8 @@ def shape_codes(
         points: the same, with parts, pose and code that are points.
         routing: parts by the network, pose and code of every kind by ridge regressions.
     """
-    channels, height, width = image_shape
     model = ShapeCodes(
-        kinds,
-        parts,
-        codes,
-        channels=channels,
-        image_size=(height, width),
-        sigma_min=sigma_min,
-        sigma_top=sigma_top,
-        **sizes,
+        image_shape, kinds, parts, codes, sigma_min=sigma_min, sigma_top=sigma_top, **sizes
     )
     return Entry(
         model=model,

@@ -157,7 +157,7 @@ def stacked_capsule_autoencoder(
     """
     if preset not in MODELS:
         raise ValueError(unknown("preset", preset, list(MODELS)))
-    model = StackedCapsuleAutoencoder(image_shape=image_shape, **{**MODELS[preset], **sizes})
+    model = StackedCapsuleAutoencoder(image_shape, **{**MODELS[preset], **sizes})
     parts = PartReader(**{**READERS[preset], **reader})
     encoders: dict[str, Objects] = {
         "perceptron": PerceptronObjects(**perceptron),

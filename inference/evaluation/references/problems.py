@@ -51,10 +51,10 @@ class Problem(NamedTuple):
 
 def _part_whole() -> Model:
     return PartWholeCapsules(
-        1,
-        2,
+        (1, 6, 6),
+        objects=1,
+        parts=2,
         template_size=3,
-        image_size=6,
         sigma_image=0.3,
         sigma_top=0.2,
         sigma_min=0.1,
