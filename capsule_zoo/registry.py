@@ -1,13 +1,16 @@
 """The registry of the zoo's entries, which are created by name, saved and loaded.
 
 An entry is a model with its default guide, the other guides that fit, an objective, and suitable
-training settings. A factory registers it, in `capsule_zoo/zoo/<family>/entry.py`:
+training settings. It is registered in `capsule_zoo/zoo/<family>/entry.py`, by the class of its
+model, or by a factory where there is more to say:
+
+    register("cnn", guides={"exact": ExactLabel}, objective=Trace_ELBO())(ConvolutionalClassifier)
 
     @register("part-whole")
-    def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry: ...
+    def part_whole(image_shape=(1, 28, 28), **sizes) -> Entry[PartWholeCapsules, Guide]: ...
 
-Every factory of a model of images takes `image_shape`, so that any data set can be tried on any
-of them; a factory of a model of points does not. A factory outside the zoo registers as well, once
+Every model of images takes `image_shape` first, so that any data set can be tried on any of them; a
+model of points does not. A class or a factory outside the zoo registers as well, once
 its module has been imported, and so does a guide to one of the zoo's entries (`register_guide`).
 The modules of installed packages are imported when a name is looked up; see
 `capsule_zoo.data.plugins`.
@@ -16,13 +19,15 @@ The modules of installed packages are imported when a name is looked up; see
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_type_hints
 
 from pyro.infer import ELBO
 from torch import Tensor, nn
@@ -37,6 +42,7 @@ from capsule_zoo.inference.training.checkpoint import (
     save_checkpoint,
 )
 from capsule_zoo.inference.training.stages import Stage
+from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown as unknown
@@ -52,7 +58,10 @@ WEIGHTS = Path(__file__).resolve().parent / "weights"
 if not WEIGHTS.is_dir():  # a checkout keeps it next to this folder
     WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 
+M = TypeVar("M", bound=Model)
 G = TypeVar("G", bound=Guide)
+K = TypeVar("K", bound=Guide)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -70,12 +79,13 @@ class _Registered:
 
 
 GuideMaker = Callable[["Entry"], Guide]
+_MADE_BELOW: Any = None  # the default of `Entry.guide`
 _registered: dict[str, _Registered] = {}
 
 
 @dataclass
-class Entry:
-    """One model of the zoo, ready to train.
+class Entry(Generic[M, G]):
+    """One model of the zoo, ready to train; `Entry[M, G]` knows the classes of model and guide.
 
     Attributes:
         model: the joint distribution.
@@ -94,7 +104,7 @@ class Entry:
         ValueError: `default_guide` is not among `guides`.
     """
 
-    model: Any  # a Model; its class depends on the name, which type checkers cannot follow
+    model: M
     guides: Mapping[str, GuideMaker]
     objective: ELBO
     training: dict = field(default_factory=dict)
@@ -103,14 +113,14 @@ class Entry:
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""
-    guide: Any = None  # a Guide, made below where it is not given
+    guide: G = _MADE_BELOW
 
     def __post_init__(self) -> None:
         self.default_guide = self.default_guide or next(iter(self.guides))
         if self.default_guide not in self.guides:
             raise ValueError(unknown("default_guide", self.default_guide, list(self.guides)))
         if self.guide is None:
-            self.guide = self.make_guide(self.default_guide)
+            self.guide = cast(Any, self.make_guide(self.default_guide))
 
     def make_guide(self, name: str) -> Guide:
         """Return a new guide to this entry's model, by name.
@@ -122,7 +132,7 @@ class Entry:
             raise ValueError(unknown("guide", name, list(self.guides)))
         return self.guides[name](self)
 
-    def guide_of(self, kind: type[G]) -> G:
+    def guide_of(self, kind: type[K]) -> K:
         """Return this entry's guide, from which variants are made.
 
         Raises:
@@ -156,7 +166,7 @@ class Entry:
     def use_guide(self, name: str) -> Entry:
         """Make the named guide this entry's own guide, and return the entry."""
         if name != self.default_guide:
-            self.guide = self.make_guide(name)
+            self.guide = cast(Any, self.make_guide(name))
             self.default_guide = name
         return self
 
@@ -167,14 +177,21 @@ def register(
     small: Mapping[str, Any] | None = None,
     takes: Mapping[str, Takes] | None = None,
     data: str = "digits",
-) -> Callable[[Callable[..., Entry]], Callable[..., Entry]]:
-    """Return a decorator that registers a factory under `name`, lower case with hyphens.
+    **parts: Any,
+) -> Callable[[F], F]:
+    """Return a decorator that registers a class of models, or a factory of entries.
+
+    Of a class, the signature gives names, types and defaults of the sizes, and its docstring says
+    what they are. The size `guide` holds arguments of its default guide.
 
     Args:
+        name: lower case with hyphens.
         small: small sizes at which the entry is created and runs quickly, as tests need.
         takes: for each parameter that holds further sizes, such as `**sizes`, the constructor that
             takes them; `create` then knows their names and types.
         data: the data set that the entry is trained on if no other is named.
+        parts: of a class: `guides` by name, each a class or a function of the entry, and fields of
+            `Entry` (`objective`, `training`, `figures`, `stages`).
 
     Raises:
         ValueError: the name is taken, or not of that form.
@@ -182,7 +199,8 @@ def register(
     if not re.fullmatch(NAME, name):
         raise ValueError(f"an entry's name is lower case with hyphens, such as vae, not {name!r}")
 
-    def decorate(factory: Callable[..., Entry]) -> Callable[..., Entry]:
+    def decorate(made: F) -> F:
+        factory, passes = _by_class(made, **parts) if isinstance(made, type) else (made, takes)
         if modules_outside(factory):
             import_entries()  # the zoo's own entries keep their names
         if name in _registered:
@@ -190,10 +208,38 @@ def register(
                 f"an entry named {name!r} is registered already, by "
                 f"{_registered[name].factory.__module__}; choose another name"
             )
-        _registered[name] = _Registered(factory, dict(small or {}), dict(takes or {}), data)
-        return factory
+        _registered[name] = _Registered(factory, dict(small or {}), dict(passes or {}), data)
+        return made
 
     return decorate
+
+
+def _by_class(
+    kind: type[Model], guides: Mapping[str, Any], objective: ELBO, **parts: Any
+) -> tuple[Callable[..., Entry], dict[str, Takes]]:
+    """Return a factory of entries of a class, with its signature, and what it passes on."""
+    first = next(iter(guides.values()))
+
+    def factory(*, guide: Mapping[str, Any] = {}, **sizes: Any) -> Entry:
+        def make(entry: Entry, maker: Any) -> Guide:
+            own = guide if maker is first else {}
+            return maker(entry.model, **own) if isinstance(maker, type) else maker(entry)
+
+        makers = {name: partial(make, maker=maker) for name, maker in guides.items()}
+        return Entry(kind(**sizes), makers, deepcopy(objective), **parts)
+
+    sizes = [p for p in signature(kind).parameters.values() if p.default is not p.empty]
+    words, takes = cleandoc(kind.__doc__ or ""), {}
+    if isinstance(first, type) and len(signature(first).parameters) > 1:  # more than the model
+        takes["guide"] = Takes(first)
+        sizes.append(signature(factory).parameters["guide"])
+        line = f"    guide: arguments of `{first.__name__}`.\n"
+        words = words.replace("Args:\n", f"Args:\n{line}", 1)
+    known = Signature([size.replace(kind=size.KEYWORD_ONLY) for size in sizes])
+    factory.__dict__["__signature__"] = known
+    factory.__annotations__ = {**get_type_hints(kind.__init__), "guide": Mapping[str, Any]}
+    factory.__doc__, factory.__module__, factory.__name__ = words, kind.__module__, kind.__name__
+    return factory, takes
 
 
 def register_guide(entry: str, name: str) -> Callable[[GuideMaker], GuideMaker]:
@@ -282,7 +328,7 @@ def create(name: str, **sizes: object) -> Entry:
 
 def _default_sizes(factory: Callable[..., Entry]) -> dict:
     """Return a factory's defaults, saved with every run so that a later change cannot break it."""
-    parameters = inspect.signature(factory).parameters.values()
+    parameters = signature(factory).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 

@@ -1,7 +1,7 @@
 """Sizes of entries: their names and types, and clear errors for wrong sizes.
 
 A factory has sizes in its signature, and passes further ones (`**sizes`, or a mapping such as
-`guide_sizes`) to constructors. Its registration names these constructors:
+`guide`) to constructors. Its registration names these constructors:
 
     @register("vae", takes={"sizes": Takes(VariationalAutoencoder)})
     def vae(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry: ...

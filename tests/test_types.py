@@ -8,9 +8,11 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAD = """
 from capsule_zoo.guides import AmortizedPartWhole, Guide
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+from capsule_zoo.zoo.part_whole.entry import part_whole
 
-model = PartWholeCapsules(3, 4)
+model = PartWholeCapsules(objects=3, parts=4)
 guide = AmortizedPartWhole(model)
+entry = part_whole(objects=3)
 """
 KNOWN = """
 class Own(Guide[VariationalAutoencoder]):
@@ -19,10 +21,14 @@ class Own(Guide[VariationalAutoencoder]):
 
 size: int = guide.model.levels[0].size
 turned: AmortizedPartWhole = guide.with_turns(2)
+parts: int = entry.model.levels[1].size
+wide = entry.guide.with_poses("normal")
 """
 REFUSED = {
     "model.nonsense(5)": '"PartWholeCapsules" has no attribute "nonsense"',
     "guide.model.levelz": '"PartWholeCapsules" has no attribute "levelz"; maybe "levels"?',
+    "entry.model.levelz": '"PartWholeCapsules" has no attribute "levelz"; maybe "levels"?',
+    "entry.guide.with_pose(2)": '"PartWholeGuide" has no attribute "with_pose"',
     "guide.with_turn(2)": '"AmortizedPartWhole" has no attribute "with_turn"',
     "AmortizedPartWhole(VariationalAutoencoder())": 'expected "PartWholeCapsules"',
 }

@@ -239,7 +239,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         image_shape=data.image_shape,
         requests=protocol.kind,
         window=(DIGIT, DIGIT),
-        guide_sizes={**SMALL_ENCODER, **(settings.encoder or {})},
+        guide={**SMALL_ENCODER, **(settings.encoder or {})},
         **settings.sizes(decoder),
     ).use_guide(task.guide or decoder.guide)
     classes = range(data.num_classes)

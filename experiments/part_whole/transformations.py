@@ -35,7 +35,7 @@ BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the bound on the parts' size shrinks in
 # proportion. Places must be known farther from the edge than the encoder sees, and digits move.
 LARGE: dict[str, Any] = {
-    "guide_sizes": {
+    "guide": {
         **GUIDE_SIZES,
         "max_scale": 0.8 * 28 / 40,
         "coordinates": True,
@@ -119,10 +119,10 @@ def begin(data: Dataset, options: Options, sizes: Sizes) -> Entry:
 
 
 def merged(sizes: Sizes, other: Sizes | None) -> dict[str, Any]:
-    """Return sizes with others in their place; both may have `guide_sizes`, which are merged."""
+    """Return sizes with others in their place; both may have `guide`, which are merged."""
     other = other or {}
-    guide_sizes = {**sizes.get("guide_sizes", {}), **other.get("guide_sizes", {})}
-    return {**sizes, **other, **({"guide_sizes": guide_sizes} if guide_sizes else {})}
+    guide = {**sizes.get("guide", {}), **other.get("guide", {})}
+    return {**sizes, **other, **({"guide": guide} if guide else {})}
 
 
 def bordered(images: Tensor) -> Tensor:

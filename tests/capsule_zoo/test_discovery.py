@@ -83,8 +83,8 @@ def test_names_weights_folders_and_entries_are_described_alike(tmp_path):
 def test_sizes_of_weights_are_those_they_were_trained_with():
     found = describe("part-whole-affnist")
     assert found.sizes["image_shape"].default == (1, 40, 40)
-    assert found.sizes["guide_sizes"].inner["centered"].default is True
-    assert describe("part-whole").sizes["guide_sizes"].inner["centered"].default is False
+    assert found.sizes["guide"].inner["centered"].default is True
+    assert describe("part-whole").sizes["guide"].inner["centered"].default is False
 
 
 def test_the_description_of_weights_ends_in_their_card():

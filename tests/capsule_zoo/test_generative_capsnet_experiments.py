@@ -93,7 +93,7 @@ def test_bounds_of_laws_under_every_angle(small, tmp_path):
 
 def test_turned_images_turn_back(small):
     """The true angle turns an image back; inferred angles have the shape of the angles."""
-    entry = create("generative-capsnet-continuous", **CAPSULES, guide_sizes=dict(channels=3))
+    entry = create("generative-capsnet-continuous", **CAPSULES, guide=dict(channels=3))
     images = small.test.images[:3]
     moved, angles, found = turned(entry, images, seed=0)
     assert found.shape == angles.shape == (3, 1)
@@ -113,7 +113,7 @@ def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
     data = on_canvas(TURNED, OPTIONS)
     places = TURNED.lines["circle"][::3]
     numbers = TURNED.requests.numbers(torch.tensor(places))
-    sizes = dict(image_shape=(1, 28, 28), guide_sizes=dict(channels=3, hidden=6))
+    sizes = dict(image_shape=(1, 28, 28), guide=dict(channels=3, hidden=6))
     capsules = create("generative-capsnet", kinds=3, pose=2, **CAPSULES, **sizes)
     sure = capsules.model.discretized()
     plain = create("conditional-autoencoder", **PLAIN, **sizes).use_guide("deterministic")

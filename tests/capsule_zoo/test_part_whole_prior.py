@@ -27,7 +27,7 @@ def small_digits(monkeypatch):
 def small_entry():
     torch.manual_seed(0)
     sizes = dict(channels=6, width=8, heads=2, blocks=1, inducing=3)
-    return create("part-whole", objects=3, parts=4, guide_sizes=sizes)
+    return create("part-whole", objects=3, parts=4, guide=sizes)
 
 
 def test_prior_measures_every_kind_of_sample(small_digits, small_entry, tmp_path):

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pyro.infer import TraceMeanField_ELBO
 
-from capsule_zoo import registry
+from capsule_zoo import Recipe, registry
+from capsule_zoo.guides import ConvolutionalEncoder
 from capsule_zoo.inference import CheckpointError, IncompatibleGuide, check_pair
 from capsule_zoo.inference.check import guides_made_for
+from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.registry import (
     create,
     list_models,
@@ -20,6 +23,7 @@ from capsule_zoo.registry import (
     register,
     save,
     save_weights,
+    sizes_of,
     small_sizes,
     summary,
 )
@@ -70,6 +74,45 @@ def test_a_name_is_registered_once(scratch_registry):
     for name in ("of_a_test", "Of-a-test", "of a test", ""):
         with pytest.raises(ValueError, match="lower case with hyphens"):
             register(name)
+
+
+def test_a_class_registers_itself_by_its_signature(scratch_registry):
+    class Own(VariationalAutoencoder):
+        """A model of a test.
+
+        Args:
+            image_shape: (channels, height, width).
+            latent: numbers of the code.
+        """
+
+        def __init__(self, image_shape: tuple[int, int, int] = (1, 8, 8), latent: int = 3) -> None:
+            super().__init__(image_shape, latent, channels=4)
+
+    objective = TraceMeanField_ELBO()
+    guides = {"network": ConvolutionalEncoder, "again": lambda entry: entry.make_guide("network")}
+    assert register("of-a-test", guides=guides, objective=objective)(Own) is Own
+    assert summary("of-a-test") == "A model of a test."
+    sizes = sizes_of("of-a-test")
+    assert list(sizes) == ["image_shape", "latent", "guide"]
+    assert sizes["latent"].type == "int" and sizes["latent"].what == "numbers of the code."
+    assert sizes["guide"].inner["hidden"].default == 256
+    entry = create("of-a-test", latent=2, guide=dict(hidden=5))
+    assert isinstance(entry.model, Own) and entry.model.latent == 2
+    assert entry.guide.num_parameters == ConvolutionalEncoder(entry.model, 5).num_parameters
+    assert entry.objective is not objective and entry.use_guide("again").default_guide == "again"
+    for wrong, words in (
+        (dict(latant=2), "did you mean 'latent'"),
+        (dict(latent="2"), "latent of of-a-test must be a whole number"),
+        (dict(guide=dict(hiden=2)), "of-a-test's guide 'hiden'; did you mean 'hidden'"),
+        (dict(hidden=2), r"one of its guide; give guide=\{'hidden'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            create("of-a-test", **wrong)
+
+
+def test_sizes_of_the_guide_that_0_1_0_wrote_are_read(entry):
+    recipe = {"entry": "part-whole", "guide": "delta", "sizes": {"guide_sizes": {"width": 8}}}
+    assert Recipe.read(recipe).sizes == {"guide": {"width": 8}}
 
 
 def test_the_default_guide_is_one_of_the_guides(entry):

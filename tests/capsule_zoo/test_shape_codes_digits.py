@@ -7,7 +7,7 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.shape_codes import digits as shape_codes_digits
 from capsule_zoo.records import read_record
 
-SMALL = dict(kinds=2, parts=3, codes=2, guide_sizes=dict(channels=4, width=8, hidden=1))
+SMALL = dict(kinds=2, parts=3, codes=2, guide=dict(channels=4, width=8, hidden=1))
 FOUND = {"classes_found", "kinds_in_use", "probe", "probe_parts", "frechet"}
 
 

@@ -85,11 +85,11 @@ def test_every_size_may_be_given_at_its_small_or_default_value(name):
         (dict(objects=-4), "objects must be at least 1, not -4"),
         (dict(layers="[4,8"), r"layers of part-whole must be several whole numbers .*\[4,8'"),
         (dict(image_shape=(28, 28)), "image_shape of part-whole must be 3 whole numbers"),
-        (dict(width=8), r"'width' is not a size of part-whole itself.*guide_sizes=\{'width'"),
-        (dict(guide_sizes={"width": 0}), "width must be at least 1, not 0"),
-        (dict(guide_sizes={"widht": 8}), "part-whole's guide_sizes 'widht'; did you mean 'width'"),
-        (dict(guide_sizes={"width": "8"}), "width of part-whole's guide_sizes must be a whole"),
-        (dict(guide_sizes=8), "guide_sizes of part-whole must be a mapping"),
+        (dict(width=8), r"'width' is not a size of part-whole itself.*guide=\{'width'"),
+        (dict(guide={"width": 0}), "width must be at least 1, not 0"),
+        (dict(guide={"widht": 8}), "part-whole's guide 'widht'; did you mean 'width'"),
+        (dict(guide={"width": "8"}), "width of part-whole's guide must be a whole"),
+        (dict(guide=8), "guide of part-whole must be a mapping"),
     ],
 )
 def test_what_was_typed_is_said_with_what_is_allowed(sizes, said):

@@ -84,7 +84,7 @@ def test_a_factory_tells_of_its_arguments_what_the_class_does(docstrings):
     for name in ("objects", "sigma_top"):
         assert f"    {name}: {known[name].what}" in found and len(known[name].what) > 20
     assert "    sizes: arguments of `PartWholeCapsules`." in found
-    assert any(line.startswith("    guide_sizes: arguments of") for line in found)
+    assert any(line.startswith("    guide: arguments of") for line in found)
     assert "Guides:" in lines and "Guides:" not in found
     assert docstrings.with_meanings(lines, list_models) == lines
 

@@ -22,7 +22,7 @@ def capsule_helmholtz(
     sleep: float = 0.5,
     centered: bool = True,
     **sizes,
-) -> Entry:
+) -> Entry[CapsuleHelmholtzMachine, RecognitionMachine]:
     """Layers of capsules, each drawn given the one above.
 
     Args:

@@ -8,7 +8,7 @@ import torch
 
 from capsule_zoo.figures.energy import fields, sums
 from capsule_zoo.figures.generic import reconstructions, samples
-from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
+from capsule_zoo.guides import ExactSwitches, Guide, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence, Pace
 from capsule_zoo.models import RBM, CapsuleRBM
 from capsule_zoo.models.checks import check_at_least
@@ -43,7 +43,7 @@ def capsule_rbm(
     sparsity: float = 0.0,
     centered: bool = True,
     **sizes,
-) -> Entry:
+) -> Entry[CapsuleRBM, Guide]:
     """An RBM whose hidden units come in switched groups.
 
     Args:
@@ -69,7 +69,7 @@ def rbm(
     chains: int = 100,
     centered: bool = True,
     **sizes,
-) -> Entry:
+) -> Entry[CapsuleRBM, Guide]:
     """A restricted Boltzmann machine: one capsule whose switch is always on.
 
     Args:
@@ -79,7 +79,9 @@ def rbm(
     return _entry(RBM(image_shape, **sizes), k, chains, centered)
 
 
-def _entry(model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: float = 0.0) -> Entry:
+def _entry(
+    model: CapsuleRBM, k: int, chains: int, centered: bool, sparsity: float = 0.0
+) -> Entry[CapsuleRBM, Guide]:
     check_at_least(0, chains=chains)
     left_out = set() if model.switched else NEED_SWITCHES
     return Entry(

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset
 from capsule_zoo.data.constellations import SHAPES
-from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
+from capsule_zoo.guides import (
+    AmortizedMatching,
+    ExactMatching,
+    Guide,
+    RansacMatching,
+    SinkhornMatching,
+)
 from capsule_zoo.guides.parts.set_transformers import TransformerSizes
 from capsule_zoo.inference import SleepPhase, learn_templates
 from capsule_zoo.inference.training.stages import Stage
@@ -81,7 +87,7 @@ def constellations(
     steps: int = 40,
     learned: bool = False,
     width: int = 64,
-) -> Entry:
+) -> Entry[Constellations, Guide]:
     """Points are corners of squares and triangles, each anywhere and turned.
 
     The templates and the noise may be trained, from these shapes on, or learned from scratch.

@@ -25,7 +25,7 @@ from capsule_zoo.sizes import Takes
 IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
 PICTURES = {"samples": samples, "reconstructions": reconstructions}
 SMALL: dict[str, Any] = dict(
-    image_shape=(1, 5, 6), window=(4, 5), guide_sizes=dict(channels=3, hidden=6), channels=3
+    image_shape=(1, 5, 6), window=(4, 5), guide=dict(channels=3, hidden=6), channels=3
 )
 SMALL_CAPSULES: dict[str, Any] = {**SMALL, "parts": 3, "maps": 2, "hidden": 4, "jitter": 0.1}
 
@@ -36,7 +36,7 @@ ARGUMENTS = """
         image_shape: (channels, height, width).
         requests: transformations that the model can render, "rotations" or "shifts".
         window: (height, width) of the middle part that the guide reads; default: the whole image.
-        guide_sizes: further arguments of `ConditionalEncoder`.
+        guide: further arguments of `ConditionalEncoder`.
         sizes: arguments of `{kind}`.
 
     Guides:
@@ -59,21 +59,21 @@ def _register(
         image_shape: tuple[int, int, int] = (1, 28, 28),
         requests: str = "rotations",
         window: tuple[int, int] | None = None,
-        guide_sizes: Mapping[str, Any] = {},
+        guide: Mapping[str, Any] = {},
         **sizes: Any,
     ) -> Entry:
         check_one_of("requests", requests, tuple(IDENTITY))
         model = kind(image_shape, identity=IDENTITY[requests], **{**fixed, **sizes})
-        options = {"window": window, **guide_sizes}
+        options = {"window": window, **guide}
 
-        def guide(entry: Entry, deterministic: bool) -> ConditionalEncoder:
+        def encoder(entry: Entry, deterministic: bool) -> ConditionalEncoder:
             return ConditionalEncoder(entry.model, deterministic=deterministic, **options)
 
         return Entry(
             model=model,
             guides={
-                "variational": partial(guide, deterministic=False),
-                "deterministic": partial(guide, deterministic=True),
+                "variational": partial(encoder, deterministic=False),
+                "deterministic": partial(encoder, deterministic=True),
             },
             objective=Trace_ELBO(),
             training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64),
@@ -84,7 +84,7 @@ def _register(
     factory.__doc__ = summary + ARGUMENTS.format(kind=kind.__name__)
     takes = {
         "sizes": Takes(kind, without=("identity",), defaults=fixed),
-        "guide_sizes": Takes(ConditionalEncoder, without=("deterministic",)),
+        "guide": Takes(ConditionalEncoder, without=("deterministic",)),
     }
     return register(name, small=small, takes=takes)(factory)
 

@@ -21,7 +21,7 @@ SMALL = dict(
     objects=2,
     parts=3,
     template_size=5,
-    guide_sizes=dict(channels=6, width=8, heads=2, blocks=1, inducing=3),
+    guide=dict(channels=6, width=8, heads=2, blocks=1, inducing=3),
 )
 
 
@@ -47,25 +47,25 @@ PICTURES = {
     small=SMALL,
     takes={
         "sizes": Takes(PartWholeCapsules),
-        "guide_sizes": Takes(AmortizedPartWhole, without=("pose",), defaults=GUIDE_SIZES),
+        "guide": Takes(AmortizedPartWhole, without=("pose",), defaults=GUIDE_SIZES),
     },
 )
 def part_whole(
     image_shape: tuple[int, int, int] = (1, 28, 28),
-    guide_sizes: Mapping[str, Any] = GUIDE_SIZES,
+    guide: Mapping[str, Any] = GUIDE_SIZES,
     objects: int = 32,
     parts: int = 16,
     sigma_top: float = 0.1,
     sigma_min: float = 0.02,
     **sizes: Any,
-) -> Entry:
+) -> Entry[PartWholeCapsules, PartWholeGuide]:
     """Objects choose and place their parts.
 
     Few, large parts of bounded stretch become strokes; many free ones become blobs.
 
     Args:
         image_shape: (channels, height, width).
-        guide_sizes: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
+        guide: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
 
     Guides:
@@ -79,7 +79,7 @@ def part_whole(
     )
     return Entry(
         model=model,
-        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **guide_sizes}),
+        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **guide}),
         guides={
             **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
             "routing": _routing,

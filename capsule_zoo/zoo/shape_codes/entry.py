@@ -29,7 +29,7 @@ SMALL = dict(
     parts=3,
     codes=2,
     template_size=5,
-    guide_sizes=dict(channels=6, width=8, hidden=1),
+    guide=dict(channels=6, width=8, hidden=1),
 )
 SHARES = {"parts": 0.75, "objects": 0.03, "all": 0.2, "anew": 0.02}
 # Objects start at the best that closed forms can do: updates only have to keep and to adapt it.
@@ -119,7 +119,7 @@ def on_parts_of(source: Entry, **sizes: Any) -> Entry:
         "shape-codes",
         parts=model.levels[-1].size,
         template_size=model.template_logits.shape[-1],
-        guide_sizes=vars(source.guide.reader),
+        guide=vars(source.guide.reader),
         **{name: getattr(model, name) for name in same},
         **sizes,
     )
@@ -153,24 +153,24 @@ GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
     small=SMALL,
     takes={
         "sizes": Takes(ShapeCodes),
-        "guide_sizes": Takes(AmortizedShapeCodes, without=("pose",), defaults=GUIDE_SIZES),
+        "guide": Takes(AmortizedShapeCodes, without=("pose",), defaults=GUIDE_SIZES),
     },
 )
 def shape_codes(
     image_shape: tuple[int, int, int] = (1, 28, 28),
-    guide_sizes: Mapping[str, Any] = GUIDE_SIZES,
+    guide: Mapping[str, Any] = GUIDE_SIZES,
     kinds: int = 64,
     parts: int = 16,
     codes: int = 16,
     sigma_min: float = 0.025,
     sigma_top: float = 0.005,
     **sizes: Any,
-) -> Entry:
+) -> Entry[ShapeCodes, ShapeCodesGuide]:
     """An object of some kind, with a code that shapes its parts.
 
     Args:
         image_shape: (channels, height, width).
-        guide_sizes: arguments of `AmortizedShapeCodes` that replace those of `GUIDE_SIZES`.
+        guide: arguments of `AmortizedShapeCodes` that replace those of `GUIDE_SIZES`.
         kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
 
     Guides:
@@ -184,7 +184,7 @@ def shape_codes(
     )
     return Entry(
         model=model,
-        guide=AmortizedShapeCodes(model, "delta", **{**GUIDE_SIZES, **guide_sizes}),
+        guide=AmortizedShapeCodes(model, "delta", **{**GUIDE_SIZES, **guide}),
         guides=GUIDES,
         objective=Trace_ELBO(),
         training={"batch_size": 32},  # see `results/shape-codes`: nearly three times as fast as 128

@@ -133,7 +133,7 @@ def stacked_capsule_autoencoder(
     encoder: str | None = None,
     training: str | None = None,
     **sizes: Any,
-) -> Entry:
+) -> Entry[StackedCapsuleAutoencoder, StackedCapsuleGuide]:
     """Objects vote for parts, parts share out the pixels (Kosiorek et al. 2019).
 
     Args:

@@ -27,7 +27,7 @@ def vae(
     hidden: int = 256,
     context: int = 0,
     **sizes: Any,
-) -> Entry:
+) -> Entry[VariationalAutoencoder, ConvolutionalEncoder]:
     """A convolutional network draws an image from one Gaussian code.
 
     Args:
