@@ -39,7 +39,9 @@ def images(number: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 
 def network(preset: str = "small", iterations: int = 3, **sizes) -> MatrixCapsules:
     pyro.set_rng_seed(0)
-    return MatrixCapsules(EMRouting(iterations), **{"padding": 2, **PRESETS[preset], **sizes})
+    return MatrixCapsules(
+        routing=EMRouting(iterations), **{"padding": 2, **PRESETS[preset], **sizes}
+    )
 
 
 def loss_of(model: MatrixCapsules, scores: Callable, batch: tuple[Tensor, Tensor]) -> Tensor:

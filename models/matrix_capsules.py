@@ -23,7 +23,7 @@ loss that the paper trains. The margin m grows with the updates, which the objec
 
 Routing is inference in a mixture of switchable Gaussians (`capsule_zoo.models.SwitchableGaussians`)
 and is an argument of the model, because models do not import guides:
-`MatrixCapsules(EMRouting(3))`.
+`MatrixCapsules(routing=EMRouting(3))`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR): section 4 and figure 1
@@ -73,9 +73,9 @@ class MatrixCapsules(Classifier):
     """The network as a model of labels, described at the top of this file.
 
     Args:
-        routing: infers every layer, such as `EMRouting(3)` of `capsule_zoo.guides`.
         image_shape: (channels, height, width), 17x17 pixels or more, padding included.
         classes: of the label.
+        routing: infers every layer, such as `EMRouting(3)` of `capsule_zoo.guides`.
         features: channels of the first convolution, A.
         capsules: types of the primary and the two convolutional layers, (B, C, D).
         likelihood: "spread" or "categorical".
@@ -98,10 +98,10 @@ class MatrixCapsules(Classifier):
 
     def __init__(
         self,
-        routing: Routing,
         image_shape: tuple[int, int, int] = (1, 28, 28),
         classes: int = 10,
         *,
+        routing: Routing,
         features: int = 64,
         capsules: tuple[int, int, int] = (8, 16, 16),
         likelihood: str = "spread",

@@ -121,10 +121,10 @@ class RecurrentCapsules(Model):
     """The recurrent capsule network, described at the top of this file.
 
     Args:
-        routing: infers the class capsules, such as `DynamicRouting(3, fair=False)` of
-            `capsule_zoo.guides`. None replaces votes and routing by linear layers.
         image_shape: (channels, height, width).
         classes: capsules that are routed to, and labels.
+        routing: infers the class capsules, such as `DynamicRouting(3, fair=False)` of
+            `capsule_zoo.guides`. None replaces votes and routing by linear layers.
         steps: T.
         latent: numbers in a code.
         units: of the recurrent cell.
@@ -147,10 +147,10 @@ class RecurrentCapsules(Model):
 
     def __init__(
         self,
-        routing: Routing | None,
         image_shape: tuple[int, int, int] = (1, 28, 28),
         classes: int = 10,
         *,
+        routing: Routing | None,
         steps: int = 10,
         latent: int = 100,
         units: int = 256,

@@ -14,7 +14,7 @@ SHAPE = (1, 17, 17)
 
 @pytest.fixture
 def pair():
-    classifier = MatrixCapsules(EMRouting(2), SHAPE, 3, features=3, capsules=(2, 2, 2))
+    classifier = MatrixCapsules(SHAPE, 3, routing=EMRouting(2), features=3, capsules=(2, 2, 2))
     model = VariationalAutoencoder(SHAPE, 48, channels=2)
     return model, ClassPose(model, classifier)
 

@@ -23,7 +23,7 @@ MODES = [(mode, attention) for mode in ("every", "once", "none") for attention i
 
 
 def pair(shape=(1, 17, 18), **sizes):
-    model = RecurrentCapsules(DynamicRouting(2), shape, **{**TINY, **sizes}).double()
+    model = RecurrentCapsules(shape, routing=DynamicRouting(2), **{**TINY, **sizes}).double()
     return model, RecurrentEncoder(model).double()
 
 
@@ -83,7 +83,7 @@ def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself():
 
 def test_the_paper_preset_has_the_papers_sizes():
     """At 28x28, 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
-    model = RecurrentCapsules(DynamicRouting(3), **PRESETS["paper"])
+    model = RecurrentCapsules(routing=DynamicRouting(3), **PRESETS["paper"])
     assert model.eye.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
     assert model.hand.classes.transform.shape == (32, 8, 10 * 16)
     widths = [part.weight.shape[:2] for net in (model.eye, model.hand) for part in net.network[::2]]
@@ -267,7 +267,7 @@ def test_a_photograph_has_normal_pixels():
 )
 def test_refusals(sizes, words):
     with pytest.raises(ValueError, match=words):
-        RecurrentCapsules(None, **{**TINY, **sizes})
+        RecurrentCapsules(routing=None, **{**TINY, **sizes})
 
 
 def test_plain_draw_takes_small_images_and_no_labels():

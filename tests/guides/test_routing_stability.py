@@ -47,7 +47,7 @@ def test_a_thousand_steps_of_training_stay_finite(iterations, seed):
     digits = load_dataset("digits", size=17)
     torch.manual_seed(seed)
     sizes = dict(features=8, capsules=(4, 4, 4), margin_steps=100)
-    model = MatrixCapsules(EMRouting(iterations), digits.image_shape, **sizes)
+    model = MatrixCapsules(digits.image_shape, routing=EMRouting(iterations), **sizes)
     settings = dict(
         steps=1000,
         batch_size=16,

@@ -12,7 +12,7 @@ from capsule_zoo.models import MatrixCapsules
 
 @pytest.fixture
 def seen():
-    model = MatrixCapsules(EMRouting(3), (1, 17, 17), 4, features=4, capsules=(2, 2, 3))
+    model = MatrixCapsules((1, 17, 17), 4, routing=EMRouting(3), features=4, capsules=(2, 2, 3))
     images = torch.rand(5, 1, 17, 17)
     return model, images, vote_history(model, images, batch_size=2)
 

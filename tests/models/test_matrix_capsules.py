@@ -31,7 +31,7 @@ QUIET = dict(batch_size=4, inputs=Inputs(labels=True), checks=Checks(progress=Fa
 
 
 def tiny(**options):
-    return MatrixCapsules(EMRouting(2), **{**TINY, **options})
+    return MatrixCapsules(routing=EMRouting(2), **{**TINY, **options})
 
 
 def images(number=4, size=17):
@@ -46,7 +46,7 @@ def images(number=4, size=17):
     ],
 )
 def test_presets_have_the_papers_sizes(preset, shape, classes, least, most):
-    model = MatrixCapsules(EMRouting(3), shape, classes, **PRESETS[preset])
+    model = MatrixCapsules(shape, classes, routing=EMRouting(3), **PRESETS[preset])
     assert least < model.num_parameters < most
 
 
@@ -54,7 +54,7 @@ def test_presets_have_the_papers_sizes(preset, shape, classes, least, most):
 def test_grids_are_those_of_the_paper(size, padding):
     """On 32x32 pixels the grids are 14x14 primary capsules, 6x6, 4x4, and the classes."""
     sizes = dict(features=2, capsules=(2, 2, 2), padding=padding)
-    model = MatrixCapsules(EMRouting(1), (1, size, size), 5, **sizes)
+    model = MatrixCapsules((1, size, size), 5, routing=EMRouting(1), **sizes)
     grids = model.capsules(torch.rand(1, 1, size, size))
     assert [grid.shape for grid in grids] == [(14, 14), (6, 6), (4, 4), (1, 1)]
     assert grids[-1].pose.shape == (1, 1, 5, 4, 4)
@@ -166,7 +166,7 @@ def digits():
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_poses_and_presences_keep_their_scale_up_the_layers(routing, digits):
     """This holds for any number of children; and no class is certain before learning."""
-    model = MatrixCapsules(routing, **PRESETS["small"])
+    model = MatrixCapsules(routing=routing, **PRESETS["small"])
     with torch.no_grad():
         grids = model.capsules(digits.images[:4])
     assert 0.1 < grids[0].pose.std(0).mean() < 0.5  # as far apart as transformations are
@@ -180,7 +180,7 @@ def test_poses_and_presences_keep_their_scale_up_the_layers(routing, digits):
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=repr)
 def test_the_loss_of_the_small_preset_reaches_every_parameter(routing, digits):
-    model = MatrixCapsules(routing, **PRESETS["small"])
+    model = MatrixCapsules(routing=routing, **PRESETS["small"])
     few = digits[:4]
     loss_per_image(Trace_ELBO(), model, ExactLabel(model), few.images, few.labels).backward()
     blind = ("beta_a", "beta_u") if isinstance(routing, DynamicRouting) else ()
@@ -193,14 +193,14 @@ def test_the_loss_of_the_small_preset_reaches_every_parameter(routing, digits):
 
 def test_the_small_preset_learns_sixteen_digits_by_heart(digits):
     few = digits[:16]
-    model = MatrixCapsules(EMRouting(3), **PRESETS["small"])
+    model = MatrixCapsules(routing=EMRouting(3), **PRESETS["small"])
     settings = dict(
         batch_size=16, lr=3e-3, inputs=Inputs(labels=True), checks=Checks(progress=False)
     )
     fit(model, ExactLabel(model), few, steps=6, **settings)
     with torch.no_grad():
         after = spread_energy(model.scores(few.images).sigmoid(), margin_after(0, 250))
-        twin = MatrixCapsules(EMRouting(3), **PRESETS["small"])
+        twin = MatrixCapsules(routing=EMRouting(3), **PRESETS["small"])
         before = spread_energy(twin.scores(few.images).sigmoid(), margin_after(0, 250))
     chosen = torch.arange(16), few.labels
     assert after[chosen].mean() < 0.5 * before[chosen].mean()

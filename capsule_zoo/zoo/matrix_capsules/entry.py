@@ -50,7 +50,7 @@ def matrix_capsules(
         raise ValueError(f"power must be left out for routing 'dynamic', not {power!r}")
     how = {} if power is None else {"power": power}
     model = MatrixCapsules(
-        ROUTINGS[routing](iterations, **how), image_shape, **{**PRESETS[preset], **sizes}
+        image_shape, routing=ROUTINGS[routing](iterations, **how), **{**PRESETS[preset], **sizes}
     )
     return Entry(
         model=model,

@@ -42,7 +42,7 @@ def recurrent_capsules(
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, list(PRESETS)))
     routing = DynamicRouting(iterations, fair=False) if iterations else None
-    return _entry(RecurrentCapsules(routing, image_shape, **{**PRESETS[preset], **sizes}))
+    return _entry(RecurrentCapsules(image_shape, routing=routing, **{**PRESETS[preset], **sizes}))
 
 
 @register(
@@ -61,7 +61,7 @@ def overlapping_capsules(
         sizes: arguments of `OverlappingCapsules` that replace those of the small preset.
     """
     routing = DynamicRouting(iterations, fair=False) if iterations else None
-    model = OverlappingCapsules(routing, image_shape, **{**PRESETS["small"], **sizes})
+    model = OverlappingCapsules(image_shape, routing=routing, **{**PRESETS["small"], **sizes})
     return _entry(model, OverlappingEncoder)
 
 
@@ -73,7 +73,7 @@ def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry
         image_shape: (channels, height, width).
         sizes: arguments of `RecurrentCapsules`.
     """
-    return _entry(RecurrentCapsules(None, image_shape, capsules="none", **sizes))
+    return _entry(RecurrentCapsules(image_shape, routing=None, capsules="none", **sizes))
 
 
 def _entry(model: RecurrentCapsules, guide: type[RecurrentEncoder] = RecurrentEncoder) -> Entry:
