@@ -182,7 +182,7 @@ class TermHistory:
     """A callback for `fit` that keeps the terms of the objective on some images at every check.
 
     >>> history = TermHistory(objective, images)
-    >>> fit(model, guide, data, objective=objective, callbacks=[history])
+    >>> fit(model, guide, data, objective=objective, checks=Checks(callbacks=[history]))
     >>> history.rows                                 # dicts with "step" and one number for a term
 
     Args:

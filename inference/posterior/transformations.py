@@ -1,6 +1,7 @@
 """Training with random requested transformations, and inference of unknown transformations.
 
->>> fit(Requested(model, Rotations(), [(-180, 180)] * 10), guide, data, labels=True, epochs=5)
+>>> asked = Requested(model, Rotations(), [(-180, 180)] * 10)
+>>> fit(asked, guide, data, inputs=Inputs(labels=True), epochs=5)
 >>> found = infer_transformation(model, guide, images, Rotations(), grid=torch.arange(0, 360, 15.0))
 >>> found.best                                            # (B, 1), degrees
 >>> found.probabilities                                   # (B, 24), over the grid
