@@ -18,6 +18,7 @@ from typing import Any
 
 from capsule_zoo import registry
 from capsule_zoo.inference import is_bound
+from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
@@ -242,7 +243,9 @@ def _plain_size(size: Size) -> dict[str, Any]:
 
 
 def _in_words(value: object) -> object:
-    """Return a setting as it is printed: an optimizer by its name and its arguments."""
+    """Return a setting as it is printed: optimizers and groups by name and arguments."""
+    if isinstance(value, Group):
+        return repr(value)
     if isinstance(value, partial):
         given = ", ".join(f"{name}={each!r}" for name, each in value.keywords.items())
         return f"{value.func.__name__}({given})"

@@ -105,7 +105,8 @@ class Study(Generic[V]):
         jobs = self.jobs(options)
         outcomes = side_by_side(partial(saved, task), jobs, options.processes)
         found = {(j.name, j.options.seed): o for j, o in zip(jobs, outcomes, strict=True)}
-        return {(name, seed): found[name, seed] for name, seed in self.runs(options)}
+        seeds = range(options.seed, options.seed + self.seeds)
+        return {(name, seed): found[name, seed] for name in self.variants for seed in seeds}
 
     def folders(self, options: Options, seed: int | None = None) -> dict[str, Path]:
         """Return the folders of the runs from a seed, by variant.
@@ -120,11 +121,6 @@ class Study(Generic[V]):
             raise ValueError("options.runs is needed, a folder in which runs are saved")
         seed = options.seed if seed is None else seed
         return {name: options.runs / f"{name}-{seed}" for name in self.variants}
-
-    def runs(self, options: Options) -> list[tuple[str, int]]:
-        """Return the variant and the seed of every run, variant by variant."""
-        seeds = range(options.seed, options.seed + self.seeds)
-        return [(name, seed) for name in self.variants for seed in seeds]
 
 
 def saved(task: Callable[[Job], Any], job: Job) -> Any:

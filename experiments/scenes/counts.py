@@ -16,12 +16,12 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import over_seeds
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import evaluate
+from capsule_zoo.inference import Checks, evaluate
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry, create, save
+from capsule_zoo.registry import Entry, create
 
 DATA = "multi-mnist:train=60000"
 EARLY = 300.0  # seconds of the first of the two measurements
@@ -86,10 +86,8 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     def note(check: Check) -> None:
         curve.append((check.seconds, check.step, accuracy(entry, test, settings.draws)))
 
-    limits = dict(minutes=options.minutes or settings.length, validate_every=settings.every)
-    train(entry, data, options, name="trained", callbacks=[note], **limits)
-    if job.folder:
-        save(entry, job.folder, data=DATA, seed=options.seed)
+    checks = Checks(every=settings.every, callbacks=[note])
+    train(entry, data, options, options.minutes or settings.length, checks=checks)
     early = [row[2] for row in curve if row[0] <= EARLY]
     seen = summarize(
         evaluate(entry.model, entry.guide, test.images[: settings.bounds], num_particles=100)

@@ -29,7 +29,7 @@ from capsule_zoo.models.networks.overlays import classes_of_pairs, with_previous
 
 
 class ConvolutionalClassifier(Classifier):
-    """A convolutional classifier, without capsules; see the top of this file.
+    """A convolutional classifier, without capsules.
 
     Args:
         image_shape: (channels, height, width), 4x4 pixels or more.

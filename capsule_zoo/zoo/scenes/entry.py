@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from capsule_zoo.guides import Peeling
+from capsule_zoo.inference import Pace
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
 from capsule_zoo.models import Scenes
 from capsule_zoo.registry import Entry, create, list_models, load, register
@@ -93,5 +94,5 @@ def scenes(
         model=model,
         guides={"peeling": peeling(1), "two-sweeps": peeling(2)},
         objective=SummedPresences(),
-        training=dict(lr=1e-3, schedule="cosine", batch_size=64),
+        training=dict(lr=1e-3, pace=Pace("cosine"), batch_size=64),
     )
