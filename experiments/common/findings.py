@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
+T = TypeVar("T")
 BOOTSTRAPS = 2000  # resampled sets of images
 TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE bound may be
 
@@ -26,6 +28,19 @@ def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
     return values.mean().item(), error, count
 
 
+def single(value: float, count: int = 1) -> Number:
+    """Return a number that has no standard error, with the number of things that it is of."""
+    return float(value), None, count
+
+
+def by_variant(outcomes: Mapping[tuple[str, int], T]) -> dict[str, list[T]]:
+    """Return the outcomes of a study, by variant and seed, as lists over the seeds by variant."""
+    found: dict[str, list[T]] = {}
+    for (name, _), outcome in outcomes.items():
+        found.setdefault(name, []).append(outcome)
+    return found
+
+
 def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
     """Return the mean over seeds and its error; from one seed, its own error.
 
@@ -35,6 +50,11 @@ def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
         return {name: (number[0], number[1], number[2]) for name, number in found[0].items()}
     shared = [name for name in found[0] if all(name in each for each in found)]
     return {name: mean_and_error([each[name][0] for each in found]) for name in shared}
+
+
+def means_of(outcomes: Mapping[tuple[str, int], Mapping[str, Sequence]]) -> dict[str, Numbers]:
+    """Return what the runs of a study measured, by variant; see `over_seeds`."""
+    return {name: over_seeds(own) for name, own in by_variant(outcomes).items()}
 
 
 def ratio(part: Tensor, whole: Tensor) -> Number:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Rotations
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import bounds_of_rows, by_quantity, pictures
+from capsule_zoo.experiments.common.findings import bounds_of_rows, by_quantity, pictures, single
 from capsule_zoo.experiments.generative_capsnet.headline import (
     Trainings,
     inferred_angles,
@@ -68,10 +68,11 @@ def mnist(options: Options, **settings: Any) -> Result:
     options.refuse_run()
     chosen = Bounds(**settings)
     data = on_canvas(EVERY_ANGLE, options)
-    study = study_of(EVERY_ANGLE, chosen, "variational")
+    study = study_of({"every-angle": EVERY_ANGLE}, chosen, "variational")
     options.say(f"Training {', '.join(chosen.decoders)}")
     runs = study.run(learn, options)
-    entries = {name: load(folder) for name, folder in study.folders(options).items()}
+    folders = study.folders(options)
+    entries = {name: load(folders[f"every-angle-{name}"]) for name in chosen.decoders}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
     table = compare(
         pairs,
@@ -82,11 +83,11 @@ def mnist(options: Options, **settings: Any) -> Result:
     bounds = bounds_of_rows(table)
     measured: dict[str, Numbers] = {}
     for name, entry in entries.items():
-        run = runs[name, options.seed]
+        run = runs[f"every-angle-{name}", options.seed]
         options.say(f"Inferring by {name} how images were turned")
         measured[name] = {
-            "updates": (float(run["steps"]), None, 1),
-            "error_all_angles": (float(np.mean(run["errors"]["circle"])), None, 1),
+            "updates": single(run["steps"]),
+            "error_all_angles": single(np.mean(run["errors"]["circle"])),
             "inferred_degrees": inferred_angles(entry, data, options, chosen.inferred),
         }
     capsnets = [name for name in CAPSNETS if name in entries]

@@ -11,11 +11,16 @@ the request and no capsules: it shows what linearity alone gives. Errors are mea
 pixels in [-1, 1], as in the article. `ratio` is outside over inside. `to_blank` divides by the
 error of a black image at the same requests, because a curve can be flat when it is bad everywhere.
 Values are means over the seeds, each with its standard error.
+
+The article trains for 100,000 updates, and most records here for hundreds. Those `at-length` have
+one seed of each decoder and thousands of updates, and say how much of a difference to the article
+is the length alone. `variants` has what the article also tried: a code of 128 numbers, and learned
+addresses, its first attempt, which failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +33,13 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Rotations
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, median_and_error
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    by_variant,
+    mean_and_error,
+    median_and_error,
+    single,
+)
 from capsule_zoo.experiments.generative_capsnet.requests import (
     PROTOCOLS,
     RARE,
@@ -119,44 +130,110 @@ class Trainings:
         own = self.capsules if decoder.entry.startswith("generative-capsnet") else self.plain
         return {**decoder.sizes, **(own or {})}
 
+    def repeated(self, name: str) -> dict[str, str]:
+        """Return the protocols of an experiment, each with the first words of its numbers."""
+        return {name: ""}
 
-@experiment("generative-capsnet/shift", data="mnist", takes=Trainings)
-def shift(options: Options, **settings: Any) -> Result:
-    """Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes)."""
-    return on_request(PROTOCOLS["shift"], Trainings(**settings), options)
-
-
-@experiment("generative-capsnet/shift-beyond", data="mnist", takes=Trainings)
-def shift_beyond(options: Options, **settings: Any) -> Result:
-    """Shift all digits by up to 10 pixels, and request them at up to 20 (200 core-minutes)."""
-    return on_request(PROTOCOLS["shift-beyond"], Trainings(**settings), options)
+    def fit(self, decoder: str) -> dict[str, Any]:
+        """Return the arguments of `fit` for one decoder that replace the entry's own."""
+        return dict(self.fitting or {})
 
 
-@experiment("generative-capsnet/rotate", data="mnist", takes=Trainings)
-def rotate(options: Options, **settings: Any) -> Result:
+FAST: Mapping[str, Any] = dict(lr=3e-3, batch_size=32)
+RATES = {"continuous": 1e-3, "continuous_linear": 1e-3}  # at .003 they draw nothing any more
+SHIFTED_AT_LENGTH = ("autoencoder", "digit_capsules", "continuous", "digit_capsules_linear")
+
+
+@dataclass(frozen=True)
+class Lengths(Trainings):
+    """The settings of the runs at length: `Trainings`, and the experiments that they repeat.
+
+    Args:
+        protocols: names of the experiments on requests.
+        inferred: not used here.
+        fitting: arguments of `fit` that replace batches of 32 and a rate of .003, with which errors
+            fall fastest; the rate of continuous capsules is .001.
+    """
+
+    protocols: tuple[str, ...] = ("rotate", "one-shot", "rotate-beyond")
+    decoders: tuple[str, ...] = tuple(name for name in DECODERS if name not in ("vae", "broadcast"))
+    seeds: int = 1
+    steps: int = 20_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("protocol", self.protocols, PROTOCOLS)
+
+    def repeated(self, name: str) -> dict[str, str]:
+        """Return the protocols, whose names begin the names of their numbers."""
+        return {own: f"{own}_".replace("-", "_") for own in self.protocols}
+
+    def fit(self, decoder: str) -> dict[str, Any]:
+        """Return the arguments of `fit` for one decoder that replace the entry's own."""
+        own = {"lr": RATES[decoder]} if decoder in RATES else {}
+        return {**FAST, **own, **super().fit(decoder)}
+
+
+@dataclass(frozen=True)
+class LongShifts(Lengths):
+    """The settings of shifts at length: `Lengths`, with another experiment and fewer decoders."""
+
+    protocols: tuple[str, ...] = ("shift",)
+    decoders: tuple[str, ...] = SHIFTED_AT_LENGTH
+
+
+@dataclass(frozen=True)
+class LongVariants(Lengths):
+    """The settings of the variants at length: `Lengths`, with one experiment and other decoders."""
+
+    protocols: tuple[str, ...] = ("rotate",)
+    decoders: tuple[str, ...] = tuple(VARIANTS)
+
+
+def _register(
+    name: str, words: str, takes: type[Trainings] = Trainings, **shown: str
+) -> Callable[..., Result]:
+    """Register an experiment on requests, with `words` as its description."""
+
+    def requests(options: Options, **settings: Any) -> Result:
+        return on_request(name, takes(**settings), options)
+
+    requests.__doc__ = words
+    return experiment(f"generative-capsnet/{name}", data="mnist", takes=takes, **shown)(requests)
+
+
+_register("shift", "Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes).")
+_register(
+    "shift-beyond",
+    "Shift all digits by up to 10 pixels, and request them at up to 20 (200 core-minutes).",
+)
+_register(
+    "rotate",
     """Turn all digits to every angle, 4 and 9 within 45 degrees; infer angles (85 core-minutes).
 
     The figures `concepts` are the article's: a single unit or kind of a code at every angle.
-    """
-    return on_request(PROTOCOLS["rotate"], Trainings(**settings), options, infer=True)
-
-
-@experiment("generative-capsnet/one-shot", data="mnist", takes=Trainings)
-def one_shot(options: Options, **settings: Any) -> Result:
-    """Turn all digits to every angle, 4 and 9 to 18 degrees only (85 core-minutes)."""
-    return on_request(PROTOCOLS["one-shot"], Trainings(**settings), options)
-
-
-@experiment(
-    "generative-capsnet/rotate-beyond",
-    data="mnist",
+    """,
+)
+_register(
+    "one-shot", "Turn all digits to every angle, 4 and 9 to 18 degrees only (85 core-minutes)."
+)
+_register(
+    "rotate-beyond",
+    "Turn all digits within 90 degrees, and request the whole circle (85 core-minutes).",
     role="comparison",
     lead="painted",
-    takes=Trainings,
 )
-def rotate_beyond(options: Options, **settings: Any) -> Result:
-    """Turn all digits within 90 degrees, and request the whole circle (85 core-minutes)."""
-    return on_request(PROTOCOLS["rotate-beyond"], Trainings(**settings), options)
+_register(
+    "at-length",
+    "Repeat `rotate`, `one-shot` and `rotate-beyond` with 20,000 updates (120 core-minutes).",
+    Lengths,
+)
+_register("shift-at-length", "Repeat `shift` with 20,000 updates (65 core-minutes).", LongShifts)
+_register(
+    "variants",
+    "Repeat `rotate` at length with a code of 128 numbers, and with learned addresses.",
+    LongVariants,
+)
 
 
 @dataclass(frozen=True)
@@ -172,40 +249,46 @@ class Task:
 Errors = dict[str, np.ndarray]  # by line: (rare classes, points)
 
 
-def on_request(
-    protocol: Protocol, settings: Trainings, options: Options, infer: bool = False
-) -> Result:
-    """Train every decoder from every seed, and measure all in the same way.
+def on_request(name: str, settings: Trainings, options: Options) -> Result:
+    """Train every decoder on every protocol from every seed, and measure all in the same way.
 
-    Args:
-        infer: also infer how test images of the other classes were turned, and show concepts.
+    `rotate` also infers how test images of the other classes were turned, and shows concepts.
     """
     options.refuse_run()
-    study = study_of(protocol, settings)
-    options.say(f"Training {len(settings.decoders)} decoders from {settings.seeds} seeds each")
-    found = study.run(learn, options)
-    entries = {name: load(folder) for name, folder in study.folders(options).items()}
-    data = on_canvas(protocol, options)
-    blank = errors_of_rare(None, data, protocol, settings.images)
-    errors: dict[str, Errors] = {}
-    runs: dict[str, Numbers] = {}
-    for name, entry in entries.items():
-        own = [outcome for (decoder, _), outcome in found.items() if decoder == name]
-        errors[name], runs[name] = of_runs(own, entry)
-        if infer:
-            options.say(f"Inferring by {name} how images were turned")
-            runs[name]["inferred_degrees"] = inferred_angles(
-                entry, data, options, settings.inferred
-            )
-    tables = measured(errors, blank, protocol)
-    training = Table(by_quantity(runs), names="{variant}_{quantity}")
-    drawn = {line: curves(errors, blank, protocol, line) for line in protocol.lines}
-    drawn["painted"] = painted(entries, data, protocol)
-    for name in CONCEPTS if infer else ():
-        if name in entries:
-            drawn[f"concepts_{name}"] = concepts(entries[name], data, protocol)
-    metrics = {**tables, "training": training}
-    return Result(metrics, drawn, as_table(tables), entries.get("digit_capsules"))
+    study = study_of({each: PROTOCOLS[each] for each in settings.repeated(name)}, settings)
+    options.say(f"Training {len(study.variants)} decoders from {settings.seeds} seeds each")
+    found = by_variant(study.run(learn, options))
+    entries = {key: load(folder) for key, folder in study.folders(options).items()}
+    metrics: dict[str, Table] = {}
+    training: dict[str, Numbers] = {}
+    figures: dict[str, Figure] = {}
+    shown: list[pd.DataFrame] = []
+    for own, words in settings.repeated(name).items():
+        protocol, title = PROTOCOLS[own], f"{own}, " if words else ""
+        data = on_canvas(protocol, options)
+        blank = errors_of_rare(None, data, protocol, settings.images)
+        drawn = {each: entries[f"{own}-{each}"] for each in settings.decoders}
+        errors: dict[str, Errors] = {}
+        for decoder, entry in drawn.items():
+            runs = found[f"{own}-{decoder}"]
+            errors[decoder], training[f"{words}{decoder}"] = of_runs(runs, entry)
+            if name == "rotate":
+                options.say(f"Inferring by {decoder} how images were turned")
+                angles = inferred_angles(entry, data, options, settings.inferred)
+                training[decoder]["inferred_degrees"] = angles
+        tables = measured(errors, blank, protocol, words)
+        metrics |= {f"{title}{words_of}": table for words_of, table in tables.items()}
+        shown.append(as_table(tables).add_prefix(words))
+        lines = [*protocol.lines][: 1 if words else None]
+        for line in lines:
+            figures[words.rstrip("_") or line] = curves(errors, blank, protocol, line)
+        figures[f"{words}painted"] = painted(drawn, data, protocol)
+        for decoder in CONCEPTS if name == "rotate" else ():
+            if decoder in drawn:
+                figures[f"concepts_{decoder}"] = concepts(drawn[decoder], data, protocol)
+    metrics["training"] = Table(by_quantity(training), names="{variant}_{quantity}")
+    kept = entries.get(f"{name}-digit_capsules", next(iter(entries.values())))
+    return Result(metrics, figures, pd.concat(shown, axis=1), kept)
 
 
 def of_runs(runs: list[dict[str, Any]], entry: Entry) -> tuple[Errors, Numbers]:
@@ -218,13 +301,19 @@ def of_runs(runs: list[dict[str, Any]], entry: Entry) -> tuple[Errors, Numbers]:
     errors = {line: np.stack([run["errors"][line] for run in runs]) for line in runs[0]["errors"]}
     return errors, {
         "steps": mean_and_error([float(run["steps"]) for run in runs]),
-        "parameters": (float(entry.model.num_parameters), None, 1),
+        "parameters": single(entry.model.num_parameters),
     }
 
 
-def study_of(protocol: Protocol, settings: Trainings, guide: str | None = None) -> Study[Task]:
-    """Return the training runs of every decoder from every seed."""
-    tasks = {name: Task(name, protocol, settings, guide) for name in settings.decoders}
+def study_of(
+    protocols: Mapping[str, Protocol], settings: Trainings, guide: str | None = None
+) -> Study[Task]:
+    """Return the training runs of every decoder on every protocol from every seed."""
+    tasks = {
+        f"{name}-{decoder}": Task(decoder, protocol, settings, guide)
+        for name, protocol in protocols.items()
+        for decoder in settings.decoders
+    }
     return Study(tasks, settings.seeds)
 
 
@@ -245,7 +334,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     classes = range(data.num_classes)
     ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
-    how: dict[str, Any] = {**(settings.fitting or {}), **options.limit(settings.steps)}
+    how: dict[str, Any] = {**settings.fit(task.decoder), **options.limit(settings.steps)}
     steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)
@@ -317,7 +406,7 @@ def inside_and_outside(
     for where, chosen in (("inside", inside), ("outside", ~inside)):
         black = blank[chosen].mean()
         means = {name: error[:, chosen].mean(1) for name, error in errors.items()}
-        absolute[where] = {"blank": (float(black), None, 1)}
+        absolute[where] = {"blank": single(black)}
         absolute[where] |= {name: mean_and_error(error) for name, error in means.items()}
         relative[where] = {name: mean_and_error(error / black) for name, error in means.items()}
     absolute["ratio"] = {

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import pyro
 from torch import nn
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import (
-    by_quantity,
-    held_out_bounds,
-    mean_and_error,
-    pictures,
-)
+from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, pictures
+from capsule_zoo.experiments.common.seeds import from_seeds, spread
 from capsule_zoo.experiments.part_whole.headline import JITTER, tighten
 from capsule_zoo.experiments.part_whole.prior import looks
-from capsule_zoo.experiments.part_whole.starts import threads
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
-from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import RoutingShapeCodes
 from capsule_zoo.inference import Inputs, compare
@@ -118,14 +111,6 @@ def sampled(entry: Entry, data: Dataset, number: int, seed: int) -> Numbers:
     return looks(classifier.read(drawn), real)
 
 
-@dataclass(frozen=True)
-class Demo:
-    """The updates of a training run, and the threads of torch that it uses."""
-
-    steps: int
-    threads: int = 1
-
-
 @experiment("shape-codes/digits-seeds", data="digits", minutes=45)
 def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Result:
     """Train on scikit-learn's digits from five seeds, on one thread and on two (45 minutes).
@@ -137,35 +122,19 @@ def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Res
         steps: updates of every run in a full run.
     """
     options.refuse_run()
-    demos = {"one": Demo(options.shortened(steps), 1), "two": Demo(options.shortened(steps), 2)}
-    options.say(f"Training from {seeds} seeds, on one thread and on two")
-    runs = Study(demos, seeds).run(from_seed, replace(options, minutes=None))
+    task = partial(from_seed, steps=options.shortened(steps))
     tables: dict[str, Table] = {}
-    for number in demos:
-        outcomes = [outcome for (name, _), outcome in runs.items() if name == number]
-        found = {name: spread([each[name] for each in outcomes]) for name in outcomes[0]}
+    for number, runs in from_seeds(task, options, seeds, {"one": 1, "two": 2}).items():
+        found = {name: spread([each[name] for each in runs]) for name in runs[0]}
         words = "one thread" if number == "one" else "two threads"
         tables[words] = Table(by_quantity(found), f"{{variant}}_{{quantity}}_{number}")
     return Result(tables)
 
 
-def spread(values: list[float]) -> Numbers:
-    """Return the mean over seeds with its error, and the median, lowest and highest value."""
-    return {
-        "mean": mean_and_error(values),
-        "median": (median(values), None, len(values)),
-        "lowest": (min(values), None, len(values)),
-        "highest": (max(values), None, len(values)),
-    }
-
-
-def from_seed(job: Job[Demo]) -> dict[str, float]:
+def from_seed(options: Options, *, steps: int) -> dict[str, float]:
     """Return what one run finds."""
-    options = job.options
-    with threads(job.variant.threads):
-        pyro.set_rng_seed(options.seed)
-        data = load_dataset("digits")
-        entry = learn_digits(data, options, steps=job.variant.steps)
-        found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
+    data = load_dataset("digits")
+    entry = learn_digits(data, options, steps=steps)
+    found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
     wanted = ("classes_found", "kinds_in_use", "probe", "probe_parts", "frechet")
     return {name: float(found[name][0]) for name in wanted}

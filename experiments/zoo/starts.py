@@ -8,17 +8,18 @@ it is right more often than not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyro
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error, snake_case
+from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single, snake_case
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import Check, Checks, Inputs
+from capsule_zoo.inference import Check
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.models.networks.overlays import with_previous
@@ -28,49 +29,31 @@ from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_
 HALF = 0.5  # the error rate under which a classifier has started
 
 
-@dataclass(frozen=True)
-class Task:
-    """The training of one entry from scratch, until it has started.
+def first_step(job: Job[Mapping[str, Any]], *, steps: int, every: int) -> tuple[float, float]:
+    """Return the first tested step at which the entry of the job's name has started, and its error.
 
-    Attributes:
-        entry: name of the entry.
-        sizes: its sizes.
+    An entry that never starts gets one step more than it was trained for, and its last error.
+
+    Args:
+        job: its variant are the sizes of the entry.
         steps: updates at most.
         every: updates between two tests whether it has started.
     """
-
-    entry: str
-    sizes: Mapping[str, Any]
-    steps: int
-    every: int
-
-
-def first_step(job: Job[Task]) -> tuple[float, float]:
-    """Return the first tested step at which an entry has started, and its error then.
-
-    An entry that never starts gets one step more than it was trained for, and its last error.
-    """
-    task, options = job.variant, job.options
+    options = job.options
     pyro.set_rng_seed(options.seed)
     data = load_dataset("digits")
-    entry = create(task.entry, **{**task.sizes, "image_shape": data.image_shape})
+    entry = create(job.name, **{**job.variant, "image_shape": data.image_shape})
     found: list[tuple[float, float]] = []
 
     def has_started(check: Check) -> bool:
-        error = relative_error(entry, data)
-        found.append((float(check.step), error))
-        return error < 1
+        found.append((float(check.step), relative_error(entry, data)))
+        return found[-1][1] < 1
 
-    train(
-        entry,
-        data.train,
-        options,
-        steps=task.steps,
-        checks=Checks(every=task.every, callbacks=[has_started]),
-        inputs=Inputs(labels=takes_apart(entry)),
-    )
+    known: dict[str, Any] = {"labels": True} if takes_apart(entry) else {}
+    known |= dict(validate_every=every, callbacks=[has_started])
+    train(entry, data.train, options, name="run", steps=steps, **known)
     step, error = found[-1]
-    return (step, error) if error < 1 else (task.steps + 1.0, error)
+    return (step, error) if error < 1 else (steps + 1.0, error)
 
 
 def relative_error(entry: Entry, data: Dataset) -> float:
@@ -124,16 +107,15 @@ def starts(
     sizes = {name: small_sizes(name) if small else {} for name in names}
     for own in sizes.values():
         own.pop("classes", None)  # digits have ten
-    tasks = {name: Task(name, sizes[name], limit, every) for name in names}
     options.say(f"Training {len(names)} entries from {seeds} seeds, at most {limit} steps each")
-    found = Study(tasks, seeds).run(first_step, replace(options, minutes=None))
+    task = partial(first_step, steps=limit, every=every)
+    found = Study(sizes, seeds).run(task, replace(options, minutes=None))
     step, latest, error = Numbers(), Numbers(), Numbers()
-    for name in names:
-        outcomes = [outcome for (entry, _), outcome in found.items() if entry == name]
-        steps_of, errors_of = [reached for reached, _ in outcomes], [late for _, late in outcomes]
-        step[snake_case(name)] = mean_and_error(steps_of)
-        latest[snake_case(name)] = (max(steps_of), None, len(steps_of))
-        error[snake_case(name)] = mean_and_error(errors_of)
-    never = float(sum(reached > limit for reached, _ in found.values())), None, len(found)
+    for name, outcomes in by_variant(found).items():
+        steps_of, errors_of = zip(*outcomes, strict=True)
+        step[snake_case(name)] = mean_and_error(list(steps_of))
+        latest[snake_case(name)] = single(max(steps_of), len(steps_of))
+        error[snake_case(name)] = mean_and_error(list(errors_of))
+    never = single(sum(reached > limit for reached, _ in found.values()), len(found))
     metrics: Metrics = {"not_started": never, "step": step, "latest": latest, "error": error}
     return Result(metrics)

@@ -14,8 +14,10 @@ from capsule_zoo.experiments.generative_capsnet import requests as generative_re
 from capsule_zoo.experiments.generative_capsnet.bounds import CAPSNETS, EVERY_ANGLE
 from capsule_zoo.experiments.generative_capsnet.headline import (
     DECODERS,
+    FAST,
     KNOWN,
     VARIANTS,
+    Lengths,
     Trainings,
     concepts,
     errors_of_rare,
@@ -23,7 +25,6 @@ from capsule_zoo.experiments.generative_capsnet.headline import (
     study_of,
     turned,
 )
-from capsule_zoo.experiments.generative_capsnet.length import FAST, Lengths
 from capsule_zoo.experiments.generative_capsnet.requests import RARE, SHIFTED, TURNED, on_canvas
 from capsule_zoo.inference.posterior.transformations import infer_transformation
 from capsule_zoo.records import flatten, read_record
@@ -210,7 +211,7 @@ def test_rare_classes_are_asked_for_in_their_own_range(small, monkeypatch):
         raise InterruptedError
 
     monkeypatch.setattr(generative_capsnet, "Requested", noted)
-    (job, *_) = study_of(SHIFTED, Trainings(**SMALL)).jobs(OPTIONS)
+    (job, *_) = study_of({"shift": SHIFTED}, Trainings(**SMALL)).jobs(OPTIONS)
     with pytest.raises(InterruptedError):
         generative_capsnet.learn(job)
     assert [high for _, high in given["ranges"]] == [20, 20, 20, 20, 5, 20, 20, 20, 20, 5]

@@ -7,7 +7,7 @@ from miniature import few_digits
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.study import Study
 from capsule_zoo.experiments.zoo import starts as zoo_starts
-from capsule_zoo.experiments.zoo.starts import Task, first_step, relative_error
+from capsule_zoo.experiments.zoo.starts import first_step, relative_error
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, small_sizes
@@ -25,20 +25,20 @@ def small(monkeypatch):
 
 def test_a_classifier_has_started_where_it_is_right_more_often_than_not(small, monkeypatch):
     sizes = {**small_sizes("cnn"), "classes": 10}
-    (job,) = Study({"cnn": Task("cnn", sizes, steps=3, every=1)}).jobs(OPTIONS)
+    (job,) = Study({"cnn": sizes}).jobs(OPTIONS)
     rates = iter([0.6, 0.4, 0.1])
 
     def share(model, guide, split):
         return Share(next(rates), 0.1, len(split))
 
     monkeypatch.setattr(zoo_starts, "error_rate", share)
-    assert first_step(job) == (2, pytest.approx(0.8))
+    assert first_step(job, steps=3, every=1) == (2, pytest.approx(0.8))
 
 
 def test_a_run_that_never_starts_has_one_step_more_than_its_limit(small, monkeypatch):
-    (job,) = Study({"vae": Task("vae", small_sizes("vae"), steps=2, every=1)}).jobs(OPTIONS)
+    (job,) = Study({"vae": small_sizes("vae")}).jobs(OPTIONS)
     monkeypatch.setattr(zoo_starts, "relative_error", lambda entry, data: 1.0)
-    assert first_step(job) == (3, 1.0)
+    assert first_step(job, steps=2, every=1) == (3, 1.0)
 
 
 def test_the_best_constant_image_scores_one(small, monkeypatch):
