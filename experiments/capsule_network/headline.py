@@ -8,7 +8,7 @@ import pyro
 
 from capsule_zoo.data import load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
+from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, squared_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.inference import Inputs, reconstruct
@@ -111,8 +111,4 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
     }
     options.say(f"Training {len(rows)} networks from {seeds} seeds each, {length} epochs")
     found = Study(rows, seeds).run(learn, replace(options, minutes=None))
-    errors = {
-        name: mean_and_error([value for (row, _), value in found.items() if row == name])
-        for name in rows
-    }
-    return Result({"error": errors})
+    return Result({"error": {name: mean_and_error(own) for name, own in by_variant(found).items()}})

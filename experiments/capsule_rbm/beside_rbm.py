@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from capsule_zoo.data import Binarize
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.energy import binary_mnist, log_likelihoods, probe
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Inputs
@@ -25,16 +26,6 @@ MACHINES = {"capsules": "capsule-rbm", "rbm": "rbm"}  # 40 capsules of 16 units,
 ROUNDS = 3  # in which the machines are timed in turn
 TIMED = 100  # updates of a machine in a round
 SEEN = 1000  # training images of these updates
-
-
-@dataclass(frozen=True)
-class Task:
-    """One training of a machine, and the length of its annealings."""
-
-    entry: str
-    updates: int
-    temperatures: int
-    chains: int
 
 
 @experiment("capsule-rbm/beside-rbm", data="mnist", minutes=25)
@@ -75,18 +66,13 @@ def beside_rbm(
     seconds = {name: mean_and_error(rounds) for name, rounds in clock.items()}
     lengths = {name: (name, steps) for name in MACHINES}
     lengths |= longer({name: number[0] for name, number in seconds.items()}, steps)
-    tasks = {
-        name: Task(MACHINES[machine], number, temperatures, chains)
-        for name, (machine, number) in lengths.items()
-    }
-    options.say(f"Training {len(tasks) * seeds} machines")
-    outcomes = Study(tasks, seeds).run(measure, untimed)
-    found: dict[str, Numbers] = {}
+    options.say(f"Training {len(lengths) * seeds} machines")
+    task = partial(measure, temperatures=temperatures, chains=chains)
+    found = means_of(Study(lengths, seeds).run(task, untimed))
     for name, (machine, number) in lengths.items():
-        own = [outcome for (task, _), outcome in outcomes.items() if task == name]
-        found[name] = over_seeds(own) | {
-            "updates": (float(number), None, 1),
-            "core_minutes": (number * seconds[machine][0] / 60, None, 1),
+        found[name] |= {
+            "updates": single(number),
+            "core_minutes": single(number * seconds[machine][0] / 60),
         }
     return Result({**by_quantity(found), "seconds_per_update": seconds})
 
@@ -121,14 +107,14 @@ def longer(seconds: dict[str, float], updates: int) -> dict[str, tuple[str, int]
     return {f"{faster}_longer": (faster, round(updates * ratio))}
 
 
-def measure(job: Job[Task]) -> Numbers:
-    """Train one machine; return its likelihoods and the accuracies of its probes."""
-    task, options = job.variant, job.options
+def measure(job: Job[tuple[str, int]], *, temperatures: int, chains: int) -> Numbers:
+    """Train a machine for its updates; return its likelihoods and the accuracies of its probes."""
+    (machine, updates), options = job.variant, job.options
     data = binary_mnist(options)
     pyro.set_rng_seed(options.seed)
-    entry = create(task.entry, image_shape=data.image_shape)
-    train(entry, data, options, steps=task.updates, inputs=Inputs(Binarize()))
-    found = log_likelihoods(entry, data, options, task.temperatures, task.chains)
+    entry = create(MACHINES[machine], image_shape=data.image_shape)
+    train(entry, data, options, steps=updates, inputs=Inputs(Binarize()))
+    found = log_likelihoods(entry, data, options, temperatures, chains)
     found["probe"] = probe(entry, data, hidden_means)[0]
     if entry.model.switched:
         found["probe_switches"] = probe(entry, data)[0]

@@ -1,22 +1,40 @@
-"""Pairs of overlapping test images of different classes, and networks that take them apart."""
+"""Pairs of overlapping test images of different classes, and networks that take them apart.
+
+Two digits lie over each other. A model explains one of them; its guide sees both, but only through
+the capsule of that digit's class. A convolutional network with as many parameters names the classes
+only (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyro
 import torch
 from pyro.infer import Trace_ELBO
-from torch import Tensor
+from torch import Tensor, nn
 
-from capsule_zoo.data import Split
-from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.experiments import Options, Result
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    mean_and_error,
+    means_of,
+    single,
+    squared_error,
+)
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides import ExactLabel
+from capsule_zoo.inference import Inputs
 from capsule_zoo.models.baselines.cnn import OverlappingClassifier
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry
+from capsule_zoo.registry import Entry, create, load
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,3 +121,74 @@ def plain_network(
         objective=Trace_ELBO(),
         training=dict(training),
     )
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """An entry that separates overlapping digits, and the digits.
+
+    Attributes:
+        entry: name of the entry.
+        data: function of the options that returns the digits.
+        scatter: a transform that moves digits, as in `different_pairs`.
+        reader: function of the entry that returns its network of pairs, whose parameters count, and
+            the function that gives scores (B, classes) to overlays.
+    """
+
+    entry: str
+    data: Callable[[Options], Dataset]
+    scatter: Callable[..., Tensor]
+    reader: Callable[[Entry], tuple[nn.Module, Callable[[Tensor], Tensor]]]
+
+
+def separated(
+    options: Options,
+    what: Overlap,
+    images: int,
+    cnn: Mapping[str, Any],
+    epochs: int | None = None,
+) -> Result:
+    """Train an entry and a convolutional network side by side, and let both read pairs.
+
+    `error` is the share of pairs of different digits whose two classes are not both found;
+    `squared_error` is explained at `taken_out`.
+
+    Args:
+        images: number of test images, of which pairs are made.
+        cnn: sizes of the convolutional network.
+        epochs: passes of both over the training images; by default each has half of the minutes.
+    """
+    options.refuse_run()
+    timed = replace(options, minutes=None if epochs else options.budget)
+    study = Study(dict.fromkeys(("capsules", "cnn"), what))
+    options.say(f"Training {' and '.join(study.variants)}")
+    found = means_of(study.run(partial(learn, images=images, cnn=cnn, epochs=epochs), timed))
+    capsules = load(study.folders(timed)["capsules"])
+    pairs = different_pairs(what.data(options).test[:images], what.scatter, options.seed)
+    pyro.set_rng_seed(options.seed)
+    errors, figure = taken_out(capsules, pairs)
+    return Result({**by_quantity(found), "squared_error": errors}, {"": figure}, None, capsules)
+
+
+def learn(job: Job[Overlap], *, images: int, cnn: Mapping[str, Any], epochs: int | None) -> Numbers:
+    """Train the network of the job's name; return its error on pairs, parameters and updates."""
+    what, options = job.variant, job.options
+    data = what.data(options)
+    training = create(what.entry, image_shape=data.image_shape).training
+    pyro.set_rng_seed(options.seed)
+    if job.name == "cnn":
+        entry = plain_network(data.image_shape, cnn, training)
+        network, scores = entry.model, entry.model.scores
+    else:
+        entry = create(what.entry, image_shape=data.image_shape)
+        network, scores = what.reader(entry)
+    limit: dict[str, Any] = {"epochs": epochs} if epochs else {"minutes": options.budget}
+    run = train(entry, data, options, inputs=Inputs(what.scatter, labels=True), **limit)
+    pairs = different_pairs(data.test[:images], what.scatter, options.seed)
+    with torch.no_grad(), in_eval_mode(entry.model), in_eval_mode(entry.guide):
+        found = torch.cat([scores(part) for part in pairs.overlays.split(500)])
+    return {
+        "error": pairs.missed(found),
+        **({} if epochs else {"updates": single(run.steps)}),
+        "parameters": single(sum(p.numel() for p in network.parameters())),
+    }

@@ -8,7 +8,7 @@ names end in their noise in the same way.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyro
@@ -16,6 +16,7 @@ import pyro
 from capsule_zoo.data import Split
 from capsule_zoo.data.constellations import Scenes, draw_scenes
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import single
 from capsule_zoo.experiments.constellations.headline import hard_scenes, measures
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
@@ -32,22 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PUBLISHED = "01"  # the noise of the entry that is kept
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What is learned at one noise.
-
-    Attributes:
-        sigma: noise on the templates of the scenes; it is not given to the model.
-        examples: unlabeled scenes for learning templates.
-        updates, batch_size: of the set transformer.
-    """
-
-    sigma: float
-    examples: int
-    updates: int
-    batch_size: int
 
 
 @experiment("constellations/learned", data="constellations")
@@ -79,8 +64,9 @@ def learned(
     """
     options.refuse_run()
     suffixes = {f"{sigma:g}".replace(".", ""): sigma for sigma in sigmas}
-    study = Study({s: Lesson(x, examples, updates, batch_size) for s, x in suffixes.items()})
-    outcomes, folders = study.run(learn, options), study.folders(options)
+    study = Study(suffixes)
+    task = partial(learn, examples=examples, updates=updates, batch_size=batch_size)
+    outcomes, folders = study.run(task, options), study.folders(options)
     metrics: dict[str, Number | Numbers | Table] = {}
     figures, laws = {}, {}
     for suffix, sigma in suffixes.items():
@@ -93,7 +79,7 @@ def learned(
     numbers: dict[str, Numbers] = {}
     for (suffix, _), outcome in outcomes.items():
         for quantity, value in outcome.items():
-            numbers.setdefault(quantity, {})[suffix] = (value, None, 1)
+            numbers.setdefault(quantity, {})[suffix] = single(value)
     metrics["learning, noise"] = Table(numbers)
     title = "Templates that were learned, with their noise"
     figures["templates"] = template_rows(laws, title)
@@ -101,23 +87,29 @@ def learned(
     return Result(metrics, figures, None, kept)
 
 
-def learn(job: Job[Lesson]) -> dict[str, float]:
-    """Learn templates and then train the set transformer."""
-    lesson, options = job.variant, job.options
+def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> dict[str, float]:
+    """Learn templates and then train the set transformer.
+
+    Args:
+        job: its variant is the noise on the templates, which is not given to the model.
+        examples: unlabeled scenes for learning templates.
+        updates, batch_size: of the set transformer.
+    """
+    options = job.options
     pyro.set_rng_seed(options.seed)
     entry = create("constellations", learned=True).use_guide("amortized")
-    seen = draw_scenes(max(lesson.examples, lesson.batch_size), lesson.sigma, seed=options.seed + 1)
+    seen = draw_scenes(max(examples, batch_size), job.variant, seed=options.seed + 1)
     points = seen.points.float()
     began = time.process_time()
-    learn_from(entry.model, points[: lesson.examples], options.seed)
+    learn_from(entry.model, points[:examples], options.seed)
     learning = time.process_time() - began
-    split = Split(points[: lesson.batch_size], seen.present[: lesson.batch_size].sum(1))
+    split = Split(points[:batch_size], seen.present[:batch_size].sum(1))
     settings: dict[str, Any] = {
         "objective": SleepPhase(),
         "freeze": "model",
-        "batch_size": lesson.batch_size,
+        "batch_size": batch_size,
         "epochs": None,
-        **options.limit(lesson.updates),
+        **options.limit(updates),
     }
     train(entry, split, options, **settings)
     found = entry.model.log_sigma.exp().item()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,14 @@ import torch.nn.functional as F
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    by_variant,
+    mean_and_error,
+    means_of,
+    over_seeds,
+    single,
+)
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
@@ -49,15 +57,6 @@ class Settings:
     network: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """The training of one network."""
-
-    iterations: int
-    power: float
-    settings: Settings
-
-
 @experiment("matrix-capsules/iterations", data="mnist", takes=Settings)
 def iterations(options: Options, **settings: Any) -> Result:
     """Train with two to five iterations of EM and three powers of its E step (30 core-minutes).
@@ -68,28 +67,27 @@ def iterations(options: Options, **settings: Any) -> Result:
     """
     options.refuse_run()
     chosen = Settings(**settings)
-    tasks = {
-        f"{name_of(power)}-{number}": Task(number, power, chosen)
+    variants = {
+        f"{name_of(power)}-{number}": (number, power)
         for power in chosen.powers
         for number in chosen.iterations
     }
-    costs = {name: float(task.iterations) for name, task in tasks.items()}
-    options.say(f"Training {len(tasks) * chosen.seeds} networks")
-    study = Study(tasks, chosen.seeds, costs)
-    outcomes = study.run(measure, options)
-    unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}", options.seed]["slope"]
+    costs = {name: float(number) for name, (number, _) in variants.items()}
+    options.say(f"Training {len(variants) * chosen.seeds} networks")
+    task = partial(measure, settings=chosen)
+    outcomes = by_variant(Study(variants, chosen.seeds, costs).run(task, options))
+    unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"]
     found: dict[str, dict[str, Numbers]] = {"error": {}, "first_gradient": {}}
     errors = pd.DataFrame(index=list(chosen.iterations))
     slopes = pd.DataFrame(index=list(chosen.iterations))
-    for name, task in tasks.items():
-        own = [outcome for (task_name, _), outcome in outcomes.items() if task_name == name]
-        row, column = str(task.iterations), name_of(task.power)
+    for name, (number, power) in variants.items():
+        own, row, column = outcomes[name], str(number), name_of(power)
         error = over_seeds([{"error": outcome["error"]} for outcome in own])["error"]
         slope = mean_and_error([outcome["slope"] / unit for outcome in own])
         found["error"].setdefault(column, {})[row] = error
         found["first_gradient"].setdefault(column, {})[row] = slope
-        errors.loc[task.iterations, f"power {task.power:g}"] = error[0]
-        slopes.loc[task.iterations, f"power {task.power:g}"] = slope[0]
+        errors.loc[number, f"power {power:g}"] = error[0]
+        slopes.loc[number, f"power {power:g}"] = slope[0]
     words = {"error": "test error", "first_gradient": "first gradient"}
     metrics = {
         f"{words[quantity]} by iterations": Table(rows, f"{quantity}_{{quantity}}_{{variant}}")
@@ -105,20 +103,20 @@ def name_of(power: float) -> str:
     return f"power_{power:g}".replace(".", "_")
 
 
-def measure(job: Job[Task]) -> dict[str, Any]:
+def measure(job: Job[tuple[int, float]], *, settings: Settings) -> dict[str, Any]:
     """Train one network, and return its first gradient and its test error."""
-    task, options = job.variant, job.options
+    (iterations, power), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create(
         "matrix-capsules",
         image_shape=data.image_shape,
-        iterations=task.iterations,
-        power=task.power,
-        **(task.settings.network or NETWORK),
+        iterations=iterations,
+        power=power,
+        **(settings.network or NETWORK),
     )
     slope = first_gradient(entry, data.train[:STARTED])
-    limit: dict[str, Any] = options.limit(task.settings.steps)
+    limit: dict[str, Any] = options.limit(settings.steps)
     train(entry, data, options, inputs=Inputs(SHIFT), **limit)
     return {"slope": slope, "error": list(error_rate(entry.model, entry.guide, data.test))}
 
@@ -157,21 +155,6 @@ class Lengths:
     network: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Course:
-    """The training of one network at length.
-
-    Args:
-        sizes: arguments of the entry.
-        start: name or folder of a trained network with the same parameters from which it starts.
-        training: arguments of `fit` that replace the entry's.
-    """
-
-    sizes: Mapping[str, Any]
-    start: str | None
-    training: Mapping[str, Any]
-
-
 @experiment("matrix-capsules/at-length", data="mnist", minutes=120, takes=Lengths)
 def at_length(options: Options, **settings: Any) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
@@ -181,46 +164,34 @@ def at_length(options: Options, **settings: Any) -> Result:
     equal times, side by side where there are two cores. Errors are of validation images and of
     test images. The network with the lower validation error is kept.
     """
-    given = Lengths(**settings)
-    courses = courses_of(given, options.run)
-    options.say(f"Training {', '.join(courses)}")
-    study = Study(courses, given.seeds)
-    outcomes = study.run(learn_digits, replace(options, minutes=options.budget))
-    found = {
-        name: over_seeds([own for (variant, _), own in outcomes.items() if variant == name])
-        for name in courses
-    }
+    chosen = Lengths(**settings)
+    variants = choose("variant", chosen.variants, AT_LENGTH)
+    options.say(f"Training {', '.join(variants)}")
+    study, timed = Study(variants, chosen.seeds), replace(options, minutes=options.budget)
+    found = means_of(study.run(partial(learn_digits, settings=chosen), timed))
     best = min(found, key=lambda name: found[name]["validation_error"][0])
     return Result({"": Table(by_quantity(found))}, {}, None, load(study.folders(options)[best]))
 
 
-def courses_of(given: Lengths, start: str | None) -> dict[str, Course]:
-    """Return the training of every network; see `Course`."""
-    training = {} if given.lr is None else {"lr": given.lr}
-    chosen = {}
-    for name, iterations in choose("variant", given.variants, AT_LENGTH).items():
-        power = 1.0 if iterations == 2 else given.power
-        sizes = {"iterations": iterations, "power": power, **(given.network or {})}
-        chosen[name] = Course(sizes, start, training)
-    return chosen
-
-
-def learn_digits(job: Job[Course]) -> Numbers:
-    """Train one network and save it, and return its errors, updates and speed."""
-    course, options = job.variant, job.options
+def learn_digits(job: Job[int], *, settings: Lengths) -> Numbers:
+    """Train a network of the job's iterations, and return its errors, updates and speed."""
+    iterations, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
-    entry = create("matrix-capsules", image_shape=data.image_shape, **course.sizes)
-    if course.start:
-        start = load(course.start)
+    power = 1.0 if iterations == 2 else settings.power
+    sizes = {"iterations": iterations, "power": power, **(settings.network or {})}
+    entry = create("matrix-capsules", image_shape=data.image_shape, **sizes)
+    if options.run:
+        start = load(options.run)
         if start.name != entry.name:
             raise ValueError(f"run must be a trained {entry.name!r}, not a {start.name!r}")
         entry.model.load_state_dict(start.model.state_dict())
-    run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), **course.training)
+    rate: dict[str, Any] = {} if settings.lr is None else {"lr": settings.lr}
+    run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), **rate)
     images = run.steps * entry.training["batch_size"]
     return {
         "validation_error": error_rate(entry.model, entry.guide, data.validation),
         "test_error": error_rate(entry.model, entry.guide, data.test),
-        "updates": (float(run.steps), None, 1),
-        "images_per_second": (images / run.seconds, None, run.steps),
+        "updates": single(run.steps),
+        "images_per_second": single(images / run.seconds, run.steps),
     }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -70,23 +71,6 @@ class Trainings:
     capsules: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """The training of one network.
-
-    Attributes:
-        network: one of `ENTRIES`.
-        factor: the factor that makes the held-out views novel.
-        source: "toys3d" or "smallnorb".
-        settings: the settings of the experiment.
-    """
-
-    network: str
-    factor: str
-    source: str
-    settings: Trainings
-
-
 def views(source: str, options: Options, size: int) -> tuple[Views, Views]:
     """Return training and test views of "toys3d" or "smallnorb"."""
     data = Toys3D(size) if source == "toys3d" else SmallNORB(data_folder(options.data_root))
@@ -103,19 +87,26 @@ def some(split: Split, number: int) -> Split:
     return split[torch.randperm(len(split), generator=seeded_generator(5))[:number]]
 
 
-def train_and_measure(job: Job[Task]) -> dict[str, Any]:
-    """Train one network on familiar views, and measure it during training and under attack."""
-    task, options, settings = job.variant, job.options, job.variant.settings
-    train_views, test_views = views(task.source, options, settings.size)
-    familiar = {task.factor: FAMILIAR[task.factor]}
-    novel = {task.factor: novel_values(test_views, task.factor)}
+def train_and_measure(
+    job: Job[tuple[str, str]], *, source: str, settings: Trainings
+) -> dict[str, Any]:
+    """Train one network on familiar views, and measure it during training and under attack.
+
+    Args:
+        job: its variant is one of `ENTRIES`, and the factor that makes the held-out views novel.
+        source: "toys3d" or "smallnorb".
+    """
+    (network, factor), options = job.variant, job.options
+    train_views, test_views = views(source, options, settings.size)
+    familiar = {factor: FAMILIAR[factor]}
+    novel = {factor: novel_values(test_views, factor)}
     seen = train_views.select(**familiar).split(settings.size)
     splits = [test_views.select(**kind).split(settings.size) for kind in (familiar, novel)]
     tested = [some(split, settings.views) for split in splits]
     pyro.set_rng_seed(options.seed)
-    sizes = (settings.capsules or {}) if task.network == "capsules" else {}
+    sizes = (settings.capsules or {}) if network == "capsules" else {}
     shape = tuple(seen.images.shape[1:])
-    entry = create(ENTRIES[task.network], image_shape=shape, classes=len(CATEGORIES), **sizes)
+    entry = create(ENTRIES[network], image_shape=shape, classes=len(CATEGORIES), **sizes)
     few = tested[0][: settings.attacked]
     path = []
     for check in range(1, settings.checks + 1):
@@ -125,7 +116,7 @@ def train_and_measure(job: Job[Task]) -> dict[str, Any]:
         train(entry, seen, options, minutes, **how)
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
-        if task.factor == "azimuth":
+        if factor == "azimuth":
             point |= attacked(entry, few, settings)
         path.append(point)
     return {"path": path}
@@ -166,18 +157,13 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
     """Train every network on every factor with every seed, and compare them."""
     options.refuse_run()
     views(source, options, settings.size)  # rendered or downloaded once, before processes need them
-    tasks = {
-        f"{network}-{factor}": Task(network, factor, source, settings)
-        for network, factor in product(ENTRIES, FAMILIAR)
-    }
-    costs = {name: COSTS[task.network] for name, task in tasks.items()}
-    study = Study(tasks, settings.seeds, costs)
-    options.say(f"Training {len(tasks) * settings.seeds} networks")
-    outcomes = study.run(train_and_measure, replace(options, minutes=options.budget))
-    found = {
-        (tasks[name].network, tasks[name].factor, seed): outcome["path"]
-        for (name, seed), outcome in outcomes.items()
-    }
+    variants = {"-".join(pair): pair for pair in product(ENTRIES, FAMILIAR)}
+    costs = {name: COSTS[network] for name, (network, _) in variants.items()}
+    options.say(f"Training {len(variants) * settings.seeds} networks")
+    task = partial(train_and_measure, source=source, settings=settings)
+    timed = replace(options, minutes=options.budget)
+    outcomes = Study(variants, settings.seeds, costs).run(task, timed)
+    found = {(*variants[name], seed): run["path"] for (name, seed), run in outcomes.items()}
     errors = {factor: errors_where_matched(found, factor) for factor in FAMILIAR}
     matched_errors = {
         f"{factor}_{kind}error": errors[factor][name]

@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyro
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, over_seeds
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
 from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.part_whole.template_copies import copies, likeness
 from capsule_zoo.experiments.shape_codes.headline import (
@@ -88,14 +89,6 @@ class Settings:
     sizes: Mapping[str, Any] | None = None
 
 
-class Task(NamedTuple):
-    """The training of one model: the rotation of its images, its updates, and the settings."""
-
-    degrees: int
-    steps: int
-    settings: Settings
-
-
 @experiment("part-whole/augment", data="mnist", minutes=70, takes=Settings)
 def augment(options: Options, **settings: Any) -> Result:
     """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
@@ -114,15 +107,10 @@ def augment(options: Options, **settings: Any) -> Result:
     chosen = Settings(**settings)
     steps = options.shortened(chosen.steps)
     timed = replace(options, minutes=None)
-    study = Study({str(each): Task(each, steps, chosen) for each in chosen.degrees}, chosen.seeds)
+    study = Study({str(each): each for each in chosen.degrees}, chosen.seeds)
     options.say(f"Training {len(chosen.degrees)} models from {chosen.seeds} seeds each")
-    outcomes = study.run(learn, timed)
-    by_degrees: dict[str, list[dict[str, list]]] = {}
-    for (name, _), found in outcomes.items():
-        by_degrees.setdefault(name, []).append(found)
-    numbers = {name: over_seeds(found) for name, found in by_degrees.items()}
+    found = by_quantity(means_of(study.run(partial(learn, steps=steps, settings=chosen), timed)))
     data = load_dataset("mnist", root=options.data_root)
-    found = by_quantity(numbers)
     name = str(max(chosen.degrees))
     widest = load(study.folders(timed)[name])
     shown = {
@@ -133,16 +121,16 @@ def augment(options: Options, **settings: Any) -> Result:
     return Result({**found}, shown, None, widest)
 
 
-def learn(job: Job[Task]) -> dict[str, Number]:
-    """Train one model, and measure it."""
-    (degrees, steps, settings), options = job.variant, job.options
+def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]:
+    """Train one model on images rotated by up to the job's degrees, and measure it."""
+    degrees, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
     rotation = transforms.Rotate(degrees)
     limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
     train(entry, data, options, inputs=Inputs(rotation), **limits)
-    return {"steps": (float(steps), None, 1), **measure(entry, data, degrees, settings, options)}
+    return {"steps": single(steps), **measure(entry, data, degrees, settings, options)}
 
 
 def measure(
@@ -169,7 +157,7 @@ def measure(
         read = remedy(entry, rotated(few, degrees), tests, settings, options.seed)
         found |= {f"{name}_turned": accuracy for name, accuracy in read.items()}
     color, alpha = entry.model.templates()
-    found["copies"] = (float(copies(likeness((color * alpha).mean(1)))), None, 1)
+    found["copies"] = single(copies(likeness((color * alpha).mean(1))))
     for angle in TURNED:
         found[f"kept_{angle}"] = parts_kept(entry, data.test.images[:1000], angle)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyro
@@ -23,8 +24,10 @@ from capsule_zoo.experiments.common.findings import (
     by_quantity,
     held_out_bounds,
     mean_and_error,
+    means_of,
     over_seeds,
     pictures,
+    single,
 )
 from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.study import Job, Study, choose
@@ -208,15 +211,6 @@ class EqualUpdates(Comparing):
     steps: int = 1000
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One variant to train: its entry, the entry's sizes, and its updates, None for the minutes."""
-
-    entry: str
-    sizes: Mapping[str, Any]
-    steps: int | None = None
-
-
 @experiment(
     "recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison", takes=Comparing
 )
@@ -241,13 +235,9 @@ def equal_updates(options: Options, **settings: Any) -> Result:
 def compared(options: Options, chosen: Comparing, steps: int | None = None) -> Result:
     """Train the variants from each seed, and return bounds, errors and updates; see `Comparing`."""
     options.refuse_run()
-    variants = {
-        name: Variant(entry, {**sizes, **(chosen.sizes or {})}, steps)
-        for name, (entry, sizes) in choose("variant", chosen.variants, ABLATIONS).items()
-    }
-    options.say(f"Training {', '.join(variants)}")
-    study = Study(variants, chosen.seeds)
-    outcomes = study.run(learn_variant, options)
+    study = Study(choose("variant", chosen.variants, ABLATIONS), chosen.seeds)
+    options.say(f"Training {', '.join(study.variants)}")
+    learned = means_of(study.run(partial(learn_variant, chosen=chosen, steps=steps), options))
     data = binary_mnist(options)
     bounds, tables = [], []
     for seed in range(options.seed, options.seed + chosen.seeds):
@@ -256,10 +246,6 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
         few = data.test[: chosen.images]
         tables.append(compare(pairs, few, num_particles=chosen.particles, seed=seed))
         bounds.append(negative(bounds_of_rows(tables[-1])))
-    learned = {
-        name: over_seeds([found for (variant, _), found in outcomes.items() if variant == name])
-        for name in variants
-    }
     metrics: Metrics = {
         **{q: over_seeds([own.get(q, {}) for own in bounds]) for q in bounds[0]},
         **by_quantity(learned),
@@ -267,16 +253,23 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
     return Result(metrics, {"": tables[0].draw()}, tables[0])
 
 
-def learn_variant(job: Job[Variant]) -> Numbers:
-    """Train one variant, and return its updates and class error."""
-    variant, options = job.variant, job.options
+def learn_variant(
+    job: Job[tuple[str, Mapping[str, Any]]], *, chosen: Comparing, steps: int | None
+) -> Numbers:
+    """Train one variant, and return its updates and class error.
+
+    Args:
+        job: its variant is the name of an entry, and its sizes.
+        steps: updates; None for the minutes.
+    """
+    (name, sizes), options = job.variant, job.options
     pyro.set_rng_seed(options.seed)
     data = binary_mnist(options)
     shape = dict(image_shape=data.image_shape, classes=data.num_classes)
-    entry = create(variant.entry, **{**shape, **variant.sizes})
-    minutes = options.budget if variant.steps is None else None
-    run = learn(entry, data, options, minutes=minutes, steps=variant.steps)
-    found: Numbers = {"updates": (float(run.steps), None, 1)}
+    entry = create(name, **{**shape, **sizes, **(chosen.sizes or {})})
+    minutes = options.budget if steps is None else None
+    run = learn(entry, data, options, minutes=minutes, steps=steps)
+    found: Numbers = {"updates": single(run.steps)}
     if knows_labels(entry):
         found["class_error"] = class_error(entry, data.test)
     return found
@@ -304,6 +297,6 @@ def cifar10(options: Options, *, images: int = 1000, particles: int = 100) -> Re
     metrics: Metrics = {
         **held_out(entry, data.test[:images], particles, options),
         "class_error": class_error(entry, data.test),
-        "training_images": (float(len(data.train)), None, 1),
+        "training_images": single(len(data.train)),
     }
     return Result(metrics, pictures(entry, data.test.images), None, entry)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity
+from capsule_zoo.experiments.common.findings import by_quantity, single
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import (
     ObjectSettings,
@@ -103,10 +103,10 @@ def learn(job: Job[tuple[float, int]]) -> Numbers:
     gain = float(held[run.history["step"] <= 3 * steps / 4].min() - held.min())
     number = len(data.validation)
     return {
-        "updates": (float(run.steps), None, 1),
-        "minutes": (run.seconds / 60, None, 1),
-        "validation_loss": (float(held.min()), None, number),
-        "late_gain": (gain, None, number),
+        "updates": single(run.steps),
+        "minutes": single(run.seconds / 60),
+        "validation_loss": single(held.min(), number),
+        "late_gain": single(gain, number),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyro
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, snake_case
+from capsule_zoo.experiments.common.findings import by_quantity, single, snake_case
 from capsule_zoo.experiments.part_whole.headline import WITH_POSES
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, read_objects
@@ -56,14 +57,6 @@ class Settings:
     sizes: Mapping[str, Mapping[str, Any]] | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """One training run from scratch, and the settings of all."""
-
-    entry: str
-    settings: Settings
-
-
 @experiment("shape-codes/time-to-quality", data="mnist", minutes=40, takes=Settings)
 def time_to_quality(options: Options, **settings: Any) -> Result:
     """Measure the time until probes and samples of the prior are good (40 core-minutes).
@@ -81,15 +74,12 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
     chosen = Settings(**settings)
     lengths_of = LENGTHS if chosen.lengths is None else chosen.lengths
     choose("entry", tuple(lengths_of), LENGTHS)
-    tasks, costs = {}, {}
-    for entry, lengths in lengths_of.items():
-        for minutes in lengths:
-            tasks[f"{entry}-{minutes:g}"] = Task(entry, chosen)
-            costs[f"{entry}-{minutes:g}"] = float(minutes)
+    pairs = [(entry, minutes) for entry, lengths in lengths_of.items() for minutes in lengths]
     timed = replace(options, minutes=options.budget)
-    options.say(f"Training {len(tasks)} models in {options.budget:.3g} minutes")
-    study = Study(tasks, costs=costs)
-    runs = study.run(learn, timed)
+    options.say(f"Training {len(pairs)} models in {options.budget:.3g} minutes")
+    costs = {f"{entry}-{minutes:g}": float(minutes) for entry, minutes in pairs}
+    study = Study({f"{entry}-{minutes:g}": entry for entry, minutes in pairs}, costs=costs)
+    runs = study.run(partial(learn, chosen=chosen), timed)
     options.say("Comparing samples with test images")
     distances = distances_of(study.folders(timed), chosen, options)
     found: dict[str, dict[str, Numbers]] = {
@@ -122,17 +112,17 @@ def first_times(rows: Sequence[Mapping[str, Sequence]]) -> Numbers:
             good = [r["core_minutes"][0] for r in rows if sign * r[quality][0] >= sign * goal]
             if good:
                 name = f"minutes_to_{quality}_{goal:g}".replace(".", "")
-                found[name] = min(good), None, 1
+                found[name] = single(min(good))
     return found
 
 
-def learn(job: Job[Task]) -> dict[str, Number]:
+def learn(job: Job[str], *, chosen: Settings) -> dict[str, Number]:
     """Train one entry for the minutes of the job, measure it, and save it in the job's folder.
 
     Nothing is saved before the end: an interrupted run starts again, because its processor time
     would be lost.
     """
-    (name, chosen), options = (job.variant.entry, job.variant.settings), job.options
+    name, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create(name, **{"image_shape": data.image_shape, **(chosen.sizes or {}).get(name, {})})
@@ -146,8 +136,8 @@ def learn(job: Job[Task]) -> dict[str, Number]:
     penalty = ObjectSettings().penalty if name == "shape-codes" else 1.0
     given, asked = (features(entry, split) for split in (few, data.test))
     return {
-        "core_minutes": (spent, None, 1),
-        "updates": (float(run.steps), None, 1),
+        "core_minutes": single(spent),
+        "updates": single(run.steps),
         "probe": linear_probe(given, few.labels, asked, data.test.labels, penalty),
     }
 

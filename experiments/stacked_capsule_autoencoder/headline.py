@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
+    means_of,
     over_seeds,
     pictures,
+    single,
     snake_case,
     squared_error,
 )
@@ -68,6 +70,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "normalized": {"normalized": True},
     "start_alone": {name: 0.0 for name in TERMS if name != "image"},
 }
+RANDOM_START = "random_start"  # nothing is left out, but objects do not start at clusters
 
 
 def explained(entry: Entry, images: Tensor, batch_size: int = 500) -> np.ndarray:
@@ -144,14 +147,6 @@ class Settings:
     sizes: Mapping[str, Mapping[str, Any]] | None = None
 
 
-@dataclass(frozen=True)
-class Task:
-    """The data set that an entry is trained on, and the settings of the experiment."""
-
-    data: str
-    settings: Settings
-
-
 @experiment(
     "stacked-capsule-autoencoder/mnist",
     data="mnist",
@@ -209,7 +204,7 @@ def cifar10(options: Options, **settings: Any) -> Result:
     data = read("cifar10", options)
     metrics: Metrics = {
         **by_quantity(found),
-        "training_images": (float(len(data.train)), None, 1),
+        "training_images": single(len(data.train)),
     }
     return Result(metrics, pictures(entry, data.test.images[:12]), None, entry)
 
@@ -233,8 +228,8 @@ def trained_both(
     options.refuse_run()
     timed = replace(options, minutes=options.budget)
     options.say(f"Training {' and '.join(ENTRIES)}, {options.budget / len(ENTRIES):.3g} minutes")
-    study = Study({name: Task(data, settings) for name in ENTRIES})
-    outcomes = study.run(learn, timed)
+    study = Study(dict.fromkeys(ENTRIES))
+    outcomes = study.run(partial(learn, source=data, chosen=settings), timed)
     found: dict[str, Numbers] = {}
     curves: dict[str, dict[float, Accuracy]] = {}
     for name in ENTRIES:
@@ -244,14 +239,13 @@ def trained_both(
     return found, curves, load(study.folders(timed)[ENTRIES[0]])
 
 
-def learn(job: Job[Task]) -> tuple[Numbers, dict[str, Accuracy]]:
-    """Train one entry and measure it, also on turned digits."""
-    (name, task), options = (job.name, job.variant), job.options
-    chosen = task.settings
-    data = read(task.data, options)
+def learn(job: Job, *, source: str, chosen: Settings) -> tuple[Numbers, dict[str, Accuracy]]:
+    """Train the entry of the job's name and measure it, also on turned digits."""
+    name, options = job.name, job.options
+    data = read(source, options)
     data = replace(data, test=data.test[: chosen.tested])
     pyro.set_rng_seed(options.seed)
-    sizes = {**SIZES.get((task.data, name), {}), **(chosen.sizes or {}).get(name, {})}
+    sizes = {**SIZES.get((source, name), {}), **(chosen.sizes or {}).get(name, {})}
     entry = create(name, **{"image_shape": data.image_shape, **sizes})
     began = time.process_time()
     length: dict[str, Any] = dict(minutes=options.budget, batch_size=BATCH_SIZE)
@@ -259,36 +253,14 @@ def learn(job: Job[Task]) -> tuple[Numbers, dict[str, Accuracy]]:
     spent = (time.process_time() - began) / 60
     numbers: Numbers = {
         **measure(entry, data, chosen.probed, chosen.tested),
-        "steps": (float(run.steps), None, 1),
-        "core_minutes": (spent, None, 1),
+        "steps": single(run.steps),
+        "core_minutes": single(spent),
     }
     curve: dict[float, Accuracy] = {}
-    if task.data == "mnist":
+    if source == "mnist":
         moved, curve = generalization(entry, data, chosen.probed, chosen.curved)
         numbers |= moved
     return numbers, {f"{angle:g}": value for angle, value in curve.items()}
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """A training run with some terms or switches of the objective changed.
-
-    Attributes:
-        data: name of the data set.
-        loss: arguments of `StackedCapsuleObjective`.
-        clustered: whether objects start as clusters of parsed images; otherwise at random.
-        steps: number of updates.
-        probed, tested: see `Settings`.
-        sizes: further arguments of `create`.
-    """
-
-    data: str
-    loss: Mapping[str, Any]
-    clustered: bool
-    steps: int
-    probed: int
-    tested: int
-    sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @experiment("stacked-capsule-autoencoder/ablations", data="mnist", minutes=60)
@@ -319,29 +291,33 @@ def ablations(
     """
     options.refuse_run()
     steps = options.shortened(steps)
-    numbers: dict[str, Any] = dict(steps=steps, probed=probed, tested=tested, sizes=sizes)
-    variants = {name: Ablation(data, loss, True, **numbers) for name, loss in ABLATIONS.items()}
-    variants["random_start"] = Ablation(data, {}, False, **numbers)
-    options.say(f"Training {len(variants) * seeds} variants on {data}, {steps} steps each")
-    outcomes = Study(variants, seeds).run(ablate, replace(options, minutes=None))
-    found = {
-        name: over_seeds([outcome for (own, _), outcome in outcomes.items() if own == name])
-        for name in variants
-    }
-    return Result(by_quantity(found))
+    study = Study({**ABLATIONS, RANDOM_START: {}}, seeds)
+    options.say(f"Training {len(study.variants) * seeds} variants on {data}, {steps} steps each")
+    how: dict[str, Any] = dict(steps=steps, probed=probed, tested=tested, sizes=sizes)
+    task = partial(ablate, source=data, **how)
+    return Result(by_quantity(means_of(study.run(task, replace(options, minutes=None)))))
 
 
-def ablate(job: Job[Ablation]) -> Numbers:
-    """Train one variant, and return its measures and the terms of its loss."""
-    variant, options = job.variant, job.options
+def ablate(
+    job: Job[Mapping[str, Any]],
+    *,
+    source: str,
+    steps: int,
+    probed: int,
+    tested: int,
+    sizes: Mapping[str, Any],
+) -> Numbers:
+    """Train with the job's arguments of the loss; return measures and the terms of the loss."""
+    options = job.options
     pyro.set_rng_seed(options.seed)
-    data = load_dataset(variant.data, root=options.data_root)
-    sizes = {"image_shape": data.image_shape, **variant.sizes}
-    entry = create(ENTRIES[0], **{**sizes, "loss": dict(variant.loss)})
-    entry = replace(entry, stages=partial(stages, start=variant.clustered))
-    train(entry, data, options, in_stages=True, steps=variant.steps)
-    found = measure(entry, data, variant.probed, variant.tested)
+    data = load_dataset(source, root=options.data_root)
+    entry = create(
+        ENTRIES[0], **{"image_shape": data.image_shape, **sizes, "loss": dict(job.variant)}
+    )
+    entry = replace(entry, stages=partial(stages, start=job.name != RANDOM_START))
+    train(entry, data, options, in_stages=True, steps=steps)
+    found = measure(entry, data, probed, tested)
     with torch.no_grad(), seeded(0):
-        few = data.test.images[: min(500, variant.tested)]
+        few = data.test.images[: min(500, tested)]
         terms = entry.objective.terms(entry.model, entry.guide, few)
-    return found | {f"loss_{name}": (term.item(), None, len(few)) for name, term in terms.items()}
+    return found | {f"loss_{name}": single(term.item(), len(few)) for name, term in terms.items()}

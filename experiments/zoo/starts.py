@@ -19,7 +19,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single, snake_case
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import Check
+from capsule_zoo.inference import Check, Checks, Inputs
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.models.networks.overlays import with_previous
@@ -49,9 +49,11 @@ def first_step(job: Job[Mapping[str, Any]], *, steps: int, every: int) -> tuple[
         found.append((float(check.step), relative_error(entry, data)))
         return found[-1][1] < 1
 
-    known: dict[str, Any] = {"labels": True} if takes_apart(entry) else {}
-    known |= dict(validate_every=every, callbacks=[has_started])
-    train(entry, data.train, options, name="run", steps=steps, **known)
+    how: dict[str, Any] = dict(
+        checks=Checks(every=every, callbacks=[has_started]),
+        inputs=Inputs(labels=takes_apart(entry)),
+    )
+    train(entry, data.train, options, steps=steps, **how)
     step, error = found[-1]
     return (step, error) if error < 1 else (steps + 1.0, error)
 
