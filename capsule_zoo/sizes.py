@@ -74,7 +74,7 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
     Args:
         takes: by parameter of the factory, the constructor to which that parameter is passed.
     """
-    hints, told = _hints(factory), words_of(factory.__doc__)
+    hints, described = _hints(factory), words_of(factory.__doc__)
     own: dict[str, Size] = {}
     further: dict[str, Size] = {}
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -83,7 +83,7 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
             further = inner
         elif parameter.default is not parameter.empty:
             hint = hints.get(name, Any)
-            what = _followed(told.get(name, ""), name, factory.__module__)
+            what = _followed(described.get(name, ""), name, factory.__module__)
             own[name] = Size(name, parameter.default, hint, what, inner)
     for name in own.keys() & further.keys():
         if further[name].what:  # the factory's docstring refers to the constructor's
@@ -199,10 +199,10 @@ def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
 
 def _words_of_all(kind: type | Callable) -> dict[str, str]:
     """Return the descriptions of arguments; a dataclass has the fields of its bases."""
-    told: dict[str, str] = {}
+    described: dict[str, str] = {}
     for described in reversed(getattr(kind, "__mro__", (kind,))):
-        told |= words_of(described.__doc__)
-    return told
+        described |= words_of(described.__doc__)
+    return described
 
 
 def _followed(what: str, name: str, module: str) -> str:
@@ -210,9 +210,9 @@ def _followed(what: str, name: str, module: str) -> str:
     referred = _REFERRED.match(what)
     known = vars(sys.modules[module])
     kind = known.get(referred[1].replace("-", "_")) if referred else None
-    if kind is None or name not in (told := _words_of_all(kind)):
+    if kind is None or name not in (described := _words_of_all(kind)):
         return what
-    return _followed(told[name], name, kind.__module__)
+    return _followed(described[name], name, kind.__module__)
 
 
 def _constructor_sizes(takes: Takes) -> dict[str, Size]:
@@ -233,11 +233,11 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
             continue
         constructor: Callable = vars(base)["__init__"]
         hints = _hints(constructor)
-        told = _words_of_all(base)
+        described = _words_of_all(base)
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
             if parameter.kind in _OWN:
-                what = _followed(told.get(parameter.name, ""), parameter.name, base.__module__)
+                what = _followed(described.get(parameter.name, ""), parameter.name, base.__module__)
                 yield parameter, hints.get(parameter.name, Any), what
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return

@@ -124,15 +124,15 @@ def _language(code: list[str]) -> str:
 def _linked(line: str) -> str:
     """Return a line of prose with public names as links and all other markup escaped."""
 
-    def told(match: re.Match[str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
         if match["mark"]:
             return "\\" + match["mark"]
         name = (match["code"] or "").removesuffix("()")
-        if name in pages.told_elsewhere():
+        if name in pages.documented_elsewhere():
             return f":py:obj:`{name}`"
         return f":py:obj:`~{public_names()[name]}`" if name in public_names() else match[0]
 
-    return _PROSE.sub(told, line)
+    return _PROSE.sub(replaced, line)
 
 
 def skip_tuple_fields(app, what: str, name: str, thing: object, skip: bool, options: object):

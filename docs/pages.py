@@ -103,8 +103,10 @@ def _page(home: str, names: list[str]) -> str:
     """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
     factories = {registry.factory_of(name).__name__ for name in names}
-    told = [] if home.startswith("capsule_zoo.models.") else _defined_in(module)  # there: in api/
-    reference = _reference(module, [thing for thing in told if thing not in factories])
+    documented = (
+        [] if home.startswith("capsule_zoo.models.") else _defined_in(module)
+    )  # there: in api/
+    reference = _reference(module, [thing for thing in documented if thing not in factories])
     parts = [
         f"# {read_story(module.__doc__).title}\n",
         _rst(f".. automodule:: {home}\n   :no-members:"),
@@ -230,7 +232,7 @@ def modules(package: str) -> str:
     A story that has its own page (by `automodule`) is not repeated.
     """
     home = import_module(package)
-    own, told, parts = set(getattr(home, "__all__", ())), told_elsewhere(), []
+    own, documented, parts = set(getattr(home, "__all__", ())), documented_elsewhere(), []
     for name in _modules_in(home):
         module, short = import_module(name), name.removeprefix(f"{package}.")
         rest = [thing for thing in _defined_in(module) if thing not in own]
@@ -238,7 +240,7 @@ def modules(package: str) -> str:
             continue
         clash = "   :no-index:\n" if short.rpartition(".")[2] in own else ""
         story = f".. automodule:: {name}\n   :no-members:\n{clash}"
-        head = f".. currentmodule:: {name}\n" if name in told else story
+        head = f".. currentmodule:: {name}\n" if name in documented else story
         parts.append(f"### {short}\n\n{_rst(head + chr(10) + _reference(module, rest))}")
     return "\n".join(parts)
 
@@ -277,7 +279,7 @@ def _defined_in(module: ModuleType) -> list[str]:
 
 
 @cache
-def told_elsewhere() -> set[str]:
+def documented_elsewhere() -> set[str]:
     """Return the modules whose docstrings are included by name in some page."""
     texts = (path.read_text() for path in DOCS.rglob("*.md") if "notebooks" not in path.parts)
     return {name for text in texts for name in re.findall(r"automodule:: (\S+)", text)}
@@ -292,8 +294,8 @@ def commands() -> str:
     parts, asked = [], CliRunner(env={"COLUMNS": "88", "TERMINAL_WIDTH": "88"})
     for command in app.registered_commands:
         name = command.name or command.callback.__name__
-        said = asked.invoke(app, [name, "--help"], prog_name="capsule-zoo").output
-        parts.append(f"## {name}\n\n```text\n{said.strip()}\n```\n")
+        usage = asked.invoke(app, [name, "--help"], prog_name="capsule-zoo").output
+        parts.append(f"## {name}\n\n```text\n{usage.strip()}\n```\n")
     return "\n".join(parts)
 
 

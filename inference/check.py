@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from pyro import poutine
 from pyro.distributions import Delta
-from pyro.distributions.torch import Independent
-from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from capsule_zoo import guides
 from capsule_zoo.guides import Guide
+from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import call_arguments, enumerated_sites
 from capsule_zoo.models.base import Model
@@ -171,13 +170,6 @@ def latent_sites(trace: Trace) -> dict[str, dict]:
         for name, site in trace.nodes.items()
         if site["type"] == "sample" and not site["is_observed"]
     }
-
-
-def base_distribution(fn: Any) -> Any:
-    """Return the distribution inside the wrappers of `to_event`, `expand` and `mask`."""
-    while isinstance(fn, (Independent, ExpandedDistribution, MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
 
 
 def is_delta(fn: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from operator import index
 from typing import Any
 
 import pyro
@@ -55,14 +54,3 @@ def _not_owned_by(modules: list[nn.Module]) -> Any:
 
 def _named(module: nn.Module) -> bool:
     return bool(getattr(module, "_pyro_name", ""))
-
-
-def check_seed(seed: Any) -> int:
-    """Return a seed as an int; raise ValueError unless it is whole and from 0 to 2^63 - 1."""
-    try:
-        number = -1 if isinstance(seed, bool) else index(seed)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")
-    return number

@@ -2,7 +2,40 @@
 
 from __future__ import annotations
 
+from operator import index
+from typing import Any
+
 from torch import Tensor
+
+
+def whole(
+    name: str, value: Any, least: int | None = None, below: int | None = None, remedy: str = ""
+) -> int:
+    """Return a number as an int; raise ValueError unless it is whole and in range.
+
+    Args:
+        least, below: the range from `least` up to but not including `below`; None for no end.
+        remedy: further words of the error.
+    """
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or not (least is None or number >= least) or (below and number >= below):
+        low = "" if least is None else f" from {least}" + (f" to {below - 1}" if below else "")
+        raise ValueError(f"{name} must be a whole number{low}, not {value!r}{remedy}")
+    return number
+
+
+def check_whole(least: int, **arguments: Any) -> None:
+    """Raise ValueError for the first argument that is not a whole number of at least `least`."""
+    for name, value in arguments.items():
+        whole(name, value, least)
+
+
+def check_seed(seed: Any) -> int:
+    """Return a seed as an int; raise ValueError unless it is whole and from 0 to 2^63 - 1."""
+    return whole("seed", seed, 0, 2**63)
 
 
 def check_at_least(minimum: float, **arguments: float | list[float] | tuple[float, ...]) -> None:

@@ -225,7 +225,7 @@ class RoutedByAddress(OnRequest):
         self.constant = not any(identity)
 
     @property
-    def numbers_heard(self) -> int:
+    def request_inputs(self) -> int:
         """The number of a request's entries from which the parts are computed."""
         return 0 if self.linear else len(self.identity)
 
@@ -235,17 +235,17 @@ class RoutedByAddress(OnRequest):
         moves = len(self.identity) + self.constant if self.linear else 1
         return self.canvas.address_length * moves
 
-    def heard(self, code: Tensor, request: Tensor) -> Tensor:
+    def inputs(self, code: Tensor, request: Tensor) -> Tensor:
         """Return the inputs of the parts' networks: codes (B, n), joined with requests if mixed."""
         return code if self.linear else joined([code, request], -1)
 
-    def place(self, said: Tensor, request: Tensor) -> Tensor:
+    def place(self, outputs: Tensor, request: Tensor) -> Tensor:
         """Compute addresses (B, C, n) from the networks' outputs (B, C, `address_numbers`)."""
         if not self.linear:
-            return said
+            return outputs
         if self.constant:  # a request of zeros is the identity and moves no part off the middle
             request = F.pad(request, (0, 1), value=1.0)
-        matrices = said.unflatten(-1, (self.canvas.address_length, -1))
+        matrices = outputs.unflatten(-1, (self.canvas.address_length, -1))
         return torch.einsum("...can,...n->...ca", matrices, request)
 
     def code_prior(self) -> dict[str, dist.TorchDistribution]:
@@ -306,7 +306,7 @@ class GenerativeCapsNet(RoutedByAddress):
         self.pose = pose
         self.length = length
         self.temperature = temperature
-        numbers = pose + self.numbers_heard
+        numbers = pose + self.request_inputs
         self.vote = PyroModule[nn.Linear](numbers, kinds * parts * length)  # all W_kc and b_kc
         self.address = CapsuleNetworks(parts, length, hidden, self.address_numbers)
         scatter(self.address.bias_out)
@@ -335,7 +335,7 @@ class GenerativeCapsNet(RoutedByAddress):
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
         kind, pose = latents["object_kind"], latents["object_pose"]
         kind = kind.exp() if self.relaxed else kind
-        votes = self.vote(self.heard(pose, request)).unflatten(-1, (self.kinds, -1))
+        votes = self.vote(self.inputs(pose, request)).unflatten(-1, (self.kinds, -1))
         chosen = kind[..., None, :] @ votes  # (*batch, 1, parts x length)
         parts = chosen.view(*chosen.shape[:-2], self.parts, self.length)
         return Parts(self.place(self.address(parts), request), self.activation(parts).sigmoid())
@@ -366,7 +366,7 @@ class ContinuousCapsNet(RoutedByAddress):
         super().__init__(image_shape, parts=parts, **options)
         check_at_least(1, latent=latent, hidden=hidden)
         self.latent = latent
-        self.mix = PyroModule[nn.Linear](latent + self.numbers_heard, hidden)
+        self.mix = PyroModule[nn.Linear](latent + self.request_inputs, hidden)
         self.address = PyroModule[nn.Linear](hidden, parts * self.address_numbers)
         scatter(self.address.bias)
         self.activation = PyroModule[nn.Linear](hidden, parts * self.maps)
@@ -375,8 +375,8 @@ class ContinuousCapsNet(RoutedByAddress):
         return {"image_code": centered_normal(self.mix.weight, self.latent)}
 
     def capsules(self, latents: Latents, request: Tensor) -> Parts:
-        mixed = F.relu(self.mix(self.heard(latents["image_code"], request)))
-        said, activation = (
+        mixed = F.relu(self.mix(self.inputs(latents["image_code"], request)))
+        outputs, activation = (
             read(mixed).unflatten(-1, (self.parts, -1)) for read in (self.address, self.activation)
         )
-        return Parts(self.place(said, request), activation.sigmoid())
+        return Parts(self.place(outputs, request), activation.sigmoid())

@@ -187,10 +187,10 @@ class RecurrentCapsules(Model):
             check_at_least(LEAST, **{f"image_shape[{i}]": image_shape[i] for i in (1, 2)})
             capsules_of = types, classes, routing
             seen = colors if capsules == "once" else 2 * colors
-            self.eye = VectorCapsules(
+            self.reader = VectorCapsules(
                 image_network(seen, channels), channels[1], (height - 8, width - 8), *capsules_of
             )
-            self.hand = VectorCapsules(
+            self.writer = VectorCapsules(
                 code_network(latent, channels), channels[0], (2 * KERNEL - 1,) * 2, *capsules_of
             )
             inputs = classes * CLASS
@@ -243,7 +243,7 @@ class RecurrentCapsules(Model):
     @pyro_method
     def plan(self, codes: Tensor) -> Tensor:
         """Compute the inputs (*batch, inputs) of the recurrent cell from codes (*batch, latent)."""
-        return codes if self.capsules == "none" else flat(self.hand(codes[..., None, None]))
+        return codes if self.capsules == "none" else flat(self.writer(codes[..., None, None]))
 
     @pyro_method
     def step(self, drawing: Drawing, plan: Tensor) -> Drawing:
@@ -267,7 +267,7 @@ class RecurrentCapsules(Model):
         """Compute the class capsules (*batch, classes, 16) from images and unfinished drawings."""
         if self.capsules == "every":
             images = joined([images, images - drawing.mean], -3)
-        return self.eye(images)
+        return self.reader(images)
 
     @pyro_method
     def classify(self, images: Tensor) -> Tensor:

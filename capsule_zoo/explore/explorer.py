@@ -161,13 +161,13 @@ class Explorer(widgets.VBox):
     def _do(self, action: Callable[[], object]) -> None:
         """Change the view and show it; report a `ValueError` in the status line."""
         try:
-            said = action()
+            message = action()
         except ValueError as error:
             self.status.value = f'<span style="color: #b00020">{escape(str(error))}</span>'
             return
-        self.show(said if isinstance(said, str) else "")
+        self.show(message if isinstance(message, str) else "")
 
-    def show(self, said: str = "") -> None:
+    def show(self, message: str = "") -> None:
         """Update all widgets to the state of the view."""
         names = self.view.handles()
         with self._quietly():
@@ -184,7 +184,7 @@ class Explorer(widgets.VBox):
         if colored is not None:
             self.colored.png = as_png(colored, self.view.outline(self.handle))
         likelihood = f"log p(image | what is painted) = {self.view.log_likelihood():.1f} nats"
-        self.status.value = escape(f"{said}; {likelihood}" if said else likelihood)
+        self.status.value = escape(f"{message}; {likelihood}" if message else likelihood)
 
     def _show_controls(self, controls: dict[str, Control]) -> None:
         if list(self.sliders) != list(controls):

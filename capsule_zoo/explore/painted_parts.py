@@ -36,7 +36,7 @@ class PaintedPartsView(View):
     """
 
     improves = "improve the objects and parts by steps of inference on this image"
-    modes = ("as read", "as foretold", "as it would have been")
+    modes = ("as read", "as expected", "as it would have been")
     model: PaintedParts
     drawn: Sites  # what was read or refined, as `parse` is
     read_drawn: Sites

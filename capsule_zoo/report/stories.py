@@ -26,14 +26,14 @@ class Story:
 
     Attributes:
         title, subtitle: name and subject of the model.
-        told: blocks up to and including the first pseudo-code (generative process or energy).
+        opening: blocks up to and including the first pseudo-code (generative process or energy).
         more: the blocks that follow.
         references: the references as one paragraph.
     """
 
     title: str
     subtitle: str
-    told: tuple[Block, ...]
+    opening: tuple[Block, ...]
     more: tuple[Block, ...]
     references: str
 

@@ -173,14 +173,21 @@ def at_length(options: Options, **settings: Any) -> Result:
     return Result({"": Table(by_quantity(found))}, {}, None, load(study.folders(options)[best]))
 
 
+def network_at_length(
+    iterations: int, settings: Lengths, image_shape: tuple[int, int, int]
+) -> Entry:
+    """Return an untrained network of the small preset."""
+    power = 1.0 if iterations == 2 else settings.power
+    sizes = {"iterations": iterations, "power": power, **(settings.network or {})}
+    return create("matrix-capsules", image_shape=image_shape, **sizes)
+
+
 def learn_digits(job: Job[int], *, settings: Lengths) -> Numbers:
     """Train a network of the job's iterations, and return its errors, updates and speed."""
     iterations, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
-    power = 1.0 if iterations == 2 else settings.power
-    sizes = {"iterations": iterations, "power": power, **(settings.network or {})}
-    entry = create("matrix-capsules", image_shape=data.image_shape, **sizes)
+    entry = network_at_length(iterations, settings, data.image_shape)
     if options.run:
         start = load(options.run)
         if start.name != entry.name:

@@ -32,7 +32,7 @@ def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
 
 def reader(entry: Entry) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """Return the capsules that look at pairs."""
-    return entry.model.eye, entry.model.classify
+    return entry.model.reader, entry.model.classify
 
 
 @experiment("recurrent-capsules/overlap", data="mnist", minutes=90)

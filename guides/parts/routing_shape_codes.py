@@ -77,14 +77,14 @@ class RoutingShapeCodes(ShapeCodesGuide):
                 weight = self._share(parts, pose, code) * weight
             arrangement = shapes.place + bend(shapes.pose_codes, code)
             pose, pose_scale = fit_pose(target, arrangement, weight, precision)
-            told = _told(shapes.presence_codes, code)
-            believed = (shapes.presence_logits + told).sigmoid()  # (B, K, P)
+            shift = presence_shift(shapes.presence_codes, code)
+            believed = (shapes.presence_logits + shift).sigmoid()  # (B, K, P)
             code, code_scale = fit_code(
                 target - poses.compose(pose[..., None, :], shapes.place),
                 directions(pose, shapes.pose_codes),
                 weight,
                 shapes.presence_codes,
-                there - believed + believed * (1 - believed) * told,
+                there - believed + believed * (1 - believed) * shift,
                 believed * (1 - believed),
             )
         if self.objects == "delta":
@@ -106,7 +106,7 @@ def bend(pose_codes: Tensor, code: Tensor) -> Tensor:
     return torch.einsum("kpid,...kd->...kpi", pose_codes, code)
 
 
-def _told(presence_codes: Tensor, code: Tensor) -> Tensor:
+def presence_shift(presence_codes: Tensor, code: Tensor) -> Tensor:
     """Return what the codes add to the presences' logits, w c, (B, K, P)."""
     return torch.einsum("kpd,...kd->...kp", presence_codes, code)
 

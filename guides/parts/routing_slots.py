@@ -27,7 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.guides.parts.part_reader import moved
-from capsule_zoo.guides.parts.routing_shape_codes import bend, directions, fit_code, fit_pose
+from capsule_zoo.guides.parts.routing_shape_codes import (
+    bend,
+    directions,
+    fit_code,
+    fit_pose,
+    presence_shift,
+)
 from capsule_zoo.guides.parts.shape_codes import KindProposals, ShapeCodesGuide
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
@@ -161,15 +167,15 @@ class RoutingSlots(ShapeCodesGuide):
         for _ in range(_ALTERNATIONS):
             arrangement = shapes.place + bend(shapes.pose_codes, code)
             pose, pose_scale = fit_pose(target, arrangement, weight, precision)
-            told = torch.einsum("kpd,...kd->...kp", shapes.presence_codes, code)
-            believed = (shapes.presence_logits + told).sigmoid()
+            shift = presence_shift(shapes.presence_codes, code)
+            believed = (shapes.presence_logits + shift).sigmoid()
             curve = share * believed * (1 - believed)
             code, code_scale = fit_code(
                 target - poses.compose(pose[..., None, :], shapes.place),
                 directions(pose, shapes.pose_codes),
                 weight,
                 shapes.presence_codes,
-                share * (there - believed) + curve * told,
+                share * (there - believed) + curve * shift,
                 curve,
             )
         return KindProposals(pose, code, pose_scale, code_scale)

@@ -54,15 +54,18 @@ class UnservedSite(ValueError):
     """The error raised for a site that no free-form law fits."""
 
 
+def base_distribution(law: Any) -> Any:
+    """Return the distribution inside the wrappers of `to_event`, `expand` and `mask`."""
+    while isinstance(law, (Independent, ExpandedDistribution, MaskedDistribution)):
+        law = law.base_dist
+    return law
+
+
 def innermost(law: Any) -> Any:
-    """Return the family inside `to_event`, `expand`, `mask` and mixtures of one family."""
-    while True:
-        if isinstance(law, (Independent, ExpandedDistribution, MaskedDistribution)):
-            law = law.base_dist
-        elif isinstance(law, MixtureSameFamily):
-            law = law.component_distribution
-        else:
-            return law
+    """Return the family inside wrappers (see `base_distribution`) and mixtures of one family."""
+    law = base_distribution(law)
+    mixed = isinstance(law, MixtureSameFamily)
+    return innermost(law.component_distribution) if mixed else law
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,23 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from pyro import poutine
-from pyro.distributions import (
-    Categorical,
-    ExpandedDistribution,
-    Independent,
-    MaskedDistribution,
-    TorchDistribution,
-)
+from pyro.distributions import Categorical, TorchDistribution
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.prepare import modules_of
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of
 
-_WRAPPERS = (Independent, ExpandedDistribution, MaskedDistribution)
 Sites = Mapping[str, Tensor]
 
 
@@ -91,8 +85,7 @@ def law_means(
 
 
 def _mean(law: TorchDistribution, value: Tensor) -> Tensor:
-    while isinstance(law, _WRAPPERS):
-        law = law.base_dist
+    law = base_distribution(law)
     if isinstance(law, Categorical):
         return law.logits.softmax(-1).expand(*value.shape, -1)
     if getattr(law, "logits", None) is not None:  # a one-hot class or a presence

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from capsule_zoo.data import Split
 from capsule_zoo.data.splits import labels_of
-from capsule_zoo.inference.evaluation.verbs import Images, as_wanted, of_a_pair
+from capsule_zoo.inference.evaluation.prepare import as_wanted
+from capsule_zoo.inference.evaluation.verbs import Images, of_a_pair
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least

@@ -13,7 +13,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.prepare import prepare
 from capsule_zoo.inference.evaluation.summary import per_image_elbo, standard_error, summarize
-from capsule_zoo.inference.isolation import check_seed
+from capsule_zoo.models.checks import check_seed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,14 +26,14 @@ from capsule_zoo.inference.evaluation.bound import bound_on, not_a_bound, point_
 from capsule_zoo.inference.evaluation.collected import Chain, dims_of_group
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
 from capsule_zoo.inference.evaluation.prepare import (
-    check_whole,
     is_per_image,
     modules_of,
     prepare,
 )
-from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated
+from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import ObservationSpace, space_of
 

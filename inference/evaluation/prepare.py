@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -58,10 +57,8 @@ def prepare(
         ValueError, IncompatibleGuide: see `evaluate`.
     """
     name = str(images.name) if isinstance(images, Split) else "images"
-    pixels = images.images if isinstance(images, Split) else images
-    pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
-    space_of(model).check(pixels)
-    classes = None if labels is None else as_labels(labels, len(pixels))
+    pixels = as_wanted(model, images, guide)
+    classes = None if labels is None else as_labels(labels, len(pixels)).to(pixels.device)
     if (check := getattr(poutine.unwrap(model), "check_labels", None)) is not None:
         check(classes)
     if classes is None and getattr(model, "supervised", False):
@@ -70,7 +67,6 @@ def prepare(
             " for log p(label | image), or measure "
             "capsule_zoo.inference.error_rate(model, guide, split)"
         )
-    pixels, classes = _as_wanted(model, guide, pixels, classes)
     few = slice(None) if is_per_image(guide) else slice(2)
     shown = pixels[few], None if classes is None else classes[few]
     mode = in_eval_mode(*modules_of(model, guide))
@@ -82,17 +78,6 @@ def prepare(
             relaxed = set()
         check_pair(model, guide, *shown)
     return Prepared(model, guide, pixels, classes, presence_of(model, relaxed), name)
-
-
-def check_whole(minimum: int, **arguments: Any) -> None:
-    """Raise ValueError for the first argument that is not a whole number of at least `minimum`."""
-    for name, value in arguments.items():
-        try:
-            allowed = index(value) >= minimum
-        except TypeError:
-            allowed = False
-        if not allowed:
-            raise ValueError(f"{name} must be at least {minimum}, a whole number, not {value!r}")
 
 
 def as_labels(labels: Tensor | np.ndarray, number: int) -> Tensor:
@@ -122,11 +107,15 @@ def modules_of(*programs: Callable) -> list[nn.Module]:
     return [program for program in programs if isinstance(program, nn.Module)]
 
 
-def _as_wanted(
-    model: Callable, guide: Callable, images: Tensor, labels: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return images and labels on the device of the parameters, images in their precision."""
-    parameters = (p for module in modules_of(model, guide) for p in module.parameters())
-    parameter = next(parameters, images)
-    images = images.to(parameter.device, parameter.dtype)
-    return images, None if labels is None else labels.to(parameter.device)
+def as_wanted(model: Callable, images: Tensor | Split | np.ndarray, *programs: Callable) -> Tensor:
+    """Check images, and return them on the device and in the precision of the parameters.
+
+    Args:
+        model: says what it takes; its parameters count, and those of the further programs.
+    """
+    images = images.images if isinstance(images, Split) else images
+    images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
+    space_of(model).check(images)
+    modules = modules_of(model, *programs)
+    parameter = next((p for module in modules for p in module.parameters()), images)
+    return images.to(parameter.device, parameter.dtype)

@@ -95,8 +95,8 @@ def probe_scores(
     count = len(test)
     _, kinds, frequency = np.unique(answers, return_inverse=True, return_counts=True)
     place = np.searchsorted(known, answers).clip(max=len(known) - 1)
-    told = np.where(known[place] == answers, log_probability[np.arange(count), place], -np.inf)
-    gain = told - np.log(frequency / count)[kinds]
+    gained = np.where(known[place] == answers, log_probability[np.arange(count), place], -np.inf)
+    gain = gained - np.log(frequency / count)[kinds]
     with np.errstate(invalid="ignore"):
         return accuracy, Information(float(gain.mean()), float(gain.std() / count**0.5), count)
 

@@ -29,10 +29,10 @@ from capsule_zoo.inference.check import check_pair, latent_sites, name_of
 from capsule_zoo.inference.evaluation.calibration import Outcome, rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of
 from capsule_zoo.inference.evaluation.presence import discrete_form
-from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.annealing.path import scored, simulate
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_at_least, check_seed
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import ObservationSpace, space_of, tiled
 

@@ -31,7 +31,7 @@ from capsule_zoo.inference.evaluation.ancestral import (
     law_means,
     mean_images,
 )
-from capsule_zoo.inference.evaluation.prepare import is_per_image
+from capsule_zoo.inference.evaluation.prepare import as_wanted, is_per_image
 from capsule_zoo.inference.evaluation.presence import (
     discrete_form,
     refuse_relaxed_draws,
@@ -40,7 +40,7 @@ from capsule_zoo.inference.evaluation.presence import (
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.spaces import space_of, tiled
+from capsule_zoo.models.common.spaces import tiled
 
 Images = Tensor | Split | np.ndarray
 Taken = ParamSpec("Taken")
@@ -246,15 +246,6 @@ def _passes(
         draws = min(at_once, num_samples - first)
         guide_seed = seed if first == 0 else further
         yield _Pass(tiled(images, draws), draws, rows, guide_seed, model_seed)
-
-
-def as_wanted(model: Model, images: Images) -> Tensor:
-    """Check the images and return them on the model's device and in its precision."""
-    images = images.images if isinstance(images, Split) else images
-    images = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
-    space_of(model).check(images)
-    parameter = next(model.parameters(), images)
-    return images.to(parameter.device, parameter.dtype)
 
 
 def _check_paints(model: Model) -> None:

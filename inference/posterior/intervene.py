@@ -39,11 +39,11 @@ from torch import Tensor, nn
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of, prepare
-from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import enumerated_sites, plate_nesting
 from capsule_zoo.inference.posterior.shared_noise import NoRule, carry
 from capsule_zoo.models import Model
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.checks import check_at_least, check_seed
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 
 Action = Tensor | float | Callable[[Tensor], Tensor]

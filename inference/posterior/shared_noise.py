@@ -31,7 +31,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.inference.check import base_distribution
+from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.models.constellations.matching_laws import (
     MatchedPoints,
     RandomMatching,

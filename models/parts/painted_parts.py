@@ -148,8 +148,8 @@ class PaintedParts(Model):
 
     def _pose_mixture(self, law: ChildLaw, presence: Tensor) -> ParentMixture:
         """Return p(A | t), with each choice weighted by how well it predicts the presence."""
-        foretold = self.presence_law(law.presence_logits).log_prob(presence[..., None])
-        choice = dist.Categorical(logits=law.log_weights + foretold)
+        log_presence = self.presence_law(law.presence_logits).log_prob(presence[..., None])
+        choice = dist.Categorical(logits=law.log_weights + log_presence)
         return ParentMixture(choice, law.pose_law(as_presence(presence, self.relaxed)))
 
     def templates(self) -> tuple[Tensor, Tensor]:

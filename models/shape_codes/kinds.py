@@ -123,8 +123,8 @@ class ShapeKinds(Relation):
         Args: as for `forward`.
         """
         bent = torch.einsum("...pid,...d->...pi", self.pose_codes[kind], code)
-        told = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
-        return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + told
+        shift = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
+        return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
 
     def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> PartLaw:
         """Return the law of observed parts of one object, with the choice of a parent summed out.

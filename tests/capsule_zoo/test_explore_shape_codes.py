@@ -62,24 +62,24 @@ def test_an_object_takes_its_parts_along_and_a_part_moves_alone(view):
     assert_close(view.parts().pose[0], held, atol=1e-4, rtol=1e-4)
 
 
-def test_as_foretold_parts_are_where_the_object_votes_whatever_its_code_and_kind(view):
-    def foretold():
+def test_as_expected_parts_are_where_the_object_votes_whatever_its_code_and_kind(view):
+    def expected():
         pose, logits = votes(view)
         assert_close(view.parts().pose[0], pose, atol=1e-5, rtol=1e-5)
         assert_close(view.parts().presence[0], logits.sigmoid())
 
     read = view.state
-    view.set_mode("as foretold")
-    foretold()
+    view.set_mode("as expected")
+    expected()
     view.change(OBJECT, "code[0]", -1.5)
-    foretold()
+    expected()
     view.set_mode("as read")
     assert torch.equal(view.state.away, read.away)
     view.change(OBJECT, "kind", 1 - read.kind)
-    foretold()
+    expected()
     assert view.handles()[OBJECT] == f"object (kind {1 - read.kind})"
     view.set_mode("as read")  # what was read belongs to the other kind
-    foretold()
+    expected()
 
 
 def test_as_it_would_have_been_parts_keep_their_noise_while_the_object_changes(view):

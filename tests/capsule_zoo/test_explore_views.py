@@ -170,11 +170,11 @@ def test_parts_are_as_much_there_as_their_object():
 
 
 @pytest.mark.parametrize("layers", [(2, 4), (2, 3, 4)])
-def test_as_foretold_every_capsule_is_where_its_likeliest_parent_votes(layers):
+def test_as_expected_every_capsule_is_where_its_likeliest_parent_votes(layers):
     view = part_whole_view(layers)
     for selection in view.model.selections:
         torch.nn.init.normal_(selection.log_affinity)
-    view.set_mode("as foretold")
+    view.set_mode("as expected")
     for off in (None, 0):
         if off is not None:
             view.change(off, "presence", 0.0)

@@ -163,8 +163,8 @@ def test_the_way_parts_follow_can_be_chosen():
     view = part_whole_view()
     shown = explorer.Explorer(view, view.image)
     before = shown.painted.png
-    shown.mode.value = "as foretold"
-    assert view.mode == "as foretold" and shown.painted.png != before
+    shown.mode.value = "as expected"
+    assert view.mode == "as expected" and shown.painted.png != before
     shown.reset.click()
     assert shown.mode.value == "as read" and shown.painted.png == before
 

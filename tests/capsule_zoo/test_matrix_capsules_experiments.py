@@ -11,7 +11,7 @@ from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.matrix_capsules import headline as matrix_capsules
 from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
 from capsule_zoo.experiments.matrix_capsules import viewpoints as matrix_capsules_viewpoints
-from capsule_zoo.experiments.matrix_capsules.iterations import Lengths
+from capsule_zoo.experiments.matrix_capsules.iterations import Lengths, network_at_length
 from capsule_zoo.experiments.matrix_capsules.pose import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules.viewpoints import matched, novel_values
 from capsule_zoo.registry import create, save
@@ -130,8 +130,10 @@ def test_gradients_grow_with_the_iterations_unless_the_power_is_small():
 
 
 def test_networks_at_length_differ_in_iterations_and_power():
-    courses = matrix_capsules_iterations.courses_of(Lengths(power=0.3), None)
-    made = {name: create("matrix-capsules", **course.sizes) for name, course in courses.items()}
+    made = {
+        name: network_at_length(iterations, Lengths(power=0.3), (1, 28, 28))
+        for name, iterations in matrix_capsules_iterations.AT_LENGTH.items()
+    }
     found = {
         name: (entry.model.classes.routing.iterations, entry.model.classes.routing.power)
         for name, entry in made.items()

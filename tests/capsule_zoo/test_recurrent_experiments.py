@@ -165,7 +165,7 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
 def test_both_readers_of_pairs_have_as_many_parameters(monkeypatch):
     monkeypatch.setitem(PRESETS, "small", {})
     shape = (1, 28, 28)
-    capsules = create("overlapping-capsules", image_shape=shape).model.eye
+    capsules = create("overlapping-capsules", image_shape=shape).model.reader
     plain = plain_network(shape, recurrent_overlap.CNN, {}).model
     numbers = [sum(p.numel() for p in module.parameters()) for module in (capsules, plain)]
     assert numbers[0] == pytest.approx(numbers[1], rel=0.01)

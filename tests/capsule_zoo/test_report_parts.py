@@ -121,7 +121,7 @@ References:
 def test_a_story_is_told_up_to_its_process():
     story = read_story(DOCSTRING)
     assert (story.title, story.subtitle) == ("Toys", "Small things.")
-    assert story.told == (
+    assert story.opening == (
         Block("A toy is drawn, and painted.", False),
         Block("z ~ Normal(0, I)        # (B, 2)\n\nimage ~ Normal(f(z))", True),
     )
@@ -136,9 +136,9 @@ def test_every_model_has_a_story_with_its_process(name):
     story = read_story(sys.modules[module].__doc__)
     assert story.title and story.subtitle, f"{module} opens with `Name: what it is about.`"
     assert story.references, f"{module} ends its docstring with `References:`"
-    process = [block for block in story.told + story.more if block.is_code and "~" in block.text]
-    assert process and story.told[-1].is_code, f"{module} writes `site ~ Law(...)`, indented"
-    assert len(story.told[0].text) > 80, f"{module} tells a paragraph before that"
+    process = [block for block in story.opening + story.more if block.is_code and "~" in block.text]
+    assert process and story.opening[-1].is_code, f"{module} writes `site ~ Law(...)`, indented"
+    assert len(story.opening[0].text) > 80, f"{module} tells a paragraph before that"
 
 
 def test_a_picture_is_made_light_and_keeps_its_shape(tmp_path):

@@ -53,9 +53,9 @@ def ablation(loss, clustered=True, steps=6):
     """Return the measures of a variant after a short training."""
     small = {key: value for key, value in small_sizes(NAME).items() if key != "loss"}
     del small["image_shape"]
-    row = dict(steps=steps, probed=60, tested=30, sizes=small)
-    task = experiments.Ablation("digits", loss, clustered, **row)
-    found = experiments.ablate(Job("variant", task, Options(progress=False)))
+    how = dict(source="digits", steps=steps, probed=60, tested=30, sizes=small)
+    name = "variant" if clustered else experiments.RANDOM_START
+    found = experiments.ablate(Job(name, loss, Options(progress=False)), **how)
     assert {f"loss_{term}" for term in TERMS} <= set(found)
     return found
 

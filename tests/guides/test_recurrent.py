@@ -84,9 +84,11 @@ def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself():
 def test_the_paper_preset_has_the_papers_sizes():
     """At 28x28, 6x6 positions of 32 primary capsules see an image, 32 a code; 10 classes of 16."""
     model = RecurrentCapsules(routing=DynamicRouting(3), **PRESETS["paper"])
-    assert model.eye.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
-    assert model.hand.classes.transform.shape == (32, 8, 10 * 16)
-    widths = [part.weight.shape[:2] for net in (model.eye, model.hand) for part in net.network[::2]]
+    assert model.reader.classes.transform.shape == (6 * 6 * 32, 8, 10 * 16)
+    assert model.writer.classes.transform.shape == (32, 8, 10 * 16)
+    widths = [
+        part.weight.shape[:2] for net in (model.reader, model.writer) for part in net.network[::2]
+    ]
     assert widths == [(256, 2), (128, 256), (100, 128), (128, 256)]  # transposed: inputs first
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import tensor
 
-from capsule_zoo.inference.check import base_distribution
+from capsule_zoo.guides.per_image.site_laws import base_distribution
 from capsule_zoo.inference.evaluation.calibration import same_means
 from capsule_zoo.inference.posterior.shared_noise import (
     NoRule,

@@ -3,7 +3,7 @@
 A parse is stored as a tree. Every capsule has its likeliest parent, by the model's
 responsibilities, and its pose in the parent's frame. A parent that moves therefore moves its
 children, and the children of an absent parent are absent. In the mode "as read", children have the
-values that the guide inferred from the image. In the mode "as foretold", they have the likeliest
+values that the guide inferred from the image. In the mode "as expected", they have the likeliest
 values given the capsules above them: parent, presence and vote. In the mode "as it would have been"
 they keep their noise, and `capsule_zoo.inference.intervene` says where they would have been; a
 presence is then on or off.
@@ -97,7 +97,7 @@ def parse_tree(model: PartWholeCapsules, drawn: Sites) -> Tree:
     return Tree(levels, presence, _in_frames(pose, parent, pose), parent)
 
 
-def foretold(model: PartWholeCapsules, tree: Tree, level: int = 0) -> Tree:
+def expected(model: PartWholeCapsules, tree: Tree, level: int = 0) -> Tree:
     """Return the same tree down to `level`, with the likeliest capsules below it.
 
     Every child takes its likeliest parent among the present capsules, the pose that this parent
@@ -187,7 +187,7 @@ class PartWholeView(PaintedPartsView):
 
     def move(self, handle: int, pose: Tensor) -> None:
         moved = self.state.moved(handle, pose)
-        keeps = self.mode == "as foretold"  # the likeliest children move with their parents
+        keeps = self.mode == "as expected"  # the likeliest children move with their parents
         self.state = moved if keeps else self._followed(moved, self._level(handle))
 
     def parts(self) -> Capsules:
@@ -199,8 +199,8 @@ class PartWholeView(PaintedPartsView):
 
     def _followed(self, tree: Tree, level: int) -> Tree:
         """Return the tree whose capsules below `level` follow those above as the mode says."""
-        if self.mode == "as foretold":
-            return foretold(self.model, tree, level)
+        if self.mode == "as expected":
+            return expected(self.model, tree, level)
         if self.mode == "as read":
             return tree
         placed, do = tree.placed(), {}

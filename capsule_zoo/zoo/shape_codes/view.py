@@ -1,7 +1,7 @@
 """The explorer's view of shape codes: the kind, the shape code and the pose of an object.
 
 Reading an image infers the object and its parts. The parts keep their distance from the votes of
-the object while the code bends it and its pose moves it ("as read"). In the mode "as foretold"
+the object while the code bends it and its pose moves it ("as read"). In the mode "as expected"
 parts are exactly where the object votes for them, and present where it says so. In the mode "as it
 would have been" the parts keep their noise: the object is set to what the sliders say, and
 `capsule_zoo.inference.intervene` says where the parts of this image would have been. Another kind
@@ -140,9 +140,9 @@ class ShapeCodesView(PaintedPartsView):
             return self.as_it_would_have_been(
                 {"object_kind": kind, "object_pose": pose, "object_code": code}
             )
-        return self._foretold(state) if forget or self.mode == "as foretold" else state
+        return self._expected(state) if forget or self.mode == "as expected" else state
 
-    def _foretold(self, state: Shaped) -> Shaped:
+    def _expected(self, state: Shaped) -> Shaped:
         """Return the same object with the parts that it predicts."""
         kind = torch.tensor([[state.kind]], device=state.code.device)
         _, logits = self.model.shapes.votes(kind, state.pose[None, None], state.code[None, None])

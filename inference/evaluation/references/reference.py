@@ -32,13 +32,13 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import biject_to
-from torch.distributions.transforms import Transform
 
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
+from capsule_zoo.inference.site_vector import SiteVector
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
@@ -65,14 +65,6 @@ class Score(NamedTuple):
     worst: float
     noise: float
     kl: float | None
-
-
-class _Place(NamedTuple):
-    """A continuous site: its columns, the shape of one row, and the map from the reals."""
-
-    columns: slice
-    shape: torch.Size
-    transform: Transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +98,7 @@ class Reference:
     @property
     def dimension(self) -> int:
         """D, the length of an unconstrained vector."""
-        return max(place.columns.stop for place in self._places.values())
+        return self._continuous.dimension
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Compute log p(image, x), (...,) in nats, discrete sites summed out, with gradients.
@@ -120,8 +112,11 @@ class Reference:
         self._check(x)
         rows = x.reshape(-1, self.dimension).to(self.images)
         size = max(1, _ROWS // len(next(iter(self.settings.values()))))
-        joint = [self._log_joint(self._values(part)) for part in rows.split(size)]
-        return (torch.cat(joint) + self._log_jacobian(rows)).reshape(x.shape[:-1])
+        joint = []
+        for part in rows.split(size):
+            values, log_jacobian = self._continuous.split(part)
+            joint.append(self._log_joint(values) + log_jacobian)
+        return torch.cat(joint).reshape(x.shape[:-1])
 
     def sites(self, x: Tensor) -> dict[str, Tensor]:
         """Return the values of the continuous sites, (..., *shape), from vectors (..., D).
@@ -130,7 +125,7 @@ class Reference:
             ValueError: the last dim is not D.
         """
         self._check(x)
-        values = self._values(x.reshape(-1, self.dimension))
+        values, _ = self._continuous.split(x.reshape(-1, self.dimension))
         return {
             name: value.reshape(*x.shape[:-1], *value.shape[1:]) for name, value in values.items()
         }
@@ -141,10 +136,10 @@ class Reference:
         Raises:
             ValueError: a site is missing.
         """
-        if missing := [name for name in self._places if name not in values]:
-            raise ValueError(f"values lacks {missing}; it needs all of {list(self._places)}")
-        free = [place.transform.inv(values[name]) for name, place in self._places.items()]
-        return torch.cat([each.reshape(len(each), -1) for each in free], 1)
+        wanted = list(self._continuous.places)
+        if missing := [name for name in wanted if name not in values]:
+            raise ValueError(f"values lacks {missing}; it needs all of {wanted}")
+        return self._continuous.join(values)
 
     def score(self, drawn: Tensor | nn.Module, num_draws: int = 1000, seed: int = 0) -> Score:
         """Compare draws, or the draws of a guide, with the reference.
@@ -162,7 +157,7 @@ class Reference:
         if isinstance(drawn, nn.Module):
             kl = self._kl(drawn, num_draws, seed)
             images = self.images.expand(num_draws, *self.images.shape[1:])
-            names = list(self._places)
+            names = list(self._continuous.places)
             drawn = self.vector(infer(drawn, images, names, seed, num_draws))
         if drawn.dim() != 2 or drawn.shape[1] != self.dimension or len(drawn) < 2:
             raise ValueError(
@@ -192,18 +187,12 @@ class Reference:
         return self.log_evidence - weights.mean().item()
 
     @cached_property
-    def _places(self) -> dict[str, _Place]:
+    def _continuous(self) -> SiteVector:
         with isolated_parameters(self.model), torch.no_grad(), seeded(0):
             nodes = poutine.trace(self.model).get_trace(self.images).nodes
-        found, columns = {}, 0
-        for site in self.model.sites:
-            if site.name not in self.settings:
-                law = nodes[site.name]["fn"]
-                transform = biject_to(law.support)
-                free = transform.inv(nodes[site.name]["value"])[0]
-                place = slice(columns, columns + free.numel())
-                found[site.name] = _Place(place, free.shape, transform)
-                columns = place.stop
+        found = SiteVector()
+        for name in (site.name for site in self.model.sites if site.name not in self.settings):
+            found.add(name, nodes[name]["value"], biject_to(nodes[name]["fn"].support))
         return found
 
     def _check(self, x: Tensor) -> None:
@@ -211,22 +200,6 @@ class Reference:
             raise ValueError(
                 f"x must be vectors (..., {self.dimension}) for {self.name!r}, not {tuple(x.shape)}"
             )
-
-    def _values(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return the values of the continuous sites, (rows, ...)."""
-        return {
-            name: place.transform(rows[:, place.columns].reshape(-1, *place.shape))
-            for name, place in self._places.items()
-        }
-
-    def _log_jacobian(self, rows: Tensor) -> Tensor:
-        """Return the log Jacobian of the transforms, (rows,)."""
-        total = rows.new_zeros(len(rows))
-        for place in self._places.values():
-            free = rows[:, place.columns].reshape(-1, *place.shape)
-            term = place.transform.log_abs_det_jacobian(free, place.transform(free))
-            total = total + term.reshape(len(rows), -1).sum(1)
-        return total
 
     def _log_joint(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return log sum_s p(image, values, s), (rows,)."""

@@ -47,7 +47,6 @@ from capsule_zoo.inference.evaluation.evaluate import chain_seed
 from capsule_zoo.inference.evaluation.inference_data import inference_data
 from capsule_zoo.inference.evaluation.prepare import (
     Prepared,
-    check_whole,
     is_per_image,
     modules_of,
     prepare,
@@ -57,11 +56,12 @@ from capsule_zoo.inference.evaluation.summary import (
     refuse_mixture,
     standard_error,
 )
-from capsule_zoo.inference.isolation import check_seed, isolated_parameters
+from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, simulate
 from capsule_zoo.inference.posterior.annealing.transitions import Moves, anneal, pilot, spaced
 from capsule_zoo.inference.posterior.refine import SemiAmortized
+from capsule_zoo.models.checks import check_seed, check_whole
 from capsule_zoo.models.common.modes import frozen, in_eval_mode, seeded
 from capsule_zoo.models.common.spaces import space_of, tiled
 

@@ -30,25 +30,11 @@ from torch.distributions.transforms import Transform
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
+from capsule_zoo.inference.site_vector import SiteVector
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
 
 Beta = float | Tensor  # one for all rows, or (rows,)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A continuous site's columns in the position.
-
-    Attributes:
-        columns: which they are.
-        shape: shape of one row of the site in unconstrained space.
-        transform: the map from the reals to the support; None where the support is the reals.
-    """
-
-    columns: slice
-    shape: torch.Size
-    transform: Transform | None
 
 
 @dataclass(frozen=True)
@@ -119,7 +105,8 @@ class AnnealedPath:
         images: (rows, ...), each image as many times as it has chains.
 
     Attributes:
-        places, choices: continuous and discrete sites, by name.
+        continuous: the continuous sites, side by side.
+        choices: the discrete sites, by name.
 
     Raises:
         UnservedSite: a site that neither Hamiltonian steps nor flips can move; the message names
@@ -134,21 +121,15 @@ class AnnealedPath:
         self.observed = space_of(model).site
         prior = _prior_sites(model, images)
         self.latents = list(prior)
-        self.places: dict[str, Place] = {}
+        self.continuous = SiteVector()
         self.choices: dict[str, Choice] = {}
-        columns = 0
         for name, site in prior.items():
             family = _family(model, name, site["fn"])
-            value = site["value"]
             if isinstance(family, ByLogits) and family.temperature is None:
-                self.choices[name] = _choice(family, value)
-                continue
-            transform = _transform(model, name, site["fn"], family)
-            free = value if transform is None else transform.inv(value)
-            width = free[0].numel()
-            self.places[name] = Place(slice(columns, columns + width), free.shape[1:], transform)
-            columns += width
-        self.columns = columns
+                self.choices[name] = _choice(family, site["value"])
+            else:
+                transform = _transform(model, name, site["fn"], family)
+                self.continuous.add(name, site["value"], transform)
 
     def at(self, images: Tensor) -> AnnealedPath:
         """Return the same path for other rows."""
@@ -167,12 +148,9 @@ class AnnealedPath:
 
     def state(self, values: Mapping[str, Tensor]) -> State:
         """Return the state with these values of all sites, (rows, ...)."""
-        parts = []
-        for name, place in self.places.items():
-            value = values[name]
-            free = value if place.transform is None else place.transform.inv(value)
-            parts.append(free.reshape(len(free), -1))
-        position = torch.cat(parts, 1) if parts else self.images.new_zeros(len(self.images), 0)
+        some = bool(self.continuous.places)
+        empty = self.images.new_zeros(len(self.images), 0)
+        position = self.continuous.join(values) if some else empty
         return State(position, {name: values[name] for name in self.choices})
 
     def values(self, state: State) -> dict[str, Tensor]:
@@ -193,17 +171,8 @@ class AnnealedPath:
 
     def _values(self, state: State) -> tuple[dict[str, Tensor], Tensor]:
         """Return the values of all sites and the log Jacobian of their transforms, (rows,)."""
-        values = dict(state.choices)
-        log_jacobian = state.position.new_zeros(len(state.position))
-        for name, place in self.places.items():
-            free = state.position[:, place.columns].reshape(-1, *place.shape)
-            if place.transform is None:
-                values[name] = free
-                continue
-            values[name] = place.transform(free)
-            term = place.transform.log_abs_det_jacobian(free, values[name])
-            log_jacobian = log_jacobian + term.reshape(len(free), -1).sum(1)
-        return values, log_jacobian
+        values, log_jacobian = self.continuous.split(state.position)
+        return {**state.choices, **values}, log_jacobian
 
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
         values, log_jacobian = self._values(state)

@@ -67,9 +67,9 @@ class FactorAnalyzers(NamedTuple):
             slope = self.loadings[k].flatten(0, 1) / scale[:, None]  # (6 P, d)
             root = torch.linalg.cholesky(_with_prior(slope.T @ slope))
             away = seen * (pose - self.mean[k].flatten()) / scale
-            told = torch.linalg.solve_triangular(root, (away @ slope).T, upper=False)
+            solved = torch.linalg.solve_triangular(root, (away @ slope).T, upper=False)
             constant = (2 * math.pi * self.variance[k]).log().sum(-1)  # (P,)
-            below = away.square().sum(-1) - told.square().sum(0) + there @ constant
+            below = away.square().sum(-1) - solved.square().sum(0) + there @ constant
             found.append(-below / 2 - root.diagonal().log().sum())
         below = torch.stack(found, dim=-1)
         presence = there @ self.presence.logit().T + (-self.presence).log1p().sum(-1)

@@ -1,0 +1,69 @@
+"""Continuous sites of a model side by side, as one unconstrained vector for each row of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.distributions.transforms import Transform
+
+
+@dataclass(frozen=True)
+class Place:
+    """The columns of one site.
+
+    Attributes:
+        columns: which they are.
+        shape: shape of one row of the site in unconstrained space.
+        transform: the map from the reals to the support; None where the support is the reals.
+    """
+
+    columns: slice
+    shape: torch.Size
+    transform: Transform | None
+
+
+@dataclass
+class SiteVector:
+    """The places of sites in vectors (rows, D); sites are added one after the other.
+
+    Attributes:
+        places: by site.
+    """
+
+    places: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of a vector."""
+        return max((place.columns.stop for place in self.places.values()), default=0)
+
+    def add(self, name: str, value: Tensor, transform: Transform | None) -> None:
+        """Append a site; `value` (rows, ...) is one that it may have."""
+        free = value if transform is None else transform.inv(value)
+        columns = slice(self.dimension, self.dimension + free[0].numel())
+        self.places[name] = Place(columns, free.shape[1:], transform)
+
+    def join(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return vectors (rows, D) from the values (rows, ...) of at least one site."""
+        parts = []
+        for name, place in self.places.items():
+            free = values[name] if place.transform is None else place.transform.inv(values[name])
+            parts.append(free.reshape(len(free), -1))
+        return torch.cat(parts, 1)
+
+    def split(self, vectors: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Return the values (rows, ...) of the sites, and the log Jacobian of the maps, (rows,)."""
+        values: dict[str, Tensor] = {}
+        log_jacobian = vectors.new_zeros(len(vectors))
+        for name, place in self.places.items():
+            free = vectors[:, place.columns].reshape(-1, *place.shape)
+            if place.transform is None:
+                values[name] = free
+                continue
+            values[name] = place.transform(free)
+            term = place.transform.log_abs_det_jacobian(free, values[name])
+            log_jacobian = log_jacobian + term.reshape(len(free), -1).sum(1)
+        return values, log_jacobian
