@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
@@ -51,6 +51,11 @@ class Weights:
     headline: dict[str, Any]
     bytes: int
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """The whole card: sizes, training, checks and records."""
+        return read_recipe(self.name)
+
     def __str__(self) -> str:
         found = self.headline
         metric = _METRICS.get(found["metric"], found["metric"])
@@ -73,7 +78,9 @@ class GuideWords:
 
 @dataclass(frozen=True)
 class Description:
-    """The components of an entry; `print` shows them, `as_dict` returns them in plain types.
+    """The components of an entry, for whatever shows it: `capsule-zoo show`, the report, the site.
+
+    `print` and `to_markdown` show the same tables, and `as_dict` returns them in plain types.
 
     Attributes:
         name: name of the entry.
@@ -127,6 +134,32 @@ class Description:
                 "card": self.card,
             }
         )
+
+    def tables(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Return guides, latent sites and trained weights, each as rows of words by name."""
+        guides = {g.name + " (default)" * g.default: (g.kind, g.what) for g in self.guides}
+        sites = {s.name: (" x ".join(s.plates), _kind(s, self.relaxed)) for s in self.sites}
+        weights = {w.name: (str(w),) for w in self.weights}
+        return {"guides": guides, "latent sites": sites, "trained weights": weights}
+
+    def to_markdown(self, link: Callable[[str], str] = lambda name: f"`{name}`") -> str:
+        """Return the tables and the objective in Markdown, without the sizes.
+
+        Args:
+            link: function of a class's name that returns how it is written.
+        """
+        tables, parts = self.tables(), []
+        if self.sites:
+            parts += _in_markdown(("latent site", "plates", "kind"), tables["latent sites"])
+        guides = {name: (link(kind), what) for name, (kind, what) in tables["guides"].items()}
+        parts += _in_markdown(("guide", "class", "what it is"), guides)
+        kind, _, never = self.objective.partition(" ")
+        parts += [f"Trained with {' '.join([link(kind), never]).rstrip()}.", ""]
+        weights = [f"- `load({w.name!r})`: {w}" for w in self.weights]
+        parts += (
+            ["Trained weights:", "", *weights] if weights else ["There are no trained weights."]
+        )
+        return "\n".join([*parts, ""])
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -262,22 +295,18 @@ def _lines(found: Description) -> Iterator[str]:
     yield "sizes, as create(...) or --set takes them"
     yield from _size_lines(found.sizes, "  ")
     yield ""
-    yield "guides"
-    yield from _columns(
-        {g.name + " (default)" * g.default: (g.kind, g.what) for g in found.guides}, "  "
-    )
-    yield ""
-    yield "latent sites"
-    sites = {s.name: (" x ".join(s.plates), _kind(s, found.relaxed)) for s in found.sites}
-    yield from _columns(sites, "  ")
-    yield ""
+    tables = found.tables()
+    for title in ("guides", "latent sites"):
+        yield title
+        yield from _columns(tables[title], "  ")
+        yield ""
     settings = ", ".join(f"{name}={value}" for name, value in found.training.items())
     yield f"objective  {found.objective}"
     yield f"training   {settings or 'the defaults of fit'}"
     yield f"figures    {', '.join(found.figures) or 'none'}"
     yield ""
     yield "trained weights"
-    yield from _columns({w.name: (str(w),) for w in found.weights} or {"none": ()}, "  ")
+    yield from _columns(tables["trained weights"] or {"none": ()}, "  ")
     yield ""
     yield f"references {found.references}"
     if found.card:
@@ -288,7 +317,7 @@ def _card_lines(card: dict[str, Any]) -> Iterator[str]:
     """Yield what a card tells of weights, line by line."""
     made, split = card["training"], card.get("split", {})
     steps = f"{made['steps']:,} steps, " if "steps" in made else ""
-    told = {
+    rows = {
         "command": [made["command"]],
         "took": [f"{steps}{made['seconds'] / 60:.0f} minutes, {made['machine']}"],
         "seed": [str(card["seed"])],
@@ -297,7 +326,7 @@ def _card_lines(card: dict[str, Any]) -> Iterator[str]:
         "checks": card["checks"],
         "records": [record["command"] for record in card["records"].values()],
     }
-    for title, lines in told.items():
+    for title, lines in rows.items():
         for n, line in enumerate(lines):
             yield f"  {title * (n == 0):10}{line}"
 
@@ -319,6 +348,16 @@ def _kind(site: Site, relaxed: tuple[str, ...]) -> str:
         words = ["discrete, relaxed in training"]
     words += [f"event rank {site.event_dim}"] * (site.event_dim > 0)
     return ", ".join([*words, *["summed out by the model"] * site.enumerated])
+
+
+def _in_markdown(head: tuple[str, ...], rows: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table; the first column is code, but not what follows its name."""
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for name, words in rows.items():
+        code, _, more = name.partition(" ")
+        cells = [f"`{code}` {more}".rstrip(), *(word.replace("|", "\\|") for word in words)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _columns(rows: Mapping[str, tuple[str, ...]], indent: str) -> list[str]:

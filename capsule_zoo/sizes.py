@@ -199,10 +199,10 @@ def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
 
 def _words_of_all(kind: type | Callable) -> dict[str, str]:
     """Return the descriptions of arguments; a dataclass has the fields of its bases."""
-    described: dict[str, str] = {}
+    words: dict[str, str] = {}
     for described in reversed(getattr(kind, "__mro__", (kind,))):
-        described |= words_of(described.__doc__)
-    return described
+        words |= words_of(described.__doc__)
+    return words
 
 
 def _followed(what: str, name: str, module: str) -> str:

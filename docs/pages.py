@@ -17,7 +17,6 @@ Tables of chosen metrics are requested as in the README: see `capsule_zoo.report
 from __future__ import annotations
 
 import inspect
-import json
 import pkgutil
 import re
 import shutil
@@ -31,7 +30,7 @@ from types import ModuleType
 from pyro.infer.inspect import render_model
 
 from capsule_zoo import registry
-from capsule_zoo.discovery import guide_words, relaxed_sites
+from capsule_zoo.discovery import describe
 from capsule_zoo.experiments import find_experiment, list_experiments
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import figures_of, read_record
@@ -103,9 +102,8 @@ def _page(home: str, names: list[str]) -> str:
     """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
     factories = {registry.factory_of(name).__name__ for name in names}
-    documented = (
-        [] if home.startswith("capsule_zoo.models.") else _defined_in(module)
-    )  # there: in api/
+    in_reference = home.startswith("capsule_zoo.models.")
+    documented = [] if in_reference else _defined_in(module)
     reference = _reference(module, [thing for thing in documented if thing not in factories])
     parts = [
         f"# {read_story(module.__doc__).title}\n",
@@ -144,7 +142,7 @@ def entry(name: str, root: str = "../") -> str:
     Args:
         root: the relative path from the page to the repository's root.
     """
-    made = registry.create(name, **registry.small_sizes(name))
+    found = describe(registry.create(name, **registry.small_sizes(name)))
     factory = registry.factory_of(name)
     return "\n".join(
         [
@@ -152,9 +150,7 @@ def entry(name: str, root: str = "../") -> str:
             "",
             _rst(f".. autofunction:: {factory.__module__}.{factory.__name__}"),
             _picture(name, root),
-            _sites(made),
-            _guides(made),
-            _weights(name),
+            found.to_markdown(_link),
         ]
     )
 
@@ -164,43 +160,6 @@ def _picture(name: str, root: str) -> str:
         return ""
     words = "Plates and sites, at a small size; the image is drawn, not observed."
     return f"![Plate diagram of {name}]({root}docs/{DIAGRAMS}/{name}.svg)\n\n{words}\n"
-
-
-def _sites(made: registry.Entry) -> str:
-    rows = ["| latent site | plates | one draw | kind |", "|---|---|---|---|"]
-    relaxed = relaxed_sites(made.model)
-    for site in made.model.sites:
-        draw = {0: "number", 1: "vector"}.get(site.event_dim, f"array of rank {site.event_dim}")
-        kind = "discrete" if site.discrete else "continuous"
-        kind = "discrete, relaxed in training" if site.name in relaxed else kind
-        kind += ", summed out" if site.enumerated else ""
-        rows.append(f"| `{site.name}` | {', '.join(site.plates)} | {draw} | {kind} |")
-    return "\n".join([*rows, ""]) if made.model.sites else ""
-
-
-def _guides(made: registry.Entry) -> str:
-    rows = ["| guide | class | what it is |", "|---|---|---|"]
-    for guide in guide_words(made):
-        mark, what = " (default)" * guide.default, guide.what.replace("|", "\\|")
-        kind = _link(type(made.make_guide(guide.name)))
-        rows.append(f"| `{guide.name}`{mark} | {kind} | {what} |")
-    return "\n".join([*rows, "", f"Trained with {_link(type(made.objective))}.", ""])
-
-
-def _weights(name: str) -> str:
-    lines = []
-    for path in sorted(registry.WEIGHTS.glob("*.json")):
-        card = json.loads(path.read_text())
-        if card["entry"] == name:
-            made = card["training"]
-            lines.append(f"- `load({path.stem!r})`: made by `{made['command']}` {_spent(made)}")
-    if not lines:
-        return "There are no trained weights of it yet.\n"
-    return "\n".join(["Trained weights:", "", *lines, ""])
-
-
-def _spent(made: dict) -> str:
-    return f"({made['seconds'] / 60:.0f} minutes, {made['machine']})"
 
 
 def experiments(family: str, root: str) -> str:
@@ -303,9 +262,9 @@ def _rst(text: str) -> str:
     return f"```{{eval-rst}}\n{text}\n```\n"
 
 
-def _link(kind: type) -> str:
-    home = kind.__module__.rpartition(".")[0]
-    public = getattr(import_module(home), "__all__", ()) if home.startswith("capsule_zoo") else ()
-    return (
-        f"{{py:obj}}`~{home}.{kind.__name__}`" if kind.__name__ in public else f"`{kind.__name__}`"
-    )
+def _link(name: str) -> str:
+    """Return a class's name, as a link if the name is public."""
+    from docstrings import public_names
+
+    known = public_names()
+    return f"{{py:obj}}`~{known[name]}`" if name in known else f"`{name}`"

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+from capsule_zoo.discovery import Description, Weights, describe, list_weights
 from capsule_zoo.experiments import Experiment, find_experiment, list_experiments
 from capsule_zoo.records import figures_of, read_record
-from capsule_zoo.registry import WEIGHTS, create, list_models, read_recipe, small_sizes, summary
+from capsule_zoo.registry import create, list_models, small_sizes
 from capsule_zoo.report.pictures import Picture, picture
 from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
-from capsule_zoo.report.stories import Story, first_line, read_story, remainder
+from capsule_zoo.report.stories import Story, read_story, remainder
 from capsule_zoo.report.tables import Grid, grids_of, in_words
 
 BENCHMARKS = "benchmarks"  # the folder of speeds, among records
@@ -84,37 +85,18 @@ class Race(Finding):
         return self.record["tables"].get("", {}).get(quantity, {}) if self.record else {}
 
 
-@dataclass(frozen=True)
-class Inhabitant:
-    """An entry: its name, its summary, and its guides as (name, class, summary)."""
-
-    name: str
-    words: str
-    guides: list[tuple[str, str, str]]
-    default_guide: str
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The trained weights of an entry: name, card, and size in bytes."""
-
-    name: str
-    card: dict
-    size: int
-
-
 @dataclass
 class Family:
     """The section of one model."""
 
     story: Story
-    entries: list[Inhabitant]
+    entries: list[Description]
     lead: Picture | None = None
     comparison: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
     races: list[Race] = field(default_factory=list)
-    weights: list[Trained] = field(default_factory=list)
+    weights: list[Weights] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
@@ -196,21 +178,18 @@ def read_records(folder: Path) -> dict[str, dict]:
 
 def find_families() -> list[Family]:
     """Return one family for each module that holds the model of an entry."""
-    members: dict[str, list[Inhabitant]] = {}
+    members: dict[str, list[Description]] = {}
     with torch.random.fork_rng(devices=[]):
         for name in list_models():
             entry = create(name, **small_sizes(name))
-            kinds = {guide: type(entry.make_guide(guide)) for guide in entry.guides}
-            guides = [(g, kind.__name__, first_line(kind.__doc__)) for g, kind in kinds.items()]
-            inhabitant = Inhabitant(name, summary(name), guides, entry.default_guide)
-            members.setdefault(type(entry.model).__module__, []).append(inhabitant)
+            members.setdefault(type(entry.model).__module__, []).append(describe(entry))
     return [
         Family(read_story(sys.modules[module].__doc__), in_order(entries, module))
         for module, entries in members.items()
     ]
 
 
-def in_order(entries: list[Inhabitant], module: str) -> list[Inhabitant]:
+def in_order(entries: list[Description], module: str) -> list[Description]:
     """Return the entries, with the one that the module is named after first."""
     own = module.rpartition(".")[2].replace("_", "-")
     return sorted(entries, key=lambda entry: (entry.name != own, entry.name))
@@ -229,7 +208,7 @@ def fill(
     rest = (finding for finding in own if finding is not family.comparison)
     family.findings = sorted(rest, key=lambda finding: finding.record is None)
     family.races = [race for race in races if race.about in names]
-    family.weights = [trained for trained in trained_weights() if trained.card["entry"] in names]
+    family.weights = [weights for weights in list_weights().values() if weights.entry in names]
     family.goals = [goal for goal in goals if goal.published.entry in names]
     pictures = (figure for finding in family.all_findings for figure in finding.figures)
     leads = (finding.lead for finding in own if finding.lead)
@@ -311,13 +290,3 @@ def races_of(records: Mapping[str, dict]) -> list[Race]:
 def is_speed(name: str) -> bool:
     """Return True if a record belongs to a benchmark."""
     return name.startswith(f"{BENCHMARKS}/")
-
-
-def trained_weights() -> list[Trained]:
-    """Return every card among the zoo's weights, with the size of its weights."""
-    found = []
-    for path in sorted(WEIGHTS.glob("*.json")):
-        weights = path.with_suffix(".safetensors")
-        size = weights.stat().st_size if weights.is_file() else 0
-        found.append(Trained(path.stem, read_recipe(path.stem), size))
-    return found
