@@ -126,7 +126,8 @@ def write_record(
         seed, data, seconds: seed, data set and wall time of the run.
         figures: by name, saved as `<name>_<figure>.png`; one without a name as `<name>.png`.
         tables: the grids that the metrics are shown in, see `flatten`.
-        more: further fields, which JSON must be able to hold.
+        more: further fields, which JSON must be able to hold. A field `owed`, written by hand, says
+            what should be run again, or at greater length; the report and the pages print it.
 
     Returns:
         The path of the record.

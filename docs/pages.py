@@ -5,6 +5,8 @@ number and no list is typed by hand:
 
     <!-- entry: part-whole -->           a registered entry, and what it consists of
     <!-- experiments: part-whole -->     its experiments: commands, records, figures
+    <!-- results: part-whole -->         the page of its results, `results/part-whole/README.md`
+    <!-- reference: capsule_zoo.inference fit evaluate -->  these names that a package exports
     <!-- modules: capsule_zoo.models --> names in a package's modules that it does not export
     <!-- commands -->                    the command line's help
     <!-- others -->                      the pages that `write_others` writes for other models
@@ -43,7 +45,10 @@ OTHERS = "others"
 DIAGRAMS = "diagrams"
 COMMAND_LINE = ("__main__",)  # documented by `commands`
 FRONT = ("figures", "runs")  # sub-packages of capsule_zoo whose modules the reference lists
-_COMMENT = re.compile(r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+).*)? -->$", flags=re.MULTILINE)
+_COMMENT = re.compile(
+    r"^<!-- (?P<what>\w+)(?:: (?P<name>\S+)(?P<more>.*))? -->$", flags=re.MULTILINE
+)
+_LINK = re.compile(r"(?P<picture>!?)\[(?P<words>[^]]*)\]\((?P<path>[^):]+)\)")
 
 
 def fill_source(app, page: str, source: list[str]) -> None:
@@ -62,6 +67,7 @@ def fill(text: str, root: str = "../") -> str:
     makers = {
         "entry": lambda name: entry(name, root),
         "experiments": lambda family: experiments(family, root),
+        "results": lambda family: results(family, root),
         "modules": modules,
         "commands": lambda _: commands(),
         "others": lambda _: "\n".join(f"{OTHERS}/{page}" for page in others()),
@@ -70,6 +76,8 @@ def fill(text: str, root: str = "../") -> str:
     def made(comment: re.Match[str]) -> str:
         if comment["what"] in ("record", "end"):  # the table of a record is there already
             return ""
+        if comment["what"] == "reference":
+            return _rst(_reference(import_module(comment["name"]), comment["more"].split()))
         if comment["what"] not in makers:
             raise ValueError(f"{comment[0]} is unknown; a page may ask for {', '.join(makers)}")
         return makers[comment["what"]](comment["name"])
@@ -160,6 +168,21 @@ def _picture(name: str, root: str) -> str:
         return ""
     words = "Plates and sites, at a small size; the image is drawn, not observed."
     return f"![Plate diagram of {name}]({root}docs/{DIAGRAMS}/{name}.svg)\n\n{words}\n"
+
+
+def results(family: str, root: str) -> str:
+    """Return the text of a family's page of results, below its title, with its pictures.
+
+    Other links lead to files outside the site, and are left as words.
+    """
+    _, _, text = (RESULTS / family / "README.md").read_text().partition("\n")
+
+    def moved(link: re.Match[str]) -> str:
+        if link["picture"]:
+            return f"![{link['words']}]({root}results/{family}/{link['path']})"
+        return link["words"]
+
+    return _LINK.sub(moved, re.sub("^#", "##", text, flags=re.MULTILINE))
 
 
 def experiments(family: str, root: str) -> str:

@@ -1,6 +1,6 @@
 """Generative models, one file for each paper: the contents of an image and how it is drawn.
 
-`blocks` holds what they are built of, `baselines` the models without capsules to compare with.
+The folders hold what several of them are built of; `baselines` has models without capsules.
 """
 
 from capsule_zoo.models.base import Model, Site

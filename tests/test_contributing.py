@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md is correct: its example of a model is one file, and needs no other edit."""
+"""The page on adding a model is correct: its example of a model is one file, and needs no other edit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(pages.fill(pages.others()["blob"]), pages.fill(Path("docs/index.md").read_
 @pytest.fixture(scope="module")
 def house(tmp_path_factory) -> Path:
     """Return an unchanged copy of the zoo, with the example in its place."""
-    text, copy = (ROOT / "CONTRIBUTING.md").read_text(), tmp_path_factory.mktemp("house")
+    text, copy = (ROOT / "docs" / "adding_a_model.md").read_text(), tmp_path_factory.mktemp("house")
     left = shutil.ignore_patterns("__pycache__", "notebooks", "others")
     for folder in (*COPIED, "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=left)

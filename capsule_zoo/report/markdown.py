@@ -65,7 +65,8 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     if singles:
         parts.append(_singles({name: metrics[name] for name in singles}))
     how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
-    made = f"`{record['command']}` on {', '.join(how)}."
+    owed = f" Owed: {record['owed']}." if "owed" in record else ""
+    made = f"`{record['command']}` on {', '.join(how)}.{owed}"
     return "\n".join([*parts, made, ""])
 
 

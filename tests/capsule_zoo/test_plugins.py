@@ -46,8 +46,8 @@ assert type(create("vae").model).__module__ == "capsule_zoo.models.baselines.vae
 
 @pytest.fixture(scope="module")
 def example() -> str:
-    """Return the module that CONTRIBUTING.md shows."""
-    page = (ROOT / "CONTRIBUTING.md").read_text()
+    """Return the module that the page on adding a model shows."""
+    page = (ROOT / "docs" / "adding_a_model.md").read_text()
     (found,) = re.findall(r"with four decorators:\n\n```python\n(.*?)```", page, re.DOTALL)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,31 @@ def test_what_has_a_record_shows_it_and_all_else_says_that_it_has_none(
     assert "| answer | 0.424 ± 0.010 | 7 |" in measured
     assert "![digits_parses](../results/part-whole/digits_parses.png)" in measured
     assert "--seed 5" in measured and "part-whole/digits" not in waiting
+
+
+@pytest.mark.parametrize("name", ["models", "guides", "inference", "data"])
+def test_the_reference_groups_every_name_once(pages, name):
+    package = import_module(f"capsule_zoo.{name}")
+    text = (DOCS / "api" / f"{name}.md").read_text()
+    asked = re.findall(rf"^<!-- reference: {package.__name__} (.*) -->$", text, re.MULTILINE)
+    public = [n for n in package.__all__ if not inspect.ismodule(getattr(package, n))]
+    assert sorted(" ".join(asked).split()) == sorted(public)
+    for group in asked:
+        filled = pages.fill(f"<!-- reference: {package.__name__} {group} -->")
+        assert len(re.findall(r"^\.\. auto(?:class|function)::", filled, re.MULTILINE)) == len(
+            group.split()
+        )
+
+
+def test_every_page_of_results_is_on_the_site_with_its_pictures(pages):
+    texts = "".join(path.read_text() for path in (DOCS / "models").glob("*.md"))
+    families = {path.parent.name for path in (DOCS.parent / "results").glob("*/README.md")}
+    assert sorted(re.findall(r"<!-- results: (\S+) -->", texts)) == sorted(families)
+    text = pages.results("part-whole", "../../")
+    assert "](../../results/part-whole/classify_templates.png)" in text
+    assert text.count("](") == text.count("![") and "\n# " not in text
+    for path in re.findall(r"\(\.\./\.\./(results/[^)]+)\)", text):
+        assert (DOCS.parent / path).is_file()
 
 
 def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_path):
