@@ -1,4 +1,4 @@
-"""The page on adding a model is correct: its example of a model is one file, and needs no other edit."""
+"""The page on adding a model is correct: its example is one file, and needs no other edit."""
 
 from __future__ import annotations
 
