@@ -22,8 +22,9 @@ def whole(
     except TypeError:
         number = None
     if number is None or not (least is None or number >= least) or (below and number >= below):
-        low = "" if least is None else f" from {least}" + (f" to {below - 1}" if below else "")
-        raise ValueError(f"{name} must be a whole number{low}, not {value!r}{remedy}")
+        wanted = "a whole number" if least is None else f"at least {least}, a whole number"
+        wanted = f"a whole number from {least} to {below - 1}" if below else wanted
+        raise ValueError(f"{name} must be {wanted}, not {value!r}{remedy}")
     return number
 
 

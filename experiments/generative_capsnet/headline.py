@@ -191,7 +191,7 @@ class LongVariants(Lengths):
 
 
 def _register(
-    name: str, words: str, takes: type[Trainings] = Trainings, **shown: str
+    name: str, words: str, takes: type[Trainings] = Trainings, **shown: Any
 ) -> Callable[..., Result]:
     """Register an experiment on requests, with `words` as its description."""
 
