@@ -97,25 +97,38 @@ def test_packages_that_cannot_be_imported_are_named_once_and_change_nothing(tmp_
         assert reason in told and f"repair or uninstall {package!r}" in told
 
 
+FORKS = """
+import os, sys
+import capsule_zoo.experiments, capsule_zoo.inference
+from capsule_zoo.cli import main
+for number, words in enumerate(sys.argv[1:]):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(f"{number}.err", os.O_WRONLY | os.O_CREAT), 2)
+        main(words.split())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_the_command_line_imports_modules_of_the_current_folder(tmp_path, example):
+    """Every command is a process of its own; they start where the zoo has been imported."""
     (tmp_path / "my_module.py").write_text(example)
-
-    def zoo(words: str) -> subprocess.CompletedProcess:
-        return python("-m", "capsule_zoo", *words.split(), cwd=tmp_path)
-
     train = "train small-vae --data stripes --size 8 --steps 2 --out run --quiet"
-    assert "unknown entry 'small-vae'" in zoo(train).stderr
-    done = zoo(f"--import my_module {train}")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["modules"] == ["my_module"]
     evaluate = "evaluate run --images 4 --particles 2"
-    refused = zoo(evaluate)
-    assert refused.returncode == 2 and "capsule-zoo --import my_module" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
-    done = zoo(f"{evaluate} --import my_module")  # behind the command too
-    assert done.returncode == 0, done.stderr
-    done = zoo("reproduce small-vae/stripes --import=my_module")
-    assert done.returncode == 0, done.stderr
+    commands = {
+        train: 2,
+        f"--import my_module {train}": 0,
+        evaluate: 2,
+        f"{evaluate} --import my_module": 0,  # behind the command too
+        "reproduce small-vae/stripes --import=my_module": 0,
+    }
+    done = python("-c", FORKS, *commands, cwd=tmp_path)
+    unknown, *_, refused = [(tmp_path / f"{number}.err").read_text() for number in range(3)]
+    assert done.stderr.split() == [str(status) for status in commands.values()], done.stderr
+    assert "unknown entry 'small-vae'" in unknown
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["modules"] == ["my_module"]
+    assert "capsule-zoo --import my_module" in refused and len(refused.splitlines()) == 1
     record = json.loads((tmp_path / "runs/reproduced/small-vae" / "stripes.json").read_text())
     assert record["command"] == "capsule-zoo --import my_module reproduce small-vae/stripes"
 

@@ -11,8 +11,9 @@ from toys import Conjugate, PointGuide, conjugate_images
 
 from capsule_zoo.inference import Checks, fit
 
-if __name__ == "__main__":
-    folder, steps = sys.argv[1], int(sys.argv[2])
+
+def train(folder: str, steps: int) -> None:
+    """Train the pair, or go on with it, and write `run.safetensors` into the folder."""
     torch.manual_seed(0)
     images = conjugate_images(23)
     torch.manual_seed(int(os.environ.get("RANK", "0")))
@@ -33,6 +34,10 @@ if __name__ == "__main__":
             checkpoint=path, resume=path if os.path.exists(path) else None, progress=False
         ),
     )
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], int(sys.argv[2]))
     if sys.platform == "linux":  # what outlives the group may abort the process at its exit
         threads = {Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()}
         assert not any("gloo" in name for name in threads), f"still running: {threads}"

@@ -21,7 +21,7 @@ from capsule_zoo.inference.training import checkpoint
 from capsule_zoo.registry import create, small_sizes
 
 
-@pytest.mark.parametrize("kills, steps", [(3, 60), pytest.param(100, 300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills, steps", [(2, 60), pytest.param(100, 300, marks=pytest.mark.slow)])
 def test_killed_runs_end_where_undisturbed_ones_end(tmp_path, kills, steps):
     counts = killed_trainings(kills, 0, tmp_path, steps)
     assert counts.tried == kills and counts.bad == []
