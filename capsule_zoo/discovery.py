@@ -243,11 +243,11 @@ def _describe(entry: Entry, source: str) -> Description:
 
 def guide_words(entry: Entry) -> Iterator[GuideWords]:
     """Yield the guides of an entry, in the words of its factory or else of their classes."""
-    told = words_of(registry.factory_of(entry.name).__doc__, "Guides")
+    words = words_of(registry.factory_of(entry.name).__doc__, "Guides")
     for name in entry.guides:
         with seeded(0):
             kind = type(entry.make_guide(name))
-        what = told.get(name) or first_line(kind.__doc__)
+        what = words.get(name) or first_line(kind.__doc__)
         yield GuideWords(name, kind.__name__, what, name == entry.default_guide)
 
 

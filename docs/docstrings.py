@@ -69,10 +69,10 @@ def with_meanings(lines: list[str], thing: object) -> list[str]:
     for line in lines[:ends]:
         head = re.match(r" {4}(\w+(?:, \w+)*): (arguments? of .*)", line)
         names = head[1].split(", ") if head else []
-        told = [name for name in names if name in known and not known[name].inner]
-        found += [f"    {name}: {known[name].what}" for name in told]
-        rest = ", ".join(name for name in names if name not in told)
-        found += [line] if not told else [f"    {rest}: {head[2]}"] if head and rest else []
+        shown = [name for name in names if name in known and not known[name].inner]
+        found += [f"    {name}: {known[name].what}" for name in shown]
+        rest = ", ".join(name for name in names if name not in shown)
+        found += [line] if not shown else [f"    {rest}: {head[2]}"] if head and rest else []
     return found
 
 

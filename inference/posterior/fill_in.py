@@ -121,7 +121,7 @@ def fill_in(
                 noise = int(torch.randint(2**31, ()))
                 answer = refine(model, guide, seen, steps=steps, law="normal", seed=noise).guide
             passes = _in_passes(num_particles, max(1, batch_size // len(batch)))
-            parts.append(_foretold(model, answer, batch, mask, passes, weighted))
+            parts.append(_predicted(model, answer, batch, mask, passes, weighted))
     return FilledIn(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(FilledIn)))
 
 
@@ -132,7 +132,7 @@ def _in_passes(particles: int, at_once: int) -> list[int]:
 
 
 @torch.no_grad()
-def _foretold(
+def _predicted(
     model: Model,
     guide: Guide,
     images: Tensor,
