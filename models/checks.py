@@ -21,8 +21,10 @@ def whole(
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
-    if number is None or not (least is None or number >= least) or (below and number >= below):
-        wanted = "a whole number" if least is None else f"at least {least}, a whole number"
+    too_small = number is not None and least is not None and number < least
+    if number is None or too_small or (below and number >= below):
+        wanted = "a whole number" if least is None else f"a whole number, {least} or more"
+        wanted = f"at least {least}" if too_small else wanted
         wanted = f"a whole number from {least} to {below - 1}" if below else wanted
         raise ValueError(f"{name} must be {wanted}, not {value!r}{remedy}")
     return number

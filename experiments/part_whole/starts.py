@@ -144,10 +144,8 @@ def demo_seeds(
         particles: number of draws of the IWAE bound.
     """
     options.refuse_run()
-    lengths: dict[str, Any] = dict(
-        steps=options.shortened(steps), tightening=options.shortened(tightening)
-    )
-    task = partial(demo_bound, **lengths, particles=particles)
+    length, more = options.shortened(steps), options.shortened(tightening)
+    task = partial(demo_bound, steps=length, tightening=more, particles=particles)
     bounds = from_seeds(task, options, seeds, {"demo": 1})["demo"]
     found = {f"elbo_{name}": number for name, number in spread(bounds).items()}
     middle = found["elbo_median"][0]

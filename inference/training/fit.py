@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -189,10 +188,9 @@ def _check_arguments(
 
 def _whole_numbers(**counts: Any) -> tuple[Any, ...]:
     """Return counts as ints and None as None; raise ValueError for the first that is not whole."""
+    found = []
     for name, value in counts.items():
-        if isinstance(value, bool) or not (value is None or hasattr(value, "__index__")):
-            remedy = "; for part of an epoch give steps" if name == "epochs" else ""
-            raise ValueError(f"{name} must be a whole number, not {value!r}{remedy}")
-    limits = {name: counts[name] for name in ("every", "patience")}
-    check_at_least(1, **{name: value for name, value in limits.items() if value is not None})
-    return tuple(value if value is None else operator.index(value) for value in counts.values())
+        least = 1 if name in ("every", "patience") else None
+        remedy = "; for part of an epoch give steps" if name == "epochs" else ""
+        found.append(None if value is None else whole(name, value, least, remedy=remedy))
+    return tuple(found)

@@ -122,7 +122,7 @@ def test_every_weight_of_the_exact_posterior_is_the_observed_pixels_marginal(pro
 
 
 @pytest.mark.parametrize("which", [Exact, Wide])
-def test_hidden_pixels_are_foretold_by_their_conditional(problem, which):
+def test_hidden_pixels_are_predicted_by_their_conditional(problem, which):
     """Any guide will do, as draws are weighted: p(hidden | observed) = p(all) / p(observed)."""
     model, images, observed = problem
     guide = Exact(model, images, observed) if which is Exact else Wide(model)
