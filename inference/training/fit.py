@@ -38,7 +38,7 @@ from capsule_zoo.inference.training.settings import (
 from capsule_zoo.inference.training.trainer import Trainer
 from capsule_zoo.inference.training.training_data import Data, held_out, training_batches
 from capsule_zoo.inference.training.workers import join_workers, usable_device
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive, whole
 from capsule_zoo.models.common.modes import frozen
 
 PACE = Pace("constant", warmup=0)
