@@ -1,0 +1,24 @@
+"""Checkpoints of an earlier version are renamed, and keep every number."""
+
+import torch
+
+from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
+from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.weights.rename import NAMES, main
+
+
+def test_old_parameters_load_under_their_new_names(tmp_path):
+    state = create("recurrent-capsules", **small_sizes("recurrent-capsules")).model.state_dict()
+    back = {new: old for old, new in NAMES.items()}
+    old = {}
+    for name, value in state.items():
+        start = next((new for new in back if name.startswith(new)), "")
+        old[back.get(start, "") + name.removeprefix(start)] = value
+    assert {name.partition(".")[0] for name in old} >= {"eye", "hand"}
+    file = tmp_path / "run.safetensors"
+    save_checkpoint(file, {"model": old, "steps": 3, "betas": [0.9, 0.99]})
+    for _ in range(2):  # the second time nothing is left to rename
+        main([str(file)])
+        found = load_checkpoint(file)
+        assert found["steps"] == 3 and found["model"].keys() == state.keys()
+        assert all(torch.equal(value, state[name]) for name, value in found["model"].items())
