@@ -111,7 +111,7 @@ def _by_chains(path: AnnealedPath, state: State, transitions: int) -> dict[str, 
     """Run chains at the posterior and return their draws and checks; see `write_reference`."""
     rows = len(path.images)
     epsilon = path.images.new_full((rows,), 0.1)
-    scale = path.images.new_ones(rows, path.continuous.dimension)
+    scale = path.images.new_ones(rows, path.columns)
     terms = path.terms(state, slopes=True)
     warm_up = max(60, transitions // 10)
     positions = []

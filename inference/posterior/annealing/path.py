@@ -30,7 +30,7 @@ from torch.distributions.transforms import Transform
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
-from capsule_zoo.inference.site_vector import SiteVector
+from capsule_zoo.inference.site_vector import Place, SiteVector
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
 
@@ -131,6 +131,16 @@ class AnnealedPath:
                 transform = _transform(model, name, site["fn"], family)
                 self.continuous.add(name, site["value"], transform)
 
+    @property
+    def places(self) -> dict[str, Place]:
+        """The columns of the continuous sites in a position."""
+        return self.continuous.places
+
+    @property
+    def columns(self) -> int:
+        """The length of a position."""
+        return self.continuous.dimension
+
     def at(self, images: Tensor) -> AnnealedPath:
         """Return the same path for other rows."""
         twin = object.__new__(AnnealedPath)
@@ -148,7 +158,7 @@ class AnnealedPath:
 
     def state(self, values: Mapping[str, Tensor]) -> State:
         """Return the state with these values of all sites, (rows, ...)."""
-        some = bool(self.continuous.places)
+        some = bool(self.places)
         empty = self.images.new_zeros(len(self.images), 0)
         position = self.continuous.join(values) if some else empty
         return State(position, {name: values[name] for name in self.choices})

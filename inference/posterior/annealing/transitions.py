@@ -118,7 +118,7 @@ def transition(
     for kind in ("steps", "flips") if reverse else ("flips", "steps"):
         if kind == "flips" and path.choices:
             state, terms = flip(path, state, terms, beta, moves.flips)
-        elif kind == "steps" and path.continuous.dimension:
+        elif kind == "steps" and path.columns:
             state, terms, rate = trajectory(path, state, terms, beta, epsilon, moves)
     return state, terms, rate
 
