@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from capsule_zoo.data import Binarize, Dataset
+from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.energy import (
     DRAWN,
@@ -23,6 +23,7 @@ from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     by_quantity,
     held_out_bounds,
+    mean_and_error,
     pictures,
 )
 from capsule_zoo.experiments.study import divide
@@ -38,8 +39,8 @@ from capsule_zoo.inference import (
     compare,
     pretrain,
 )
-from capsule_zoo.records import Numbers
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.records import Metrics, Numbers
+from capsule_zoo.registry import Entry, create, load
 
 PRETRAINED = 0.1  # share of the minutes in which layers are pre-trained
 
@@ -192,3 +193,34 @@ def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Re
         **pictures(entry, data.test.images[:DRAWN]),
     }
     return Result({**metrics, "switches": use_of_switches(found)}, figures, None, entry)
+
+
+@experiment("capsule-helmholtz/gray", data="mnist")
+def gray(options: Options, *, weights: str = "capsule-helmholtz-mnist") -> Result:
+    """Reconstruct gray test digits, as the source does, and count awake capsules (a minute).
+
+    `reconstruction_error_gray` goes up to the first layer of capsules and back, as the authors'
+    program does, `reconstruction_error_gray_top` up to the top. `awake_1` and `awake_2` are the
+    mean numbers of switches of a layer that are on, for each class, on binarized test digits; the
+    first layer is the nearest to the image.
+
+    Args:
+        weights: name of the trained weights.
+    """
+    options.refuse_run()
+    entry = load(weights)
+    images = load_dataset("mnist", root=options.data_root).test.images
+    binary = binary_mnist(options).test
+    awake: dict[str, Numbers] = {}
+    for layer, switches in enumerate(reversed(list(spectra(entry, binary.images).values())), 1):
+        count = switches.sum(1)
+        awake[f"awake_{layer}"] = {
+            f"digit_{digit}": mean_and_error(count[binary.labels.numpy() == digit])
+            for digit in range(10)
+        }
+    metrics: Metrics = {
+        "reconstruction_error_gray": reconstruction_error(entry, images),
+        "reconstruction_error_gray_top": pixel_error(entry.guide.reconstruct, images),
+        **awake,
+    }
+    return Result(metrics)

@@ -4,7 +4,8 @@ The paper (Smith et al. 2020) finds that rotating the training images hurts on u
 attributes it to parts that are affine copies of each other. `augment` measures the effect with
 three kinds of features: the presences of objects (t), presences and poses (t, A), and the kind and
 the shape code that explain the parts (see `models.shape_codes`). It counts the copies, and how
-often the same ink is found by another part when the image turns.
+often the same ink is found by another part when the image turns: a part that is an affine copy of
+another can take its place wherever it is drawn.
 
 The remedy: kinds and codes are fitted to parts that are read at every turn of every image, and the
 fit itself chooses the turn. Nobody says which way is up, but turns at which many digits are alike
@@ -23,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyro
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
 from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
-from capsule_zoo.experiments.part_whole.template_copies import copies, likeness
 from capsule_zoo.experiments.shape_codes.headline import (
     ObjectSettings,
     read_at_own_turns,
@@ -45,6 +46,7 @@ from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents, linear_probe
 from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
@@ -57,6 +59,9 @@ DEGREES = (0, 45, 90, 180)
 TURNED = (45, 90, 180)  # degrees by which images are turned, to see whether parts swap
 COLUMNS = {"presence": "(t)", "presence_pose": "(t, A)", "kind_code": "(kind, code)"}
 UPRIGHT, ROTATED = "probe", "rotated"
+COPY = 0.95  # likeness from which one template counts as a copy of another
+_MARGIN = 2  # side of the canvas, in sides of a template
+_RATE = 0.05
 READING = ObjectSettings()  # temperature and penalty of the probes on kinds and codes
 
 
@@ -246,3 +251,46 @@ def parts_of(entry: Entry, data: Dataset) -> Figure:
     images = turned(digits, angle)
     painted = colored_parts(entry.model.discretized(), infer_parts(entry.guide, images))
     return image_rows({"image": images, "parts": painted}, "Digits as they turn, and their parts")
+
+
+def likeness(templates: Tensor, turns: int = 8, steps: int = 50) -> Tensor:
+    """Compute how alike each template can be made to each other one by an affine map, (P, P).
+
+    The likeness is the cosine of the angle between two images, row i drawn as column j, at the best
+    affine map that Adam finds from several turns. It is 1 on the diagonal.
+
+    Args:
+        templates: ink of P templates, (P, h, w), at least 0.
+        turns: turns from which the search starts.
+        steps: updates of Adam.
+    """
+    size = (_MARGIN * templates.shape[1], _MARGIN * templates.shape[2])
+    parts = len(templates)
+    rest = poses.identity_like(templates) / _MARGIN  # templates fill the middle of the canvas
+    ink = templates.detach()[:, None]
+    target = _drawn(ink, rest.expand(1, parts, 6), size)[0]  # (P, pixels)
+    angle = 2 * math.pi * torch.arange(turns, dtype=rest.dtype, device=rest.device) / turns
+    pose = poses.rotation(angle) / _MARGIN
+    pose = pose[None, :, None].repeat(parts, 1, parts, 1).requires_grad_()  # (targets, T, P, 6)
+    optimizer = torch.optim.Adam([pose], _RATE)
+    best = templates.new_zeros(parts, parts)
+    with torch.enable_grad():
+        for _ in range(steps):
+            drawn = _drawn(ink, pose.flatten(0, 1), size).unflatten(0, (parts, turns))
+            cosine = F.cosine_similarity(drawn, target[:, None, None], dim=-1, eps=1e-6)
+            best = torch.maximum(best, cosine.detach().amax(1).T)
+            optimizer.zero_grad()
+            (-cosine.sum()).backward()
+            optimizer.step()
+    return best
+
+
+def copies(alike: Tensor, least: float = COPY) -> int:
+    """Return the number of templates that have a copy, each of the other, given `likeness`."""
+    mutual = torch.minimum(alike, alike.T).fill_diagonal_(0)
+    return int((mutual.amax(1) >= least).sum())
+
+
+def _drawn(ink: Tensor, pose: Tensor, size: tuple[int, int]) -> Tensor:
+    """Draw templates (P, 1, h, w) at poses (B, P, 6) on a canvas, (B, P, pixels)."""
+    return warp_templates(ink, pose, size)[:, 0].transpose(0, 1).flatten(2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pyro import poutine
 from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
 from torch import Tensor, nn
 
@@ -272,10 +273,22 @@ def measures(table: Comparison) -> dict[str, Numbers]:
 
 
 def automatic(
-    kind: type[AutoNormal | AutoDelta], model: Model, images: Split, options: Options, steps: int
+    kind: type[AutoNormal | AutoDelta],
+    model: Model,
+    images: Split,
+    options: Options,
+    steps: int,
+    hide: Sequence[str] = (),
+    **how: Any,
 ) -> AutoGuide:
-    """Return one of Pyro's automatic guides, fitted to these images."""
-    guide = kind(model, init_loc_fn=init_to_sample)
+    """Return one of Pyro's automatic guides, fitted to these images.
+
+    Args:
+        hide: sites that the model sums out.
+        how: further arguments of `fit_to_images`.
+    """
+    seen = poutine.block(model, hide=list(hide)) if hide else model
+    guide = kind(seen, init_loc_fn=init_to_sample)
     saved = checkpoints(options, kind.__name__)
-    fit_to_images(guide, model, images, steps=steps, seed=options.seed, checks=saved)
+    fit_to_images(guide, model, images, steps=steps, seed=options.seed, checks=saved, **how)
     return guide

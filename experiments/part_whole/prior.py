@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 MINUTES = 40
 VAE_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
 PARTS = ["part_presence", "part_pose"]
+LOOKS = ("frechet", "confidence", "classes")  # what `looks` returns
 
 
 @experiment("part-whole/prior", data="mnist", minutes=MINUTES)
@@ -228,12 +229,8 @@ def looks(seen: Reading, real: Reading) -> Numbers:
 def as_table(seen: dict[str, Numbers]) -> pd.DataFrame:
     """Return a table with one row for each kind of image."""
     rows = {
-        name: {
-            "frechet": found["frechet"][0],
-            "frechet_se": found["frechet"][1],
-            "confidence": found["confidence"][0],
-            "classes": found["classes"][0],
-        }
+        name: {quantity: number[0] for quantity, number in found.items() if quantity in LOOKS}
+        | {"frechet_se": found["frechet"][1]}
         for name, found in seen.items()
     }
     return pd.DataFrame.from_dict(rows, orient="index")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity
+from capsule_zoo.experiments.common.findings import by_quantity, single
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.curves import climbs
 from capsule_zoo.inference.posterior.refine import refine
@@ -62,8 +62,8 @@ def refinement(
         }
         goal = max(run.end for own in runs.values() for run in own) - NEAR
         races[name] = {
-            "goal": (goal, None, images),
-            "start": (runs["plain"][0].begin, None, images),
+            "goal": single(goal, images),
+            "start": single(runs["plain"][0].begin, images),
         }
         for method, own in runs.items():
             first = fastest(own, goal)
@@ -72,7 +72,7 @@ def refinement(
             }
             paths[f"{name}, {method}"] = first.path
         plain, ours = (races[name][f"{method}_seconds"][0] for method in runs)
-        races[name]["speedup"] = (plain / ours, None, 1)
+        races[name]["speedup"] = single(plain / ours)
     table = by_quantity(races)
     names = {**dict.fromkeys(table, "{variant}_{quantity}"), "speedup": "{quantity}_{variant}"}
     return Result({"digits": Table(table, names)}, {"": climbs(paths)}, None, entry)
@@ -108,11 +108,11 @@ class Race(NamedTuple):
         arrival = self.arrival(goal)
         seconds, steps = min(arrival, self.seconds), len(self.path) - 1
         return {
-            "arrived": (float(math.isfinite(arrival)), None, 1),
-            "seconds": (seconds, None, 1),
-            "steps": (float(round(steps * seconds / self.seconds)), None, 1),
-            "rate": (self.rate, None, 1),
-            "end": (self.end, None, 1),
+            "arrived": single(math.isfinite(arrival)),
+            "seconds": single(seconds),
+            "steps": single(round(steps * seconds / self.seconds)),
+            "rate": single(self.rate),
+            "end": single(self.end),
         }
 
 

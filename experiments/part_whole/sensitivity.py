@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyro
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds
+from capsule_zoo.experiments.common.findings import by_quantity, by_variant, held_out_bounds
 from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, probes, tighten
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
@@ -73,16 +74,6 @@ class Settings:
     probed: int = 2000
 
 
-@dataclass(frozen=True)
-class Task:
-    """The training of one variant: its updates with points, those after them, and the settings."""
-
-    variant: Variant
-    steps: int
-    tightening: int
-    settings: Settings
-
-
 @experiment("part-whole/sensitivity", data="mnist", minutes=40, takes=Settings)
 def sensitivity(options: Options, **settings: Any) -> Result:
     """Try other temperatures, deviations and starts, and a third level (40 core-minutes).
@@ -94,29 +85,26 @@ def sensitivity(options: Options, **settings: Any) -> Result:
     """
     options.refuse_run()
     chosen = Settings(**settings)
-    variants = choose("variant", chosen.variants, VARIANTS)
     steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
-    tasks = {name: Task(each, steps, more, chosen) for name, each in variants.items()}
-    study = Study(tasks)
-    options.say(f"Training {len(variants)} variants for {steps + more} updates")
-    runs = study.run(learn, replace(options, minutes=None))
-    found = {name: runs[name, options.seed] for name in variants}
-    numbers = {name: run["numbers"] for name, run in found.items()}
-    curves = {name: run["curve"] for name, run in found.items()}
+    task = partial(learn, chosen=replace(chosen, steps=steps, tightening=more))
+    study = Study(choose("variant", chosen.variants, VARIANTS))
+    options.say(f"Training {len(study.variants)} variants for {steps + more} updates")
+    found = by_variant(study.run(task, replace(options, minutes=None)))
+    numbers = {name: run["numbers"] for name, (run,) in found.items()}
+    curves = {name: run["curve"] for name, (run,) in found.items()}
     return Result(by_quantity(numbers), {"": accuracies_in_training(curves)})
 
 
-def learn(job: Job[Task]) -> dict[str, Any]:
+def learn(job: Job[Variant], *, chosen: Settings) -> dict[str, Any]:
     """Train one variant; return what is measured, and its probes as training went on."""
-    task, options = job.variant, job.options
-    variant, chosen = task.variant, task.settings
+    variant, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("part-whole", image_shape=data.image_shape, **variant.sizes)
-    steps = task.steps
+    steps = chosen.steps
     if variant.sampled:
         entry = entry.use_guide("normal")
-        steps += task.tightening
+        steps += chosen.tightening
     curve = ProbesInTraining(data, chosen.probed, job.folder and job.folder / "curve.json")
     how: dict[str, Any] = dict(
         checks=Checks(callbacks=[curve], every=max(1, steps // chosen.points))
@@ -125,7 +113,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     train(entry, data, options, steps=steps, **how, **few_at_once)
     normal = entry
     if not variant.sampled:
-        limit: dict[str, Any] = dict(name="tightened", steps=task.tightening)
+        limit: dict[str, Any] = dict(name="tightened", steps=chosen.tightening)
         normal = tighten(entry, data, options, **limit, **few_at_once)
     few = data.test[: chosen.images]
     numbers: Numbers = {

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoGuide, AutoNormal, init_to_sample
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.part_whole.headline import automatic as fitted
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.zoo.guide_swaps import opened
 from capsule_zoo.guides import AmortizedShapeCodes
 from capsule_zoo.inference import Checks, compare, fit
-from capsule_zoo.inference.posterior.fitted import fit_to_images
-from capsule_zoo.models import ShapeCodes
 from capsule_zoo.registry import Entry
 
 
@@ -49,9 +47,11 @@ def automatic(
     network = normal_network(entry, data.train, options, options.shortened(tuning))
     steps = options.shortened(fitting)
     pairs: dict[str, tuple[Any, Any]] = {"network": (entry.model, network)}
+    how: dict[str, Any] = dict(hide=["object_kind"], objective=TraceEnum_ELBO(max_plate_nesting=2))
     for kind in (AutoNormal, AutoDelta):
         options.say(f"Fitting {kind.__name__} for {steps} updates")
-        guide = fitted(kind, model, held_out, options, steps)
+        torch.manual_seed(options.seed)  # it starts at a draw from the prior
+        guide = fitted(kind, model, held_out, options, steps, **how)
         pairs[kind.__name__] = (model, guide)
     table = compare(pairs, held_out, discrete=False, num_particles=particles, seed=options.seed)
     return Result(measures(table), {"": table.draw()}, table, entry)
@@ -65,20 +65,3 @@ def normal_network(entry: Entry, train: Split, options: Options, steps: int) -> 
     )
     fit(entry.model, network, train, objective=Trace_ELBO(), steps=steps, freeze="model", **how)
     return network
-
-
-def fitted(
-    kind: type[AutoNormal | AutoDelta],
-    model: ShapeCodes,
-    images: Split,
-    options: Options,
-    steps: int,
-) -> AutoGuide:
-    """Return one of Pyro's automatic guides, fitted to these images."""
-    torch.manual_seed(options.seed)  # it starts at a draw from the prior
-    guide = kind(poutine.block(model, hide=["object_kind"]), init_loc_fn=init_to_sample)
-    how: dict[str, Any] = dict(
-        steps=steps, seed=options.seed, checks=Checks(progress=options.progress)
-    )
-    fit_to_images(guide, model, images, objective=TraceEnum_ELBO(max_plate_nesting=2), **how)
-    return guide

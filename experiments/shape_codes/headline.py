@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -40,9 +40,6 @@ from capsule_zoo.zoo.shape_codes.entry import (
     part_sets,
     start_objects,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 REDRAWS, PROBED = 10, 10_000
 TURNS = 24
@@ -144,7 +141,7 @@ def objects(options: Options, **settings: Any) -> Result:
         f"{kinds} kinds": {name: value[0] for name, value in found.items()}
         for kinds, found in by_kinds.items()
     }
-    shown = {"": draw(rows)}
+    shown = {"": image_rows(rows, "Digits, and samples of the prior of shape codes")}
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
 
 
@@ -476,8 +473,3 @@ def turned_digits(entry: Entry, probe: Any, test: Split, temperature: float = 1.
         "rotated_turned": mean_and_error(right.astype(float)),
         "turn_within_20": mean_and_error((away.abs() <= 20).double()),
     }
-
-
-def draw(rows: dict[str, Tensor]) -> Figure:
-    """Draw digits, and twelve samples of the prior for each number of kinds."""
-    return image_rows(rows, "Digits, and samples of the prior of shape codes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyro
@@ -32,9 +31,6 @@ from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import create, load
 from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LATENT = 22  # as many as an object has: six numbers of its pose, sixteen of its code
 COMPONENTS = 64  # Gaussians of a fitted prior: as many as there are kinds
@@ -89,7 +85,8 @@ def peers(
         "samples": Table(by_quantity({as_key(name): found for name, found in seen.items()})),
         "VAEs": Table(by_quantity({as_key(name): found for name, found in trained.items()})),
     }
-    return Result(metrics, {"": draw(rows)})
+    shown = {name: drawn[:12] for name, drawn in rows.items()}
+    return Result(metrics, {"": image_rows(shown, "Digits and samples")})
 
 
 def learn(job: Job[tuple[float, int]]) -> Numbers:
@@ -232,8 +229,3 @@ def choices(
         row = f"{number}_kinds_sigma_{sigma:g}".replace(".", "")
         found[row] = classes_found(beliefs, [split.labels for split in splits])
     return Result(by_quantity(found))
-
-
-def draw(rows: dict[str, Any]) -> Figure:
-    """Draw twelve of each kind of digits."""
-    return image_rows({name: drawn[:12] for name, drawn in rows.items()}, "Digits and samples")

@@ -41,7 +41,7 @@ from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, create, load, read_recipe
 from capsule_zoo.zoo.stacked_capsule_autoencoder.entry import stages
 
 ENTRIES = ("stacked-capsule-autoencoder", "part-whole")
@@ -321,3 +321,37 @@ def ablate(
         few = data.test.images[: min(500, tested)]
         terms = entry.objective.terms(entry.model, entry.guide, few)
     return found | {f"loss_{name}": single(term.item(), len(few)) for name, term in terms.items()}
+
+
+WEIGHTS = "stacked-capsule-autoencoder-mnist"
+RUNS = (WEIGHTS, f"runs/{WEIGHTS}-1", f"runs/{WEIGHTS}-2")
+
+
+@experiment("stacked-capsule-autoencoder/seeds", data="mnist")
+def seeds(
+    options: Options,
+    *,
+    runs: tuple[str, ...] = RUNS,
+    probed: int = Settings.probed,
+    tested: int = Settings.tested,
+) -> Result:
+    """Measure the published weights and runs of other seeds as `mnist` does (10 minutes).
+
+    The other runs are trained first, each by the command on the card of the weights with another
+    seed: `capsule-zoo train stacked-capsule-autoencoder --data mnist --batch-size 32 --steps 45000
+    --seed 1`. Rows are seeds; `mean` is over the seeds, with the standard error of the mean.
+
+    Args:
+        runs: names of weights, or run folders.
+        probed: number of training images that probes and clusters are fitted on.
+        tested: number of test images.
+    """
+    options.refuse_run()
+    data = load_dataset("mnist", root=options.data_root)
+    found: dict[str, Numbers] = {}
+    for run in runs:
+        options.say(f"Measuring {run}")
+        found[f"seed_{read_recipe(run)['seed']}"] = measure(load(run), data, probed, tested)
+    rows = {**found, "mean": over_seeds(list(found.values()))}
+    metrics: Metrics = {"weights": Table(by_quantity(rows))}
+    return Result(metrics)

@@ -1,13 +1,19 @@
 """Checkpoints of an earlier version are renamed, and keep every number."""
 
+from pathlib import Path
+
 import torch
 
 from capsule_zoo.inference.training.checkpoint import load_checkpoint, save_checkpoint
 from capsule_zoo.registry import create, small_sizes
-from capsule_zoo.weights.rename import NAMES, main
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_old_parameters_load_under_their_new_names(tmp_path):
+def test_old_parameters_load_under_their_new_names(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    from rename_parameters import NAMES, main
+
     state = create("recurrent-capsules", **small_sizes("recurrent-capsules")).model.state_dict()
     back = {new: old for old, new in NAMES.items()}
     old = {}

@@ -1,4 +1,4 @@
-"""Rename parameters in files of version 0.1.0: `python -m capsule_zoo.weights.rename FILE...`.
+"""Rename parameters in files of version 0.1.0: `python docs/rename_parameters.py FILE...`.
 
 Files of other models, and files that are renamed already, stay as they are.
 """
