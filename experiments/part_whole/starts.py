@@ -62,13 +62,12 @@ class Start(NamedTuple):
 
 def start(options: Options, *, data: str, sizes: Mapping[str, Any], steps: int) -> list:
     """Train constructors' defaults by plain `fit`; return the losses, and a blank canvas's loss."""
-    loaded = load_dataset(data, root=options.data_root)
-    train = loaded.train
-    model = PartWholeCapsules(loaded.image_shape, **sizes)
+    digits = load_dataset(data, root=options.data_root)
+    model = PartWholeCapsules(digits.image_shape, **sizes)
     saved = checkpoints(options, "")  # a job shows no progress
     guide = AmortizedPartWhole(model)
-    run = fit(model, guide, train, steps=steps, seed=options.seed, checks=saved)
-    return [run.history["loss"].tolist(), blank_loss(model, train.images)]
+    run = fit(model, guide, digits.train, steps=steps, seed=options.seed, checks=saved)
+    return [run.history["loss"].tolist(), blank_loss(model, digits.train.images)]
 
 
 def blank_loss(model: PartWholeCapsules, images: Tensor) -> float:

@@ -41,7 +41,7 @@ class Pairs(NamedTuple):
 
 @experiment("shape-codes/overlap", data="mnist", minutes=10)
 def overlap(options: Options, *, images: int = 100, starts: int = 2, rounds: int = 4) -> Result:
-    """Two digits on top of each other, told from their parts (10 minutes).
+    """Two digits on top of each other, separated by their parts (10 minutes).
 
     The parts of two test digits of different classes, as they are parsed alone, are put together in
     one set, and neighbors that share a template are exchanged at random. The model with two slots

@@ -49,11 +49,9 @@ def first_step(job: Job[Mapping[str, Any]], *, steps: int, every: int) -> tuple[
         found.append((float(check.step), relative_error(entry, data)))
         return found[-1][1] < 1
 
-    how: dict[str, Any] = dict(
-        checks=Checks(every=every, callbacks=[has_started]),
-        inputs=Inputs(labels=takes_apart(entry)),
-    )
-    train(entry, data.train, options, steps=steps, **how)
+    checks = Checks(every=every, callbacks=[has_started])
+    inputs = Inputs(labels=takes_apart(entry))
+    train(entry, data.train, options, steps=steps, checks=checks, inputs=inputs)
     step, error = found[-1]
     return (step, error) if error < 1 else (steps + 1.0, error)
 

@@ -21,7 +21,7 @@ _FARTHEST = 2.5  # deviations of a code's prior
 
 
 @torch.no_grad()
-def foretold_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) -> Capsules:
+def expected_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) -> Capsules:
     """Return the parts that objects vote for, with the probabilities of their presence.
 
     Args:
@@ -46,7 +46,7 @@ def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> Figure:
         code[:, number] = torch.linspace(-_FARTHEST, _FARTHEST, _STEPS)
         pose = model.object_pose_law().mean.expand(_STEPS, 6)
         which = torch.full((_STEPS,), kind, device=code.device)
-        rows[f"kind {kind}"] = model.render(foretold_parts(model, which, pose, code))
+        rows[f"kind {kind}"] = model.render(expected_parts(model, which, pose, code))
     return image_rows(rows, f"Kinds, bent by number {number} of their codes")
 
 
@@ -66,7 +66,7 @@ def morphs(model: ShapeCodes, guide: Guide, images: Tensor, pairs: int = 4) -> F
     with in_eval_mode(guide):
         drawn = poutine.trace(guide).get_trace(images).nodes
     kind, pose, code = (drawn[f"object_{n}"]["value"][:, 0] for n in ("kind", "pose", "code"))
-    parts = foretold_parts(model, kind, pose, code)
+    parts = expected_parts(model, kind, pose, code)
     share = torch.linspace(0, 1, _STEPS, dtype=images.dtype, device=images.device)
     rows = {}
     for i in range(0, len(images), 2):
