@@ -402,6 +402,6 @@ def scene_reader(kind: str, words: str = "") -> Callable[[Path | None, Any], Sou
         if size is not None and size[0] != size[1]:
             raise ValueError(f"scenes are square; size must be one number of pixels, not {size}")
         canvas = {} if size is None else {"canvas": size[0]}
-        return read(root, **options, **canvas)
+        return read(root, **{**options, **canvas})
 
     return reader

@@ -24,6 +24,13 @@ from capsule_zoo.inference.evaluation.classification import classify, error_rate
 from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
+from capsule_zoo.inference.evaluation.objects import (
+    FoundObjects,
+    boxes,
+    count,
+    find_objects,
+    segment,
+)
 from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
 from capsule_zoo.inference.evaluation.references.problems import list_references, load_reference
 from capsule_zoo.inference.evaluation.references.reference import Reference, Score
@@ -50,6 +57,7 @@ from capsule_zoo.inference.objectives.score_function import ScoreFunctionELBO
 from capsule_zoo.inference.objectives.sleep_phase import SleepPhase
 from capsule_zoo.inference.objectives.spread_loss import SpreadLoss
 from capsule_zoo.inference.objectives.stacked_capsules import StackedCapsuleObjective, TermHistory
+from capsule_zoo.inference.objectives.summed_presences import SummedPresences
 from capsule_zoo.inference.objectives.thermodynamic import ThermodynamicObjective
 from capsule_zoo.inference.objectives.wake_sleep import ReweightedWakeSleep, WakeSleep
 from capsule_zoo.inference.posterior.annealing.annealed import (
@@ -84,6 +92,7 @@ __all__ = [
     "ContrastiveDivergence",
     "Counterfactual",
     "FilledIn",
+    "FoundObjects",
     "ImportanceWeightedELBO",
     "IncompatibleGuide",
     "Inputs",
@@ -102,6 +111,7 @@ __all__ = [
     "SleepPhase",
     "SpreadLoss",
     "StackedCapsuleObjective",
+    "SummedPresences",
     "TermHistory",
     "ThermodynamicObjective",
     "TopPrior",
@@ -112,16 +122,19 @@ __all__ = [
     "annealed_bounds",
     "annealed_log_likelihood",
     "as_module",
+    "boxes",
     "check_calibration",
     "check_pair",
     "classify",
     "cluster_accuracy",
     "compare",
+    "count",
     "encode",
     "error_rate",
     "evaluate",
     "fgsm",
     "fill_in",
+    "find_objects",
     "fit",
     "fit_top_prior",
     "frechet",
@@ -149,6 +162,7 @@ __all__ = [
     "relabeled",
     "sample",
     "sbc_ranks",
+    "segment",
     "segmentation_accuracy",
     "summarize",
     "train_classifier",

@@ -30,6 +30,7 @@ from capsule_zoo.cli.run_commands import (
     sample,
     train,
 )
+from capsule_zoo.cli.segment import segment
 
 app = typer.Typer(
     name="capsule-zoo",
@@ -95,6 +96,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order of the help, after
     sample,
     figure,
     parse,
+    segment,
     publish,
     reproduce,
     explore,

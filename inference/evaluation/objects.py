@@ -162,3 +162,19 @@ def _overlap(first: Tensor, second: Tensor) -> Tensor:
     shared = (high - low).clamp_min(0).prod(-1)
     areas = [(box[..., 2:] - box[..., :2]).prod(-1) for box in (first, second)]
     return shared / (areas[0] + areas[1] - shared).clamp_min(1e-9)
+
+
+def count(model: Scenes, guide: SceneGuide, images: Tensor, **options: int) -> Tensor:
+    """Return the most likely number of objects of each image, (B,); see `find_objects`."""
+    return find_objects(model, guide, images, **options).counts
+
+
+def segment(model: Scenes, guide: SceneGuide, images: Tensor, **options: int) -> Tensor:
+    """Return the pixels of each object, bool (B, S, H, W); see `find_objects`."""
+    return find_objects(model, guide, images, **options).masks
+
+
+def boxes(model: Scenes, guide: SceneGuide, images: Tensor, **options: int) -> list[Tensor]:
+    """Return left, top, right and bottom edge of each image's objects, in pixels, (objects, 4)."""
+    found = find_objects(model, guide, images, **options)
+    return [box[on] for box, on in zip(found.boxes, found.presence, strict=True)]

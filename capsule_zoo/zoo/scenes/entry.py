@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
 from capsule_zoo.models import Scenes
 from capsule_zoo.registry import Entry, create, list_models, load, register
 from capsule_zoo.sizes import Takes
+from capsule_zoo.zoo.scenes.figures import found_objects
 
 VAE_SIZES: dict[str, Any] = dict(latent=20, channels=8, hidden=128)
 
@@ -94,5 +96,6 @@ def scenes(
         model=model,
         guides={"peeling": peeling(1), "two-sweeps": peeling(2)},
         objective=SummedPresences(),
+        figures={"objects": found_objects, "samples": samples},
         training=dict(lr=1e-3, pace=Pace("cosine"), batch_size=64),
     )
