@@ -202,9 +202,9 @@ class CountLaw(dist.TorchDistribution):
         count = value.sum(-1).round().long()
         number = torch.arange(slots + 1).to(value)
         orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
-        return (
-            (self.log_counts - orders).expand(*count.shape, -1).gather(-1, count[..., None])[..., 0]
-        )
+        shape = torch.broadcast_shapes(count.shape, self.batch_shape)
+        each, count = (self.log_counts - orders).expand(*shape, -1), count.expand(shape)
+        return each.gather(-1, count[..., None])[..., 0]
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         values = subsets_of(self.event_shape[0]).to(self.log_counts)
@@ -282,6 +282,12 @@ class Scenes(Model):
             )
 
     @property
+    def _like(self) -> Tensor:
+        """A tensor of the object model, for its precision and device; it may have no parameters."""
+        held = itertools.chain(self.thing.parameters(), self.thing.buffers())
+        return next(tensor for tensor in held if tensor.is_floating_point())
+
+    @property
     def tinted(self) -> bool:
         """True where objects are masks of one color each."""
         return self.image_shape[0] > 1 and self.thing.image_shape[0] == 1
@@ -310,14 +316,14 @@ class Scenes(Model):
     def sites(self) -> tuple[Site, ...]:  # type: ignore[override]
         images = ("images",)
         summed = self.presence == "enumerate"
-        own = [Site("object_presence", images, 1, discrete=True, enumerated=summed)]
+        own = [Site("scene_presence", images, 1, discrete=True, enumerated=summed)]
         if self.toned:
-            own.append(Site("ground_color", images, 1))
-        one = [Site("object_pose", images, 1)]
+            own.append(Site("scene_ground", images, 1))
+        one = [Site("scene_pose", images, 1)]
         if self.tinted:
-            one.append(Site("object_color", images, 1))
+            one.append(Site("scene_color", images, 1))
         if self.colored:
-            one.append(Site("object_depth", images))
+            one.append(Site("scene_depth", images))
         for slot in range(self.slots):
             for site in (*one, *self.thing.sites):
                 own.append(replace(site, name=f"slot_{slot}/{site.name}"))
@@ -401,10 +407,10 @@ class Scenes(Model):
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
         plate = self.plate(batch_size if images is None else len(images))
-        like = next(self.thing.parameters())
+        like = self._like
         infer = {"enumerate": "parallel"} if self.presence == "enumerate" else {}
-        presence = self.draw("object_presence", self.presence_law(like), plate, infer=infer)
-        tone = self.draw("ground_color", self.color_law(like), plate) if self.toned else None
+        presence = self.draw("scene_presence", self.presence_law(like), plate, infer=infer)
+        tone = self.draw("scene_ground", self.color_law(like), plate) if self.toned else None
         placed = []
         for slot in range(self.slots):
             with AsObject(slot):
@@ -416,10 +422,10 @@ class Scenes(Model):
     @pyro_method
     def draw_object(self, plate: pyro.plate) -> Drawn:
         """Draw one object for each scene of a plate from `plate`; call it within `AsObject`."""
-        like = next(self.thing.parameters())
-        pose = self.draw("object_pose", self.pose_law(like), plate)
-        color = self.draw("object_color", self.color_law(like), plate) if self.tinted else None
-        depth = self.draw("object_depth", self.depth_law(like), plate) if self.colored else None
+        like = self._like
+        pose = self.draw("scene_pose", self.pose_law(like), plate)
+        color = self.draw("scene_color", self.color_law(like), plate) if self.tinted else None
+        depth = self.draw("scene_depth", self.depth_law(like), plate) if self.colored else None
         return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
 
     def plate(self, batch: int) -> pyro.plate:

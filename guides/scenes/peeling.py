@@ -205,11 +205,11 @@ class Peeling(SceneGuide):
             law = dist.Normal(*(model.with_inner(x, event) for x in (mean, deviation)))
             return model.draw(name, law.to_event(event), plate)
 
-        pose = draw("object_pose", about + unit * means[0], unit * deviations[0])
+        pose = draw("scene_pose", about + unit * means[0], unit * deviations[0])
         if model.tinted:
-            draw("object_color", self._color_at(images, left, pose) + means[1], deviations[1])
+            draw("scene_color", self._color_at(images, left, pose) + means[1], deviations[1])
         if model.colored:
-            draw("object_depth", means[2][:, 0], deviations[2][:, 0], event=0)
+            draw("scene_depth", means[2][:, 0], deviations[2][:, 0], event=0)
         source = left if model.thing.image_shape[0] == 1 else torch.cat([images, left], 1)
         if getattr(self.reader, "context", 0):
             source = torch.cat([source, images], 1)

@@ -321,7 +321,7 @@ class SceneGuide(Guide[Scenes]):
         found = self.found(copies)
         presences = self.presence_law(copies, found)
         with plate:
-            drawn = pyro.sample("object_presence", Folded(presences, outer))
+            drawn = pyro.sample("scene_presence", Folded(presences, outer))
         presence = drawn.reshape(len(copies), -1)
         if found.ground_law is not None:
             self._draw_ground(found, outer, plate)
@@ -339,7 +339,7 @@ class SceneGuide(Guide[Scenes]):
         site = {"fn": dist.Normal(mean, scale).to_event(1), "value": value}
         always = torch.ones(len(value), dtype=torch.bool, device=value.device)
         with plate:
-            pyro.sample("ground_color", Folded(Chosen(always, site, site), outer))
+            pyro.sample("scene_ground", Folded(Chosen(always, site, site), outer))
 
     def _draw_slot(
         self, slot: int, proposal: Proposal, on: Tensor, outer: torch.Size, plate: pyro.plate

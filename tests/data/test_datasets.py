@@ -90,6 +90,9 @@ def test_all_names_are_listed():
         "binarized-mnist",
         "smallnorb",
         "toys3d",
+        "multi-mnist",
+        "multi-sprites",
+        "tetrominoes",
     }
     points = {"constellations", "constellations:FILE.npz"}
     assert set(dataset_names()) == expected | points | {"folder:PATH"}

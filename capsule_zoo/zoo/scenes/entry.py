@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Pace
@@ -41,6 +43,17 @@ def object_entry(
     if thing == "vae":
         given = {**VAE_SIZES, "context": channels, **given}
     return create(thing, **given)
+
+
+def make_constant(module: nn.Module) -> None:
+    """Turn the parameters of a module into buffers of the same names, in place.
+
+    Pyro turns on the gradient of every parameter that it meets, so that none can be kept fixed.
+    """
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            delattr(part, name)
+            part.register_buffer(name, parameter.detach())
 
 
 @register(
@@ -84,8 +97,8 @@ def scenes(
     inner = object_entry(thing, image_shape[0], window, thing_sizes, texture)
     model = Scenes(image_shape, inner.model, **sizes)
     if not train_thing:
-        inner.model.requires_grad_(False)
-        inner.guide.requires_grad_(False)
+        for program in (inner.model, inner.guide):
+            make_constant(program)
 
     def peeling(sweeps: int) -> Any:
         return lambda entry: Peeling(

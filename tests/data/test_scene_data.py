@@ -1,0 +1,77 @@
+"""Scenes of several objects: what is known of them is true of their pixels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.data.scenes import (
+    INK,
+    gray_scenes,
+    sprite_scenes,
+    tetromino_bank,
+    tetromino_scenes,
+)
+
+DRAWS = {
+    "gray": lambda **o: gray_scenes(
+        torch.rand(20, 1, 8, 8), torch.arange(20) % 4, 40, canvas=24, **o
+    ),
+    "sprites": lambda **o: sprite_scenes(40, **o),
+    "tetrominoes": lambda **o: tetromino_scenes(40, **o),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_masks_boxes_and_counts_agree(kind):
+    torch.manual_seed(0)
+    images, known = DRAWS[kind](seed=3)
+    assert images.min() >= 0 and images.max() <= 1 and len(images) == len(known) == 40
+    masks = known.masks
+    assert (masks.sum(1) <= 1).all()  # a pixel shows one object
+    assert ((masks.sum((-2, -1)) > 0) <= (known.classes >= 0)).all()
+    for scene, slot in masks.flatten(2).any(-1).nonzero().tolist():
+        rows, columns = masks[scene, slot].nonzero(as_tuple=True)
+        edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert known.boxes[scene, slot].tolist() == [int(edge) for edge in edges]
+    assert torch.equal(known[3:5].counts, known.counts[3:5])
+
+
+def test_the_same_seed_gives_the_same_scenes():
+    torch.manual_seed(0)
+    first, again, other = (sprite_scenes(5, seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_gray_scenes_keep_to_their_options():
+    digits, labels = (torch.rand(20, 1, 8, 8) > 0.4).float(), torch.arange(20) % 4
+    images, known = gray_scenes(digits, labels, 200, canvas=30, least=1, most=3)
+    assert set(known.counts.tolist()) == {1, 2, 3}
+    _, overlapping = gray_scenes(digits, labels, 200, canvas=16, most=3, overlap=True)
+    assert overlapping.counts.max() == 3
+    assert (images > INK).any((-3, -2, -1)).float().mean() > 0.9
+    with pytest.raises(ValueError, match="no room"):
+        gray_scenes(digits, labels, 2, canvas=4)
+    with pytest.raises(ValueError, match="least must be"):
+        gray_scenes(digits, labels, 2, least=4)
+
+
+def test_there_are_19_tetrominoes_and_they_do_not_overlap():
+    bank = tetromino_bank()
+    assert bank.shape == (19, 4, 4) and (bank.sum((1, 2)) == 4).all()
+    assert len(bank.flatten(1).unique(dim=0)) == 19
+    images, known = tetromino_scenes(50)
+    assert (known.masks.sum((-2, -1)) == 4 * 25).all()
+    assert images.shape == (50, 3, 35, 35)
+
+
+def test_the_data_sets_have_names_and_options():
+    data = load_dataset("multi-sprites:train=40,test=6,most=3", validation=10)
+    assert len(data.train) == len(data.train.objects) == 30 and len(data.validation.objects) == 10
+    assert torch.equal(data.train.labels, data.train.objects.counts)
+    assert data.test[:3].objects.classes.shape == (3, 3)
+    with pytest.raises(ValueError, match="no option 'few'; its options are train, test"):
+        load_dataset("tetrominoes:few=3")
+    with pytest.raises(ValueError, match="most of tetrominoes must be a number"):
+        load_dataset("tetrominoes:most=three")

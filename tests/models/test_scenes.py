@@ -1,0 +1,318 @@
+"""Scenes: the blend by brute force, presences summed out exactly, and what the story promises."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Trace_ELBO, TraceEnum_ELBO
+
+from capsule_zoo.data.scenes import Objects, boxes_of
+from capsule_zoo.guides import ConvolutionalEncoder, Peeling
+from capsule_zoo.guides.scenes import proposals
+from capsule_zoo.guides.scenes.peeling import blurred, highest
+from capsule_zoo.inference import SummedPresences, count, find_objects, log_weights, segment
+from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari
+from capsule_zoo.models import Scenes, VariationalAutoencoder
+from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, subsets_of
+from capsule_zoo.registry import create, load, save, small_sizes
+
+FORMS = {
+    "gray": dict(channels=1),
+    "learned counts": dict(channels=1, counts="learned"),
+    "turned": dict(channels=1, turn=1.0),
+    "tinted": dict(channels=3, ground="color"),
+    "textured": dict(channels=3, texture=True, ground="learned"),
+    "gray on gray": dict(channels=1, ground="color"),
+}
+
+
+def pair(slots: int = 3, channels: int = 1, texture: bool = False, sweeps: int = 1, **options):
+    """Return a small model and its guide, in float64, and three images."""
+    pyro.set_rng_seed(0)
+    own = 1 + channels if texture else 1
+    thing = VariationalAutoencoder((own, 6, 6), 2, channels=3)
+    model = Scenes((channels, 10, 12), thing, slots, size=6.0, **options)
+    reader = ConvolutionalEncoder(thing, 5, context=channels)
+    guide = Peeling(model, reader, glimpse=4, hidden=6, sweeps=sweeps)
+    images = torch.rand(3, channels, 10, 12, generator=torch.Generator().manual_seed(1))
+    return model.double(), guide.double(), images.double()
+
+
+def test_counts_have_the_law_that_they_are_given():
+    counts = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    law = CountLaw(counts.log())
+    rows = law.enumerate_support()
+    torch.testing.assert_close(law.log_prob(rows).exp().sum(), torch.ones((), dtype=torch.float64))
+    for number in range(4):
+        mass = law.log_prob(rows)[rows.sum(-1) == number].exp()
+        torch.testing.assert_close(mass.sum(), counts[number])
+        assert mass.max() - mass.min() < 1e-12
+    torch.manual_seed(0)
+    drawn = law.sample((20_000,)).sum(-1)
+    share = torch.stack([(drawn == number).double().mean() for number in range(4)])
+    assert (share - counts).abs().max() < 5 * math.sqrt(0.25 / 20_000)
+    torch.testing.assert_close(law.mean.sum(), drawn.mean(), atol=0.05, rtol=0)
+
+
+def test_a_rate_is_a_bernoulli_in_every_slot():
+    model, _, images = pair(rate=0.5)
+    rows = subsets_of(3).double()
+    alone = dist.Bernoulli(torch.tensor(1 / 3, dtype=torch.float64)).log_prob(rows).sum(-1)
+    torch.testing.assert_close(model.presence_law(images).log_prob(rows), alone)
+
+
+def test_the_blend_of_all_presences_is_the_formula_pixel_by_pixel():
+    model, _, _ = pair(channels=3, ground="color")
+    torch.manual_seed(2)
+    cover, color = torch.rand(2, 3, 1, 4, 5).double(), torch.rand(2, 3, 3, 1, 1).double()
+    depth, ground = torch.randn(2, 3).double(), torch.rand(2, 3, 1, 1).double()
+    rows = subsets_of(3).double()
+    found = model.blend(rows, Pictures(cover, color, depth), ground)
+    for scene, (number, row) in itertools.product(range(2), enumerate(rows)):
+        on = [slot for slot in range(3) if row[slot]]
+        free = math.prod([1 - cover[scene, slot] for slot in on], start=torch.ones(1, 4, 5))
+        mean = free * ground[scene]
+        if on:
+            weight = [cover[scene, slot] * depth[scene, slot].exp() for slot in on]
+            mixed = sum(w * color[scene, slot] for w, slot in zip(weight, on, strict=True))
+            mean = mean + (1 - free) * mixed / sum(weight)
+        torch.testing.assert_close(found[scene, number], mean, atol=1e-3, rtol=0)
+
+
+def test_a_picture_is_moved_to_a_window_and_read_there_again():
+    rows = torch.linspace(-1, 1, 25)
+    picture = (-4 * (rows[:, None] ** 2 + (rows - 0.3) ** 2)).exp()[None, None]
+    usual = torch.tensor([0.4, 0.4])
+    for pose in ([0.1, 0.2, -0.1], [0.1, 0.2, -0.1, 0.8]):
+        at = torch.tensor([pose])
+        again = crop(moved(picture, at, (60, 60), usual), at, (25, 25), usual)
+        assert (again - picture)[..., 1:-1, 1:-1].abs().max() < 0.05
+    placed = moved(torch.ones(1, 1, 25, 25), torch.tensor([[0.0, 0.5, -0.5]]), (60, 60), usual)
+    x, y = highest(blurred(placed, 6.0))[0].tolist()
+    assert (x, y) == pytest.approx((0.5, -0.5), abs=0.05)  # x to the right, y downwards
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_weight_of_a_draw_is_the_sum_over_all_presences_whatever_is_drawn(form, monkeypatch):
+    """The identity on which training without a gradient of discrete draws rests."""
+    model, guide, images = pair(**FORMS[form])
+    for row in subsets_of(3).double():
+        chosen = row.expand(3, 1, 3)[:, 0]
+        monkeypatch.setattr(proposals.SubsetLaw, "rsample", lambda self, _=(), z=chosen: z)
+        torch.manual_seed(3)
+        weight, _, _ = log_weights(model, guide, images)
+        torch.manual_seed(3)
+        law = guide.presence_law(images, guide.found(images))
+        torch.testing.assert_close(weight, law.log_total, rtol=1e-10, atol=1e-8)
+
+
+def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
+    """TraceEnum_ELBO sums over z of the model; its guide draws every slot from its proposal."""
+    model, guide, images = pair()
+    parameters = [*model.parameters(), *guide.parameters()]
+
+    def draws_all(images):
+        found, plate = guide.found(images), model.plate(len(images))
+        always = torch.ones(len(images), dtype=torch.bool)
+        for slot, proposal in enumerate(found.proposals):
+            guide._draw_slot(slot, proposal, always, torch.Size(), plate)
+
+    torch.manual_seed(4)
+    objective = TraceEnum_ELBO(max_plate_nesting=1)
+    summed = objective.differentiable_loss(model.with_enumerated_presences(), draws_all, images)
+    torch.manual_seed(4)
+    found = guide.found(images)
+    law = guide.presence_law(images, found)
+    unused = ((1 - law.rows) * found.log_ratio[:, None]).sum(-1)
+    own = -(law.log_q + law.log_total[:, None] + unused).logsumexp(-1).sum()
+    torch.testing.assert_close(own, summed, rtol=1e-10, atol=1e-10)
+    for one, other in zip(
+        torch.autograd.grad(own, parameters, allow_unused=True),
+        torch.autograd.grad(summed, parameters, allow_unused=True),
+        strict=True,
+    ):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_objective_is_the_elbo_of_pyro_value_and_gradient(form):
+    model, guide, images = pair(**FORMS[form])
+    parameters = [*model.parameters(), *guide.parameters()]
+    objective = SummedPresences(updates=1)
+    objective.load_state_dict({"done": 1})
+    losses = []
+    for loss in (objective.differentiable_loss, Trace_ELBO().differentiable_loss):
+        torch.manual_seed(5)
+        losses.append(loss(model, guide, images))
+    losses[1] = losses[1] / len(images)
+    torch.testing.assert_close(*losses, rtol=1e-10, atol=1e-10)
+    pairs = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in losses)
+    for one, other in zip(*pairs, strict=True):
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-7)
+
+
+def test_a_flattened_law_gives_a_lower_bound_and_ends_after_its_updates():
+    model, guide, images = pair()
+    flat, exact = SummedPresences(updates=2), SummedPresences(updates=1)
+    exact.load_state_dict({"done": 1})
+    values = []
+    for objective in (flat, exact, flat, flat):
+        torch.manual_seed(6)
+        values.append(objective.differentiable_loss(model, guide, images).item())
+    assert values[0] > values[2] > values[1] == values[3]
+    assert flat.state_dict() == {"done": 3}
+
+
+def test_divergences_in_place_of_log_ratios_are_no_bound():
+    """Two values of u, one slot: p(x) = a + p_1 F, and E_q log(a + e^-KL f) exceeds its log."""
+    prior, guide = torch.tensor([0.01, 0.99]), torch.tensor([0.5, 0.5])
+    fits, absent = torch.tensor([1.0, 0.0]), 1.0
+    evidence = math.log(absent + (prior * fits).sum())
+    divergence = (guide * (guide / prior).log()).sum()
+    with_divergence = (guide * (absent + (-divergence).exp() * fits).log()).sum()
+    with_ratio = (guide * (absent + prior / guide * fits).log()).sum()
+    assert with_ratio < evidence < with_divergence - 0.05
+
+
+def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeypatch):
+    _, guide, images = pair(slots=4)
+    found = guide.found(images)
+    whole = guide.presence_law(images, found)
+    monkeypatch.setattr(proposals, "MOST_SUBSETS", 4)
+    some = guide.presence_law(images, found)
+    assert (some.log_total <= whole.log_total + 1e-9).all()
+    for rows, log_q in zip(some.rows, some.log_q, strict=True):
+        kept = rows[log_q > -math.inf]
+        assert len(kept.unique(dim=0)) == len(kept)
+    best = whole.rows[torch.arange(3), whole.log_q.argmax(1)]
+    assert (some.log_prob(best) > -math.inf).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_second_sweep_and_narrow_slots_are_guides_too(form):
+    _, guide, images = pair(slots=2, sweeps=2, **FORMS[form])
+    wide = guide.with_narrow_slots(2)
+    assert wide.model.slots == 4
+    weight, trace, _ = log_weights(wide.model, wide, images)
+    assert weight.isfinite().all() and trace.nodes["scene_presence"]["value"].shape == (3, 4)
+
+
+def test_taking_an_object_away_and_putting_it_elsewhere():
+    model, _, _ = pair(slots=1)
+    pyro.set_rng_seed(7)
+    trace = poutine.trace(model).get_trace(batch_size=1)
+    values = {
+        n: s["value"]
+        for n, s in trace.nodes.items()
+        if n.startswith("slot_0/") and s["type"] == "sample" and n != "slot_0/images"
+    }
+
+    def mean(presence: float, **changed):
+        given = {**values, "scene_presence": torch.full((1, 1), presence).double(), **changed}
+        run = poutine.trace(poutine.condition(model, given)).get_trace(batch_size=1)
+        return run.nodes["image"]["fn"].mean.detach()
+
+    assert mean(0.0).abs().max() == 0
+    moves = [
+        mean(1.0, **{"slot_0/scene_pose": torch.tensor([[0.0, x, 0.0]]).double()})
+        for x in (-0.4, 0.4)
+    ]
+    centers = [(image[0, 0].sum(0) * torch.arange(12)).sum() / image.sum() for image in moves]
+    assert centers[1] - centers[0] == pytest.approx(0.8 * 6, abs=0.5)
+
+
+def test_another_canvas_keeps_the_size_of_objects_in_pixels():
+    model, guide, _ = pair()
+    larger = model.on_canvas(20, 24, slots=5, rate=0.4)
+    torch.manual_seed(8)
+    picture, pose = torch.ones(1, 1, 6, 6).double(), torch.zeros(1, 3).double()
+    areas = [
+        moved(picture, pose, m.image_shape[1:], m.usual(pose)).sum().item() for m in (model, larger)
+    ]
+    assert areas[0] == pytest.approx(36, abs=1) and areas[1] == pytest.approx(36, abs=1)
+    assert larger(batch_size=2).shape == (2, 1, 20, 24)
+    found = find_objects(larger, guide.on_model(larger), torch.rand(2, 1, 20, 24).double())
+    torch.testing.assert_close(found.count_probabilities.sum(-1), torch.ones(2).double())
+
+
+@pytest.mark.parametrize("thing", ["part-whole", "shape-codes", "generative-capsnet", "vae"])
+def test_any_image_model_is_an_object(thing):
+    sizes = {k: v for k, v in small_sizes(thing).items() if k != "image_shape"}
+    if thing == "part-whole" or thing == "shape-codes":
+        sizes["template_size"] = 5
+    entry = create(
+        "scenes",
+        image_shape=(1, 20, 20),
+        thing=thing,
+        thing_sizes=sizes,
+        window=12,
+        size=10.0,
+        slots=2,
+    )
+    images = torch.rand(3, 1, 20, 20)
+    loss = entry.objective.differentiable_loss(entry.model, entry.guide, images)
+    loss.backward()
+    assert loss.isfinite()
+    weight, _, _ = log_weights(entry.model.discretized(), entry.guide.discretized(), images)
+    assert weight.isfinite().all()
+    assert count(entry.model, entry.guide, images).shape == (3,)
+
+
+def test_a_trained_object_is_used_as_it_is(tmp_path):
+    small = dict(image_shape=(1, 6, 6), latent=2, channels=3, hidden=5)
+    save(create("vae", **small), tmp_path / "vae")
+    entry = create(
+        "scenes", image_shape=(1, 12, 10), thing=str(tmp_path / "vae"), train_thing=False, size=6.0
+    )
+    kept = load(tmp_path / "vae").model.state_dict()
+    assert all(
+        torch.equal(kept[name], value) for name, value in entry.model.thing.state_dict().items()
+    )
+    loss = entry.objective.differentiable_loss(entry.model, entry.guide, torch.rand(2, 1, 12, 10))
+    loss.backward()
+    assert not [*entry.model.thing.parameters(), *entry.guide.reader.parameters()]
+
+
+def test_objects_that_do_not_fit_are_refused():
+    thing = VariationalAutoencoder((2, 6, 6), 2, channels=3)
+    with pytest.raises(ValueError, match="channels; objects of scenes"):
+        Scenes((3, 10, 10), thing)
+    with pytest.raises(ValueError, match="leave out thing_sizes"):
+        create("scenes", thing="vae-mnist", thing_sizes=dict(latent=3))
+
+
+def test_what_is_found_is_scored_as_it_should_be():
+    numbers = torch.zeros(1, 6, 8, dtype=torch.uint8)
+    numbers[0, 1:3, 1:4], numbers[0, 3:6, 5:8] = 1, 2
+    known = Objects(
+        numbers,
+        torch.tensor([[4, 7]]),
+        boxes_of(numbers[:, None] == torch.tensor([1, 2])[:, None, None]),
+    )
+    assert known.boxes[0].tolist() == [[1, 1, 4, 3], [5, 3, 8, 6]]
+    other = (3 - numbers) * (numbers > 0)  # the names of objects do not matter
+    assert foreground_ari(other, known).item() == 1
+    assert foreground_ari(torch.ones_like(numbers), known).item() == 0
+    half = known.boxes.clone()
+    half[0, 0, 2] = 2.5
+    overlap = box_overlaps(half, torch.tensor([[True, True]]), known)
+    assert overlap.tolist() == pytest.approx([0.5, 1])
+    assert box_overlaps(half, torch.tensor([[False, True]]), known)[0] == 0
+
+
+def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():
+    model, guide, _ = pair(slots=1)
+    blank = torch.zeros(1, 1, 10, 12).double()
+    full = torch.ones(1, 1, 10, 12).double()
+    found = find_objects(model, guide, torch.cat([blank, full]))
+    assert found.unexplained[1] > 0.1 > found.unexplained[0]
+    assert segment(model, guide, blank).shape == (1, 1, 10, 12)
