@@ -118,6 +118,13 @@ def subsets_of(slots: int) -> Tensor:
     return torch.tensor(rows)
 
 
+def prefixes_of(slots: int) -> Tensor:
+    """Return the presences of the first n of `slots` objects, and of these without one of them."""
+    whole = torch.ones(slots + 1, slots).tril(-1)
+    without = [row * (1 - one) for row in whole for one in torch.eye(slots)]
+    return torch.stack([*whole, *without]).unique(dim=0)
+
+
 def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) -> Tensor:
     """Move pictures (*batch, C, h, w) to poses (*batch, 3 or 4) on empty canvases of a size.
 

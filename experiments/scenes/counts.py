@@ -64,8 +64,7 @@ def counts(options: Options, **settings: Any) -> Result:
     options.refuse_run()
     chosen = Settings(**settings)
     study = Study({"scenes": chosen}, chosen.seeds)
-    timed = replace(options, minutes=options.minutes and options.minutes)
-    outcomes = list(study.run(one_seed, timed).values())
+    outcomes = list(study.run(one_seed, options).values())
     found: dict[str, Any] = over_seeds([outcome["numbers"] for outcome in outcomes])
     for name in ("count_accuracy_5_minutes", "count_accuracy_30_minutes"):
         worst = min(tuple(outcome["numbers"][name]) for outcome in outcomes)

@@ -38,11 +38,13 @@ from capsule_zoo.models.scenes import (
     Drawn,
     Pictures,
     Scenes,
+    prefixes_of,
     subsets_of,
     together,
 )
 
-MOST_SUBSETS = 64  # of slots; where there are more, presences are found by flips of one slot
+MOST_SUBSETS = 64  # of slots, over which the sum is exact
+MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
 
 G = TypeVar("G", bound="SceneGuide")
 
@@ -275,10 +277,15 @@ class SceneGuide(Guide[Scenes]):
 
     @pyro_method
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
-        """Return q(z | u): exact over all presences, or over those on the way to the best ones."""
-        slots = len(found.proposals)
-        if 2**slots <= MOST_SUBSETS:
-            rows = subsets_of(slots).to(images)
+        """Return q(z | u), over all presences or, where they are many, over a family of them.
+
+        The family of training holds the first slots of every number, and those without one of them.
+        Otherwise it holds all presences on the way to the best ones. Each is a guide.
+        """
+        slots, trained = len(found.proposals), self.training and torch.is_grad_enabled()
+        if trained or 2**slots <= MOST_SUBSETS:
+            all_fit = 2**slots <= (MOST_TRAINED if trained else MOST_SUBSETS)
+            rows = (subsets_of if all_fit else prefixes_of)(slots).to(images)
             return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
         weight = self.log_weights(images, found, rows)

@@ -19,7 +19,7 @@ from capsule_zoo.guides.scenes.peeling import blurred, highest
 from capsule_zoo.inference import SummedPresences, count, find_objects, log_weights, segment
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari
 from capsule_zoo.models import Scenes, VariationalAutoencoder
-from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, subsets_of
+from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, prefixes_of, subsets_of
 from capsule_zoo.registry import create, load, save, small_sizes
 
 FORMS = {
@@ -185,6 +185,7 @@ def test_divergences_in_place_of_log_ratios_are_no_bound():
 
 def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeypatch):
     _, guide, images = pair(slots=4)
+    guide.eval()
     found = guide.found(images)
     whole = guide.presence_law(images, found)
     monkeypatch.setattr(proposals, "MOST_SUBSETS", 4)
@@ -195,6 +196,15 @@ def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeyp
         assert len(kept.unique(dim=0)) == len(kept)
     best = whole.rows[torch.arange(3), whole.log_q.argmax(1)]
     assert (some.log_prob(best) > -math.inf).all()
+
+
+def test_training_sums_over_prefixes_where_there_are_many_slots():
+    assert len(prefixes_of(6)) == 22 and prefixes_of(3).tolist() != subsets_of(3).tolist()
+    _, guide, images = pair(slots=6)
+    law = guide.presence_law(images, guide.found(images))
+    assert law.rows.shape[1] == 22
+    with torch.no_grad():
+        assert guide.presence_law(images, guide.found(images)).rows.shape[1] == 64
 
 
 @pytest.mark.parametrize("form", FORMS)
