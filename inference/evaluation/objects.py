@@ -150,12 +150,12 @@ def box_overlaps(boxes: Tensor, found: Tensor, known: Objects) -> Tensor:
     Args:
         boxes: (N, S, 4); `found` says which of them are of an object, (N, S).
     """
-    overlap = _overlap(known.boxes[:, :, None], boxes[:, None])
+    overlap = box_overlap(known.boxes[:, :, None], boxes[:, None])
     best = torch.where(found[:, None], overlap, 0).amax(-1)
     return best[known.classes >= 0]
 
 
-def _overlap(first: Tensor, second: Tensor) -> Tensor:
+def box_overlap(first: Tensor, second: Tensor) -> Tensor:
     """Compute the area that boxes share over the area that they cover together."""
     low = torch.maximum(first[..., :2], second[..., :2])
     high = torch.minimum(first[..., 2:], second[..., 2:])
