@@ -56,8 +56,8 @@ BREAKS = (
     Break(
         "validation images are also trained on",
         "data/datasets.py",
-        "kept, held_out = order[: len(images) - count], order[len(images) - count :]",
-        "kept, held_out = order, order[len(images) - count :]",
+        "return order[: number - count], order[number - count :]",
+        "return order, order[number - count :]",
         "data/test_datasets.py",
     ),
     Break(
@@ -70,8 +70,8 @@ BREAKS = (
     Break(
         "the seed does not reach the split",
         "data/datasets.py",
-        "order = torch.randperm(len(images), generator=seeded_generator(seed))",
-        "order = torch.randperm(len(images), generator=seeded_generator(0))",
+        "order = torch.randperm(number, generator=seeded_generator(seed))",
+        "order = torch.randperm(number, generator=seeded_generator(0))",
         "data/test_datasets.py",
     ),
     Break(
@@ -97,7 +97,7 @@ BREAKS = (
     ),
     Break(
         "the mean over sites' coordinates, not the sum",
-        "inference/log_weight.py",
+        "models/common/trace_density.py",
         "return term.sum(others) if others else term",
         "return term.mean(others) if others else term",
         "inference/test_evaluate.py",
