@@ -38,7 +38,7 @@ from capsule_zoo.inference.evaluation.bound import not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.presence import discrete_form
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_density, log_weights
-from capsule_zoo.inference.site_vector import SiteVector
+from capsule_zoo.inference.posterior.site_vector import SiteVector
 from capsule_zoo.models import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import in_eval_mode, seeded

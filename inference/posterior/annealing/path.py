@@ -30,7 +30,7 @@ from torch.distributions.transforms import Transform
 from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, family_of
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
-from capsule_zoo.inference.site_vector import Place, SiteVector
+from capsule_zoo.inference.posterior.site_vector import Place, SiteVector
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
 
