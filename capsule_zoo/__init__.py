@@ -24,7 +24,6 @@ if not (_HERE / "models").is_dir() and (_HERE.parent / "models").is_dir():
 if TYPE_CHECKING:  # for type checkers and editors; at run time these are imported when used
     from capsule_zoo.discovery import describe as describe
     from capsule_zoo.discovery import list_weights as list_weights
-    from capsule_zoo.recipe import Recipe as Recipe
     from capsule_zoo.registry import Entry as Entry
     from capsule_zoo.registry import create as create
     from capsule_zoo.registry import list_models as list_models
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time these are import
     from capsule_zoo.registry import register as register
     from capsule_zoo.registry import register_guide as register_guide
     from capsule_zoo.registry import save as save
+    from capsule_zoo.runs.recipe import Recipe as Recipe
     from capsule_zoo.sizes import Takes as Takes
 
 _LAZY = {

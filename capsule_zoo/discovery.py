@@ -22,10 +22,10 @@ from capsule_zoo.inference.training.settings import Group
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown
-from capsule_zoo.recipe import Recipe
 from capsule_zoo.records import plain
 from capsule_zoo.registry import Entry, create, list_models, read_recipe, sizes_of, summary
 from capsule_zoo.report.stories import first_line, read_story
+from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, words_of
 
 _METRICS = {"squared_error": "squared error", "error_rate": "error rate"}

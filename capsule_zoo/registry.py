@@ -46,8 +46,8 @@ from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.nearest import unknown as unknown
-from capsule_zoo.recipe import Recipe
 from capsule_zoo.records import write_json
+from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, Takes, check_sizes, is_open, known_sizes
 from capsule_zoo.zoo import import_entries
 

@@ -38,7 +38,6 @@ from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.inference.training.stages import fit_stages
 from capsule_zoo.inference.training.workers import is_first_process, usable_device
 from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.recipe import Recipe, make_objective
 from capsule_zoo.records import plain, save_figure, write_json
 from capsule_zoo.registry import (
     Entry,
@@ -52,6 +51,7 @@ from capsule_zoo.registry import (
     takes_images,
     unknown,
 )
+from capsule_zoo.runs.recipe import Recipe, make_objective
 
 CHECKPOINT = "checkpoint.safetensors"
 MAY_CHANGE = ("limits", "lr")  # in a resumed run

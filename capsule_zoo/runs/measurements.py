@@ -41,9 +41,9 @@ from capsule_zoo.models.capsule_rbm import CapsuleRBM
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.models.units.exponential_family import BernoulliUnits
-from capsule_zoo.recipe import Recipe
 from capsule_zoo.registry import Entry, takes_images, unknown
 from capsule_zoo.runs.folder import check_classes
+from capsule_zoo.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn

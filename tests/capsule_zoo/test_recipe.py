@@ -6,9 +6,9 @@ import pytest
 
 from capsule_zoo import Recipe, load
 from capsule_zoo.inference import ImportanceWeightedELBO
-from capsule_zoo.recipe import make_objective
 from capsule_zoo.registry import read_recipe, small_sizes
 from capsule_zoo.runs.folder import train
+from capsule_zoo.runs.recipe import make_objective
 
 SIZES = {**small_sizes("vae"), "image_shape": (1, 6, 5)}
 

@@ -9,7 +9,6 @@ import pytest
 
 from capsule_zoo import registry
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.recipe import Recipe
 from capsule_zoo.registry import (
     create,
     list_models,
@@ -18,6 +17,7 @@ from capsule_zoo.registry import (
     sizes_of,
     small_sizes,
 )
+from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, Takes, fits, in_words, known_sizes, words_of
 
 NAMES = list_models()
