@@ -22,7 +22,7 @@ import inspect
 import pkgutil
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -109,7 +109,7 @@ def write_others(folder: Path) -> None:
 def _page(home: str, names: list[str]) -> str:
     """Return a module's story, its entries with their experiments, and its other public names."""
     module = import_module(home)
-    factories = {registry.factory_of(name).__name__ for name in names}
+    factories = {factory.__name__ for name in names if (factory := _factory(name))}
     in_reference = home.startswith("capsule_zoo.models.")
     documented = [] if in_reference else _defined_in(module)
     reference = _reference(module, [thing for thing in documented if thing not in factories])
@@ -151,16 +151,24 @@ def entry(name: str, root: str = "../") -> str:
         root: the relative path from the page to the repository's root.
     """
     found = describe(registry.create(name, **registry.small_sizes(name)))
-    factory = registry.factory_of(name)
+    factory = _factory(name)
+    described = factory and _rst(f".. autofunction:: {factory.__module__}.{factory.__name__}")
     return "\n".join(
         [
             f"### `{name}`",
             "",
-            _rst(f".. autofunction:: {factory.__module__}.{factory.__name__}"),
+            described or f"{found.summary}\n",
             _picture(name, root),
             found.to_markdown(_link),
         ]
     )
+
+
+def _factory(name: str) -> Callable | None:
+    """Return the factory of an entry; None if a class is registered, which has a page already."""
+    factory = registry.factory_of(name)
+    registered = getattr(import_module(factory.__module__), factory.__name__, factory)
+    return None if inspect.isclass(registered) else factory
 
 
 def _picture(name: str, root: str) -> str:
