@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pyro
 import pytest
@@ -234,15 +235,14 @@ def test_term_history_keeps_every_term_and_leaves_random_numbers_alone(pair, ima
     model, guide = (program.float() for program in pair)
     objective, few = StackedCapsuleObjective(), images.float()
     history = TermHistory(objective, few)
-    arguments = dict(
-        objective=objective, steps=4, batch_size=5, seed=0, checks=Checks(progress=False)
-    )
+    arguments = dict(objective=objective, steps=4, batch_size=5, seed=0)
+    often = Checks(every=2, progress=False)
     twin = [program.state_dict() for program in pair]
     twin = [{k: v.clone() for k, v in state.items()} for state in twin]
-    first = fit(model, guide, few, checks=Checks(callbacks=[history], every=2), **arguments)
+    first = fit(model, guide, few, checks=replace(often, callbacks=[history]), **arguments)
     for program, state in zip(pair, twin, strict=True):
         program.load_state_dict(state)
-    second = fit(model, guide, few, checks=Checks(every=2), **arguments)
+    second = fit(model, guide, few, checks=often, **arguments)
     assert first.history["loss"].tolist() == second.history["loss"].tolist()
     assert history.rows and set(history.rows[0]) == {"step", *TERMS}
 

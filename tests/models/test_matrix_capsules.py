@@ -140,10 +140,9 @@ def test_a_resumed_run_has_the_margin_of_a_whole_one(tmp_path):
         for steps in parts:
             model = tiny(margin_steps=1.0)
             path = tmp_path / "run"
-            files = dict(
-                checks=Checks(checkpoint=path, resume=path if margins and steps == 4 else None)
-            )
-            settings = dict(steps=steps, objective=SpreadLoss(), **files, **QUIET)
+            resume = path if margins and steps == 4 else None
+            saved = Checks(checkpoint=path, resume=resume, progress=False)
+            settings = QUIET | dict(steps=steps, objective=SpreadLoss(), checks=saved)
             fit(model, ExactLabel(model), split, **settings)
         margins.append(model.margin)
     assert margins == [margin_after(4, 1.0)] * 2
