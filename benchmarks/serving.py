@@ -82,7 +82,7 @@ def main() -> None:
         seconds=time.perf_counter() - began,
         folder=options.out,
         tables=tables,
-        about="part-whole",
+        about="zoo",
         summary=SUMMARY,
     )
     print(f"written to {path}")

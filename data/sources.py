@@ -20,7 +20,7 @@ from capsule_zoo.data.pictures import ARRAYS, read_array, read_labels, read_pixe
 from capsule_zoo.data.seeds import seeded_generator
 
 Size = tuple[int, int]
-Labelled = tuple[Tensor, Tensor | None]  # images and their labels
+Labelled = tuple[Tensor, Any]  # images, and their labels or None
 
 
 @dataclass(frozen=True)
