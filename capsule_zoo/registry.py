@@ -23,7 +23,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from inspect import Signature, cleandoc, signature
 from pathlib import Path
@@ -45,6 +45,7 @@ from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.nearest import unknown as unknown
 from capsule_zoo.records import write_json
 from capsule_zoo.runs.recipe import Recipe
@@ -426,8 +427,11 @@ def made_by(entry: Entry) -> dict:
     """
     if not entry.name:
         return {}
-    made = {"entry": entry.name, "sizes": entry.sizes, "guide": entry.default_guide}
-    modules = modules_outside(factory_of(entry.name), entry.guides[entry.default_guide])
+    sizes = {name: _as_json(value) for name, value in entry.sizes.items()}
+    made = {"entry": entry.name, "sizes": sizes, "guide": entry.default_guide}
+    kinds = [type(value) for value in entry.sizes.values() if isinstance(value, Routing)]
+    makers = factory_of(entry.name), entry.guides[entry.default_guide]
+    modules = modules_outside(*makers, *kinds)
     return {**made, "modules": modules} if modules else made
 
 
@@ -450,10 +454,27 @@ def rebuild(recipe: Recipe) -> Entry:
         ValueError: the entry or its guide is unknown; the message names the modules to import.
     """
     _check_known(recipe, "entry", recipe.entry, list_models())
-    entry = create(recipe.entry, **recipe.sizes)
+    sizes = {name: _from_json(value, recipe) for name, value in recipe.sizes.items()}
+    entry = create(recipe.entry, **sizes)
     guide = recipe.guide or entry.default_guide
     _check_known(recipe, "guide", guide, list(entry.guides))
     return entry.use_guide(guide)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a size as JSON holds it: of a routing, its class and its attributes."""
+    if isinstance(value, Routing):
+        return {"routing": type(value).__qualname__, **asdict(value)}
+    return value
+
+
+def _from_json(value: Any, recipe: Recipe) -> Any:
+    """Return a size that `_as_json` wrote, after a round trip."""
+    if not (isinstance(value, dict) and "routing" in value):
+        return value
+    kinds = {kind.__qualname__: kind for kind in Routing.kinds()}
+    _check_known(recipe, "routing", value["routing"], list(kinds))
+    return kinds[value["routing"]](**{k: each for k, each in value.items() if k != "routing"})
 
 
 def _check_known(recipe: Recipe, kind: str, name: str, known: list[str]) -> None:

@@ -14,6 +14,12 @@ from capsule_zoo.guides.constellations.matching import (
 )
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.guides.label import ExactLabel
+from capsule_zoo.guides.learned_routing import (
+    LearnedRouting,
+    SelfAttentionRouting,
+    SelfRouting,
+    UncertainRouting,
+)
 from capsule_zoo.guides.parts.part_reader import PartReader
 from capsule_zoo.guides.parts.part_whole import AmortizedPartWhole, PartWholeGuide
 from capsule_zoo.guides.parts.routing_part_whole import EMObjects, RoutingPartWhole
@@ -33,15 +39,33 @@ from capsule_zoo.guides.per_image.gauss_newton import GaussNewton
 from capsule_zoo.guides.per_image.known_latents import KnownLatents
 from capsule_zoo.guides.recognition import RecognitionMachine
 from capsule_zoo.guides.recurrent import RecurrentEncoder
-from capsule_zoo.guides.routing import DynamicRouting, EMRouting, RoutedParents, VBRouting
+from capsule_zoo.guides.routing import (
+    AnnealedRouting,
+    DynamicRouting,
+    EMRouting,
+    LengthRouting,
+    RoutedParents,
+    VBRouting,
+)
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.guides.vae import ConvolutionalEncoder
+from capsule_zoo.models.routing.parent_law import (
+    Belief,
+    ParentLaw,
+    Routing,
+    best_belief,
+    free_energy,
+    vote_log_density,
+)
+from capsule_zoo.models.routing.votes import Votes
 
 __all__ = [
     "AmortizedMatching",
     "AmortizedPartWhole",
     "AmortizedShapeCodes",
+    "AnnealedRouting",
+    "Belief",
     "ClassPose",
     "ConditionalEncoder",
     "ConvolutionalEncoder",
@@ -57,8 +81,11 @@ __all__ = [
     "GaussNewton",
     "Guide",
     "KnownLatents",
+    "LearnedRouting",
+    "LengthRouting",
     "MeanFieldSwitches",
     "MixtureMatching",
+    "ParentLaw",
     "PartReader",
     "PartWholeGuide",
     "Peeling",
@@ -68,14 +95,22 @@ __all__ = [
     "RecurrentEncoder",
     "RoutedCapsules",
     "RoutedParents",
+    "Routing",
     "RoutingPartWhole",
     "RoutingShapeCodes",
     "RoutingSlots",
     "SceneGuide",
+    "SelfAttentionRouting",
+    "SelfRouting",
     "SetTransformerObjects",
     "SetTransformers",
     "SinkhornMatching",
     "StackedCapsuleGuide",
+    "UncertainRouting",
     "VBRouting",
+    "Votes",
+    "best_belief",
+    "free_energy",
     "groups",
+    "vote_log_density",
 ]

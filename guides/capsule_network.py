@@ -34,7 +34,12 @@ from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsul
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.overlays import with_previous
-from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.parent_law import (
+    ParentLaw,
+    Routed,
+    Routing,
+    pay_for_connections,
+)
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,
     KERNEL,
@@ -44,7 +49,9 @@ from capsule_zoo.models.routing.vector_capsules import (
     primary_capsules,
     route_classes,
     squash,
+    votes_for_classes,
 )
+from capsule_zoo.models.routing.votes import Votes
 
 POSES = ("delta", "normal")
 _INITIAL_SCALE = 0.05  # deviation of a fresh normal pose
@@ -114,7 +121,7 @@ class SmallPrimary(PyroModule):
         return squash(numbers.unflatten(1, (-1, PRIMARY)))
 
 
-class RoutedCapsules(Guide[CapsuleNetwork]):
+class RoutedCapsules(Routed, Guide[CapsuleNetwork]):
     """The guide q(class capsules | image) by convolutions and a routing.
 
     Args:
@@ -142,7 +149,6 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
         super().__init__(model)
         check_one_of("pose", pose, POSES)
         check_one_of("network", network, ("small", "paper"))
-        self.routing = routing
         self.pose = pose
         if network == "paper":
             self.primary = PaperPrimary(model.image_shape, channels or 256, types)
@@ -150,6 +156,7 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
             self.primary = SmallPrimary(model.image_shape, channels or 32)
         transform = first_transforms(self.primary.capsules, model.num_classes)
         self.transform = nn.Parameter(transform)  # W
+        self.route_by(routing, self.primary.capsules, model.num_classes, CLASS)
         if pose == "normal":
             self.log_scale = _first_log_scale(model)
 
@@ -157,6 +164,7 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
         """Draw the class capsules before squash and return them, (B, J, 16)."""
         loc = self.poses(images)
         with pyro.plate("images", len(images), dim=-1):
+            pay_for_connections([self], 1.0)
             return pyro.sample("class_pose", self._law(loc))
 
     @pyro_method
@@ -165,13 +173,13 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
 
         A presence is |v| = |s|^2 / (1 + |s|^2), so its log-odds are the logarithm of |s|^2.
         """
-        logits, direction = route_classes(self.primary(images), self.transform, self.routing)
+        logits, direction = self._classes(images)
         return (logits.clamp(max=_LONGEST) / 2).exp()[..., None] * direction
 
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
         """Compute the log-odds (B, J) of the classes' presences from images (B, C, H, W)."""
-        return route_classes(self.primary(images), self.transform, self.routing)[0]
+        return self._classes(images)[0]
 
     @pyro_method
     def predict(self, images: Tensor) -> Tensor:
@@ -179,9 +187,10 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
         self.model.space.check(images)
         return self.scores(images).argmax(-1)
 
-    def with_routing(self, routing: Routing) -> Self:
-        """Return a guide with the same parameters and another routing."""
-        return self.sharing_parameters(routing=routing)
+    @torch.no_grad()
+    def class_votes(self, images: Tensor) -> tuple[Votes, ParentLaw]:
+        """Return the votes for the class capsules and their law, for inspection."""
+        return votes_for_classes(self.primary(images), self.transform, self.connected())
 
     def with_poses(self, pose: str) -> Self:
         """Return a guide with the same networks and another law of the poses.
@@ -194,6 +203,10 @@ class RoutedCapsules(Guide[CapsuleNetwork]):
             other._parameters = dict(self._parameters)
             other.log_scale = _first_log_scale(self.model)
         return other
+
+    def _classes(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        primary = self.primary(images)
+        return route_classes(primary, self.transform, self.routing, self.connected())
 
     def _law(self, loc: Tensor) -> dist.TorchDistribution:
         if self.pose == "delta":

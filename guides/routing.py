@@ -1,10 +1,15 @@
 """Routing: inference of the parents' presences and poses from the votes of their children.
 
-Three routings infer the same mixture (`capsule_zoo.models.switchable_gaussians`) in three ways:
+The joint distribution is a mixture (`capsule_zoo.models.switchable_gaussians`). Two routings infer
+it, and one only looks as if it did:
 
     EMRouting       R, then mu and sigma2, then a, each at its optimum: EM with switches
-    VBRouting       R, then Dirichlet and Normal-Gamma posteriors: variational Bayes
-    DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j
+    VBRouting       R, then Dirichlet and Normal-Gamma posteriors: variational Bayes. Its joint is
+                    the mixture with those priors on weights, means and precisions
+    DynamicRouting  R, then v = squash(sum_i w_i R_ij V_ij / n), agreement V_ij . v_j. No joint has
+                    these steps as its inference
+
+Routings that learn weights of their own are in `capsule_zoo.guides.learned_routing`.
 
 Each is called as `routing(votes, law)` and is an argument of every capsule layer. `beliefs` yields
 the belief after each iteration. `free_energies` returns the free energy of each belief, in nats,
@@ -91,6 +96,9 @@ class AnnealedRouting(Routing):
 @dataclass(frozen=True)
 class EMRouting(AnnealedRouting):
     """The routing by expectation maximization (EM).
+
+    Joint distribution: the mixture of switchable Gaussians. With `e_step="exact"` R and the
+    switches are its mean-field posterior, and means and variances are points at their optimum.
 
     Attributes:
         iterations, anneal, power: as for every annealed routing.
@@ -239,32 +247,45 @@ def _expected_fit(gathered: Gathered, posterior: NormalGamma, law: ParentLaw) ->
 
 
 @dataclass(frozen=True)
-class DynamicRouting(Routing):
-    """The dynamic routing, where a parent's presence is |v| and its law is not used.
+class LengthRouting(Routing):
+    """The base of the routings whose parents are present where the sum of their votes is long.
 
-    A parent's pose is the mean of its votes, which has the direction of v. A capsule here has both
-    a pose and a presence, and v as its pose would count the presence twice.
+    A parent's pose is the mean of its votes, which has the direction of the sum. A capsule here has
+    both a pose and a presence, and the sum as its pose would count the presence twice. The law of
+    the parents is not used: no joint distribution has these parents as its posterior.
 
     Attributes:
         iterations: as for every routing; there is no temperature.
         fair: whether the sum of the votes is divided by a fair share n (`Votes.fair_share`).
-            Otherwise it saturates where there are many votes. False is n = 1, as in Sabour et al.
+            Otherwise it saturates where there are many votes. False is n = 1, as in the papers.
     """
 
     fair: bool = True
 
     def parents(self, votes: Votes, law: ParentLaw) -> tuple[Tensor, Tensor]:
-        *_, (responsibility, total, logits) = self._points(votes)
+        *_, (responsibility, total, logits) = self.points(votes, law)
         number = (votes.presence * responsibility).sum(3, keepdim=True)
         return total / number.clamp_min(_TINY), logits
 
     def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
-        for responsibility, _, logits in self._points(votes):
-            _, mean, variance = votes.gather(responsibility)
+        for responsibility, total, logits in self.points(votes, law):
+            number, _, variance = votes.gather(responsibility)
+            mean = total / number.clamp_min(_TINY)
             yield Belief(responsibility, mean, variance + law.noise, logits)
 
-    def _points(self, votes: Votes) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def points(self, votes: Votes, law: ParentLaw) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield R, the sums of the parents' votes, and the log-odds after each iteration."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DynamicRouting(LengthRouting):
+    """The dynamic routing: children go where their votes agree with v, and |v| is a presence.
+
+    Joint distribution: none. The steps lower no free energy.
+    """
+
+    def points(self, votes: Votes, law: ParentLaw) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         responsibility = votes.uniform()
         agreement = torch.zeros_like(responsibility)
         for iteration in range(self.iterations):

@@ -35,7 +35,7 @@ References:
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import pyro
 import pyro.distributions as dist
@@ -53,7 +53,12 @@ from capsule_zoo.models.routing.capsule_convolution import (
     ClassCapsules,
     PrimaryCapsules,
 )
-from capsule_zoo.models.routing.parent_law import Routing
+from capsule_zoo.models.routing.parent_law import (
+    ParentLaw,
+    Routing,
+    pay_for_connections,
+    sharing,
+)
 from capsule_zoo.models.routing.votes import Votes
 
 PRESETS = {
@@ -146,9 +151,15 @@ class MatrixCapsules(Classifier):
         return grids
 
     @torch.no_grad()
-    def class_votes(self, images: Tensor) -> Votes:
-        """Return the votes for the class capsules, for inspection."""
-        return self.classes.votes(self.capsules(images)[-2])
+    def class_votes(self, images: Tensor) -> tuple[Votes, ParentLaw]:
+        """Return the votes for the class capsules and their law, for inspection."""
+        return self.classes.votes(self.capsules(images)[-2]), self.classes.law()
+
+    def with_routing(self, routing: Routing) -> Self:
+        """Return a model with the same parameters and another routing in every layer."""
+        others = {name: each.with_routing(routing) for name, each in self.layers._modules.items()}
+        layers, classes = sharing(self.layers, **others), self.classes.with_routing(routing)
+        return sharing(self, layers=layers, classes=classes)
 
     @pyro_method
     def scores(self, images: Tensor) -> Tensor:
@@ -168,6 +179,7 @@ class MatrixCapsules(Classifier):
             energy = spread_energy(scores.sigmoid(), self.margin)
             with energy.device:  # `pyro.factor` moves its number to torch's default device
                 pyro.factor("log_partition", (-energy).logsumexp(-1))
+        pay_for_connections([*self.layers, self.classes], -1.0)
 
     @property
     def margin(self) -> float:

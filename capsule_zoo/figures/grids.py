@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -36,6 +37,34 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     if title:
         figure.suptitle(title, fontsize=9)
     figure.set_layout_engine("constrained", w_pad=0.01, h_pad=0.01, hspace=0.02, wspace=0.02)
+    return figure
+
+
+def heat_maps(panels: Mapping[str, pd.DataFrame], across: str, down: str) -> Figure:
+    """Draw a panel of colored numbers for each table, with empty cells where one is missing.
+
+    Args:
+        panels: tables by title, all with the same index and columns.
+        across, down: what the columns and the rows are.
+    """
+    from matplotlib import pyplot as plt
+
+    side = 0.52 * max(len(table) for table in panels.values()) + 1.1
+    figure, axes = plt.subplots(1, len(panels), figsize=(side * len(panels), side), squeeze=False)
+    for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+        values = table.to_numpy(float)
+        image = axis.imshow(values, cmap="viridis", aspect="auto")
+        for (row, column), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                light = image.norm(value) > 0.6
+                color, words = ("black" if light else "white"), f"{value:.2g}"
+                axis.text(column, row, words, color=color, ha="center", va="center", fontsize=6)
+        axis.set_xticks(range(len(table.columns)), table.columns, rotation=60, fontsize=7)
+        axis.set_yticks(range(len(table.index)), table.index, fontsize=7)
+        axis.set_xlabel(across, fontsize=8)
+        axis.set_title(title, fontsize=8)
+    axes[0, 0].set_ylabel(down, fontsize=8)
+    figure.set_layout_engine("constrained")
     return figure
 
 

@@ -20,7 +20,7 @@ from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
-from capsule_zoo.zoo.matrix_capsules.entry import ROUTINGS
+from capsule_zoo.zoo.matrix_capsules.entry import ITERATED
 from capsule_zoo.zoo.matrix_capsules.figures import by_iterations, mistakes, votes
 
 SHIFT = transforms.Shift(1)  # pixels, of training images
@@ -107,7 +107,7 @@ def routings(
     numbers = range(1, iterations + 1)
     errors, speeds = pd.DataFrame(index=numbers), pd.DataFrame(index=numbers)
     entries: dict[tuple[str, int], Entry] = {}
-    for name, number in product(ROUTINGS, numbers):
+    for name, number in product(ITERATED, numbers):
         options.say(f"Training with {number} iterations of {name!r}")
         sizes = dict(image_shape=data.image_shape, routing=name, iterations=number)
         entry = entries[name, number] = create("matrix-capsules", **sizes, **network)
@@ -142,8 +142,8 @@ def free_energies(entry: Entry, split: Split, iterations: int) -> dict[tuple[str
     model = entry.model
     found: dict[tuple[str, int], Tensor] = {}
     with in_eval_mode(model):
-        seen, law = model.class_votes(split.images), model.classes.law()
-    for name, routing in ROUTINGS.items():
+        seen, law = model.class_votes(split.images)
+    for name, routing in ITERATED.items():
         energies = routing(iterations).free_energies(seen, law)
         found |= {(name, t): energy for t, energy in enumerate(energies, start=1)}
     return found

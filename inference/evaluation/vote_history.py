@@ -48,8 +48,8 @@ def vote_history(model: MatrixCapsules, images: Tensor, batch_size: int = 100) -
 
 
 def _history(model: MatrixCapsules, images: Tensor) -> VoteHistory:
-    votes, distances, weights = model.class_votes(images), [], []
-    for belief in model.classes.routing.beliefs(votes, model.classes.law()):
+    (votes, law), distances, weights = model.class_votes(images), [], []
+    for belief in model.classes.routing.beliefs(votes, law):
         square = votes.distance(belief.mean, torch.ones_like(belief.mean))
         distances.append(square.clamp_min(0).sqrt()[:, 0])
         weights.append((votes.presence * belief.responsibility)[:, 0])

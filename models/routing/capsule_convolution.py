@@ -40,6 +40,7 @@ from capsule_zoo.models.routing.parent_law import (
     VOTE_NOISE,
     Belief,
     ParentLaw,
+    Routed,
     Routing,
     unclaimed_log_density,
 )
@@ -140,7 +141,7 @@ def cast_votes(pose: Tensor, transform: Tensor) -> Tensor:
     return votes.view(images, positions, -1, POSE * POSE, children)
 
 
-class CapsuleLayer(PyroModule):
+class CapsuleLayer(Routed):
     """A layer of parents that see children through windows and are inferred by a routing.
 
     Args:
@@ -180,7 +181,6 @@ class CapsuleLayer(PyroModule):
         super().__init__()
         check_at_least(1, children=children, parents=parents)
         check_positive(spread=spread, inverse_temperature=inverse_temperature, noise=noise)
-        self.routing = routing
         self.recompute = recompute
         self.inverse_temperature = inverse_temperature
         self.noise = noise
@@ -189,6 +189,7 @@ class CapsuleLayer(PyroModule):
         self.register_buffer("claims", windows.claims, persistent=False)
         places = 1 if tied else windows.cells.shape[1]
         apart = spread * torch.randn(places, children, parents, POSE, POSE)
+        self.route_by(routing, places * children, parents, POSE * POSE)
         self.fair_share = windows.fair_share() * children / parents
         self.transform = nn.Parameter(torch.eye(POSE) + apart)  # W
         self.beta_a = nn.Parameter(torch.full((parents,), -0.5))  # not 0: all would be on
@@ -202,7 +203,15 @@ class CapsuleLayer(PyroModule):
         """Return the prior of the parents, before any vote is seen."""
         fair = POSE * POSE * self.fair_share
         beta_u = unclaimed_log_density(self.beta_u, POSE * POSE)
-        return ParentLaw(fair * self.beta_a, beta_u, self.inverse_temperature / fair, self.noise)
+        temperature = self.inverse_temperature / fair
+        return ParentLaw(fair * self.beta_a, beta_u, temperature, self.noise, self.connected())
+
+    def connected(self) -> Tensor | None:
+        """Return the connections of every child in a window, (numbers, parents, window x types)."""
+        connections = super().connected()
+        if connections is None:
+            return None
+        return connections.repeat(1, 1, self.cells.shape[1] // len(self.transform))
 
     def transforms(self) -> Tensor:
         """Return W_ij for every child in a window, (window x types, parents, 4, 4)."""
@@ -227,13 +236,19 @@ class CapsuleLayer(PyroModule):
         transforms, law = self.transforms(), self.law()
 
         def route(
-            pose: Tensor, logits: Tensor, transforms: Tensor, beta_a: Tensor, beta_u: Tensor
+            pose: Tensor, logits: Tensor, transforms: Tensor, *learned: Tensor
         ) -> tuple[Tensor, Tensor]:
             votes = self.votes(CapsuleGrid(pose, logits, children.shape), transforms)
-            return self.routing.parents(votes, law._replace(beta_a=beta_a, beta_u=beta_u))
+            beta_a, beta_u, *own = learned
+            connections = own[0] if own else None
+            here = law._replace(beta_a=beta_a, beta_u=beta_u, connections=connections)
+            return self.routing.parents(votes, here)
 
         votes_of_one = len(self.cells) * transforms.numel()
-        batch, shared = (children.pose, children.logits), (transforms, law.beta_a, law.beta_u)
+        batch = (children.pose, children.logits)
+        shared: tuple[Tensor, ...] = (transforms, law.beta_a, law.beta_u)
+        if law.connections is not None:
+            shared += (law.connections,)
         mean, logits = in_chunks(route, batch, shared, votes_of_one, self.recompute)
         return CapsuleGrid(mean.unflatten(3, (POSE, POSE)).mT, logits, self.shape)
 

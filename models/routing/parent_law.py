@@ -8,18 +8,21 @@ procedures themselves are in `capsule_zoo.guides.routing`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self, TypeVar
 
+import pyro
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from pyro.nn import PyroModule
+from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.routing.votes import Votes
 
 VOTE_NOISE = 0.02
+M = TypeVar("M", bound=nn.Module)
 
 
 class ParentLaw(NamedTuple):
@@ -30,12 +33,15 @@ class ParentLaw(NamedTuple):
         beta_u: log density of the vote of a child whose parent is absent, in nats, (parents,).
         inverse_temperature: lambda, the inverse temperature of the parents' presences.
         noise: variance of a vote's own noise.
+        connections: what the layer has learned for its routing, (numbers, parents, children); see
+            `Routing.connections`. None where nothing is learned.
     """
 
     beta_a: Tensor
     beta_u: Tensor
     inverse_temperature: float = 1.0
     noise: float = VOTE_NOISE
+    connections: Tensor | None = None
 
 
 class Belief(NamedTuple):
@@ -122,6 +128,13 @@ class Routing:
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
+    @classmethod
+    def kinds(cls) -> Iterator[type[Routing]]:
+        """Yield every class of routings that has been defined, at any depth."""
+        for kind in cls.__subclasses__():
+            yield kind
+            yield from kind.kinds()
+
     def __call__(self, votes: Votes, law: ParentLaw) -> Belief:
         """Return the belief after the last iteration."""
         *_, last = self.beliefs(votes, law)
@@ -136,6 +149,26 @@ class Routing:
         """Yield the belief after each iteration; the first starts at equal responsibilities."""
         raise NotImplementedError
 
+    def connections(self, children: int, parents: int, size: int) -> Tensor | None:
+        """Return the first values of what a layer learns, or None for a routing without weights.
+
+        Args:
+            children: children that a parent sees.
+            size: numbers of a vote.
+
+        Returns:
+            Some numbers for each connection, (numbers, parents, children).
+        """
+        return None
+
+    def drawn(self, connections: Tensor) -> Tensor:
+        """Return the connections for one update of training; they are random in some routings."""
+        return connections
+
+    def cost(self, connections: Tensor) -> Tensor | None:
+        """Return what the connections cost, in nats per image, or None where they are free."""
+        return None
+
     def free_energies(self, votes: Votes, law: ParentLaw) -> Tensor:
         """Compute the free energy after each iteration, in nats, (iterations, N).
 
@@ -145,3 +178,61 @@ class Routing:
             best_belief(votes, belief.responsibility, law) for belief in self.beliefs(votes, law)
         )
         return torch.stack([free_energy(votes, belief, law) for belief in beliefs])
+
+
+class Routed(PyroModule):
+    """The base of modules that infer parents by a routing, and own what it learns.
+
+    Attributes:
+        routing: infers the parents.
+        connections: what it learns, (numbers, parents, children); None where it learns nothing.
+    """
+
+    routing: Routing
+    connections: nn.Parameter | None
+
+    def route_by(self, routing: Routing, children: int, parents: int, size: int) -> None:
+        """Use a routing, with first connections of its own; see `Routing.connections`."""
+        self.routing = routing
+        self._connected = (children, parents, size)
+        first = routing.connections(*self._connected)
+        self.connections = None if first is None else nn.Parameter(first)
+
+    def with_routing(self, routing: Routing) -> Self:
+        """Return a module with the same parameters and another routing.
+
+        A routing of the same class keeps what was learned for it; one of another class begins anew.
+        """
+        twin = sharing(self)
+        if type(routing) is type(self.routing):
+            twin.routing = routing
+            return twin
+        twin._parameters.pop("connections", None)
+        twin.route_by(routing, *self._connected)
+        if twin.connections is not None:
+            twin.connections.data = twin.connections.data.to(next(iter(self.parameters())))
+        return twin
+
+    def connected(self) -> Tensor | None:
+        """Return the connections as the routing takes them: drawn in training, else as they are."""
+        if self.connections is None or not self.training:
+            return self.connections
+        return self.routing.drawn(self.connections)
+
+
+def sharing(module: M, **parts: nn.Module) -> M:
+    """Return a module with the same parameters (not copies), in which some parts are others."""
+    twin = module.__class__.__new__(module.__class__)
+    twin.__dict__.update(module.__dict__)
+    twin._modules = {**module._modules, **parts}
+    twin._parameters = dict(module._parameters)
+    return twin
+
+
+def pay_for_connections(modules: Iterable[nn.Module], sign: float) -> None:
+    """Add what all connections cost to the log density, times a sign: 1 in a guide, else -1."""
+    routed = (module for module in modules if isinstance(module, Routed))
+    costs = [m.routing.cost(m.connections) for m in routed if m.connections is not None]
+    if costs := [cost for cost in costs if cost is not None]:
+        with costs[0].device:  # `pyro.factor` moves its number to torch's default device
+            pyro.factor("connections", sign * torch.stack(costs).sum(), has_rsample=True)

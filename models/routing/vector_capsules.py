@@ -33,7 +33,12 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.networks.convolutional import Conv2d
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.routing.chunks import in_chunks
-from capsule_zoo.models.routing.parent_law import ParentLaw, Routing, unclaimed_log_density
+from capsule_zoo.models.routing.parent_law import (
+    ParentLaw,
+    Routed,
+    Routing,
+    unclaimed_log_density,
+)
 from capsule_zoo.models.routing.votes import Votes
 
 PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule
@@ -67,7 +72,7 @@ def margin_loss(length: Tensor, there: Tensor) -> Tensor:
     return (there * missed.square() + 0.5 * (1 - there) * imagined.square()).sum(-1)
 
 
-class ClassVectors(PyroModule):
+class ClassVectors(Routed):
     """The layer from child capsules (B, children, 8) to class capsules (B, classes, 16).
 
     Args:
@@ -81,16 +86,18 @@ class ClassVectors(PyroModule):
     def __init__(self, children: int, classes: int, routing: Routing | None) -> None:
         super().__init__()
         self.classes = classes
-        self.routing = routing
+        self.mixes = routing is None
         if routing is None:
             self.mix = PyroModule[nn.Linear](children * PRIMARY, classes * CLASS)
         else:
             self.transform = nn.Parameter(first_transforms(children, classes))  # W
+            self.route_by(routing, children, classes, CLASS)
 
     def forward(self, children: Tensor) -> Tensor:
-        if self.routing is None:
+        if self.mixes:
             return squash(self.mix(children.flatten(1)).unflatten(1, (self.classes, CLASS)))
-        logits, direction = route_classes(children, self.transform, self.routing)
+        learned = self.transform, self.routing, self.connected()
+        logits, direction = route_classes(children, *learned)
         return logits.sigmoid()[..., None] * direction
 
 
@@ -100,29 +107,40 @@ def first_transforms(children: int, classes: int) -> Tensor:
     return spread * torch.randn(children, PRIMARY, classes * CLASS)
 
 
-def route_classes(children: Tensor, transform: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def route_classes(
+    children: Tensor, transform: Tensor, routing: Routing, connections: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Infer class capsules from children (B, children, 8) by routing.
 
     Args:
         transform: W, (children, 8, classes x 16).
         routing: infers the classes from the votes W_ij u_i.
+        connections: what was learned for the routing, (numbers, classes, children).
 
     Returns:
         Log-odds of the classes' presences, (B, classes), and the directions of their capsules,
         (B, classes, 16), of length 1.
     """
     votes_of_one = transform.shape[0] * transform.shape[2]
+    shared = (transform,) if connections is None else (transform, connections)
     route = partial(_route, routing)
-    logits, direction = in_chunks(route, (children,), (transform,), votes_of_one)
+    logits, direction = in_chunks(route, (children,), shared, votes_of_one)
     return logits, direction
 
 
-def _route(routing: Routing, children: Tensor, transform: Tensor) -> tuple[Tensor, Tensor]:
+def votes_for_classes(
+    children: Tensor, transform: Tensor, connections: Tensor | None = None
+) -> tuple[Votes, ParentLaw]:
+    """Return the votes of children (B, children, 8) for the classes, and the law of the classes."""
     values = _Cast.apply(children, transform).unflatten(1, (-1, CLASS))[:, None]
     none = values.new_zeros(values.shape[2])
-    law = ParentLaw(none, unclaimed_log_density(none, CLASS), inverse_temperature=0.01)
-    presence = values.new_ones(len(children), 1, values.shape[4])
-    mean, logits = routing.parents(Votes(values, presence), law)
+    beta_u = unclaimed_log_density(none, CLASS)
+    law = ParentLaw(none, beta_u, inverse_temperature=0.01, connections=connections)
+    return Votes(values, values.new_ones(len(children), 1, values.shape[4])), law
+
+
+def _route(routing: Routing, children: Tensor, *learned: Tensor) -> tuple[Tensor, Tensor]:
+    mean, logits = routing.parents(*votes_for_classes(children, *learned))
     return logits[:, 0], F.normalize(mean, dim=-1)[:, 0]
 
 

@@ -275,6 +275,7 @@ class Votes:
     def __init__(self, values: Tensor, presence: Tensor, windows: Windows | None = None) -> None:
         *self.shape, self.size, self.children = values.shape
         flat = values.flatten(0, 2)  # (G, D, I)
+        self.flat = flat
         self.values = flat.detach()
         self.ledger = _Ledger()
         self.exported = torch.compiler.is_exporting()  # without gradients, and with no ledger
@@ -348,6 +349,15 @@ class Votes:
     def agreement(self, vector: Tensor) -> Tensor:
         """Compute V_ij . vector_j, (N, positions, parents, children)."""
         return self._score(vector, None, self.values)
+
+    def read(self, weights: Tensor) -> Tensor:
+        """Compute V_ij . weights_ij, one set for all positions, (N, positions, parents, children).
+
+        Args:
+            weights: (D, parents, children).
+        """
+        values = self.flat.unflatten(0, self.shape)  # (N, positions, parents, D, children)
+        return (values * weights.transpose(0, 1)).sum(3)
 
     def distance(self, mean: Tensor, precision: Tensor) -> Tensor:
         """Compute sum_d precision_jd (V_ijd - mean_jd)^2, (N, positions, parents, children)."""

@@ -15,7 +15,7 @@ from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
-ROUTINGS = ("dynamic", "em", "uniform", "vb")
+ROUTINGS = ("attention", "dynamic", "em", "self", "uncertain", "uniform", "vb")
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ def test_every_childs_presence_is_shared_among_the_classes(seen):
 
 def test_distances_are_those_of_the_votes(seen):
     model, images, history = seen
-    votes = model.class_votes(images)
+    votes, _ = model.class_votes(images)
     cast = votes.values.unflatten(0, votes.shape)[:, 0]
     mean = votes.gather(votes.uniform()).mean[:, 0]  # after the first iteration
     distance = (cast - mean[..., None]).norm(dim=2)

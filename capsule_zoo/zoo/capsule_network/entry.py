@@ -8,12 +8,20 @@ from typing import Any
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.figures.generic import samples
-from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules, VBRouting
+from capsule_zoo.guides import (
+    DynamicRouting,
+    EMRouting,
+    RoutedCapsules,
+    Routing,
+    SelfAttentionRouting,
+    SelfRouting,
+    UncertainRouting,
+    VBRouting,
+)
 from capsule_zoo.guides.capsule_network import OverlappingRoutedCapsules
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import CapsuleNetwork
 from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
-from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
@@ -23,6 +31,9 @@ ROUTINGS: dict[str, Routing] = {
     "uniform": DynamicRouting(1, fair=False),
     "em": EMRouting(3),
     "vb": VBRouting(3),
+    "attention": SelfAttentionRouting(fair=False),
+    "self": SelfRouting(),
+    "uncertain": UncertainRouting(),
 }
 TRAINING: dict[str, Any] = dict(
     lr=2e-3, pace=Pace("linear", warmup=100), batch_size=64, inputs=Inputs(labels=True)
@@ -40,7 +51,7 @@ def _with(routing: Routing) -> Callable[[Entry], RoutedCapsules]:
 def capsule_network(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     preset: str = "small",
-    routing: str = "dynamic",
+    routing: str | Routing = "dynamic",
     channels: int | None = None,
     **sizes: Any,
 ) -> Entry:
@@ -49,7 +60,8 @@ def capsule_network(
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (two cores) or "paper", the networks of the guide.
-        routing: "dynamic", "uniform" (one iteration), "em" or "vb".
+        routing: "dynamic", "uniform" (one iteration), "em", "vb", the learned ones "attention",
+            "self" and "uncertain", or a `Routing`, such as one of your own, which is then "own".
         channels: maps of the guide's first convolution, over those of the preset.
         sizes: arguments of `CapsuleNetwork`.
 
@@ -58,17 +70,22 @@ def capsule_network(
         uniform: class capsules without routing: all votes count alike.
         em: class capsules by expectation maximization, on the same votes.
         vb: class capsules by variational Bayes, on the same votes.
+        attention: class capsules by self-attention, and a learned number for each coupling.
+        self: every primary capsule chooses its class by itself, by learned weights.
+        uncertain: couplings that all images share, with a learned posterior.
+        own: the routing that was given as an object.
         normal: the default routing, with normal poses around its class capsules.
     """
-    if routing not in ROUTINGS:
-        raise ValueError(unknown("routing", routing, list(ROUTINGS)))
+    name, known = (routing, ROUTINGS) if isinstance(routing, str) else ("own", {"own": routing})
+    if name not in known:
+        raise ValueError(unknown("routing", name, list(known)))
     model = CapsuleNetwork(image_shape, **sizes)
     network: dict[str, Any] = {"network": preset, "channels": channels}
-    others = {name: _with(ROUTINGS[name]) for name in ROUTINGS if name != routing}
+    others = {other: _with(ROUTINGS[other]) for other in ROUTINGS if other != name}
     return Entry(
         model=model,
         guides={
-            routing: lambda entry: RoutedCapsules(entry.model, ROUTINGS[routing], **network),
+            name: lambda entry: RoutedCapsules(entry.model, known[name], **network),
             **others,
             "normal": lambda entry: entry.guide.with_poses("normal"),
         },

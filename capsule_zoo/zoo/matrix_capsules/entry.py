@@ -6,7 +6,8 @@ from typing import Any
 
 from pyro.infer import Trace_ELBO
 
-from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, VBRouting
+from capsule_zoo.guides import DynamicRouting, EMRouting, ExactLabel, Routing, VBRouting
+from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import Inputs, Pace, SpreadLoss
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS
@@ -14,7 +15,8 @@ from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.matrix_capsules.figures import votes
 
-ROUTINGS = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
+ITERATED = {"em": EMRouting, "vb": VBRouting, "dynamic": DynamicRouting}
+ROUTINGS = (*ITERATED, "uniform", *LEARNED)
 SMALL = dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2))
 
 
@@ -26,7 +28,7 @@ SMALL = dict(image_shape=(1, 17, 17), classes=2, features=3, capsules=(2, 2, 2))
 def matrix_capsules(
     image_shape: tuple[int, int, int] = (1, 28, 28),
     preset: str = "small",
-    routing: str = "em",
+    routing: str | Routing = "em",
     iterations: int = 2,
     power: float | None = None,
     **sizes: Any,
@@ -36,22 +38,18 @@ def matrix_capsules(
     Args:
         image_shape: (channels, height, width), 17x17 pixels or more.
         preset: "small" (68 K parameters) or "full" (310 K).
-        routing: "em", "vb" or "dynamic".
-        iterations: routing iterations; the paper uses three, which learn more slowly here (see the
-            experiment `matrix-capsules/iterations`).
+        routing: "em", "vb", "dynamic", "uniform" (one iteration), the learned ones "attention",
+            "self" and "uncertain", or a `Routing`, such as one of your own.
+        iterations: of "em", "vb" and "dynamic"; the paper uses three, which learn more slowly here
+            (see the experiment `matrix-capsules/iterations`).
         power: of the responsibilities of "em" and "vb", by default 1; with three iterations a
-            quarter is better. "dynamic" has none.
+            quarter is better. Other routings have none.
         sizes: arguments of `MatrixCapsules` that replace the preset's values.
     """
-    for kind, name, known in (("preset", preset, PRESETS), ("routing", routing, ROUTINGS)):
-        if name not in known:
-            raise ValueError(unknown(kind, name, list(known)))
-    if power is not None and routing == "dynamic":
-        raise ValueError(f"power must be left out for routing 'dynamic', not {power!r}")
-    how = {} if power is None else {"power": power}
-    model = MatrixCapsules(
-        image_shape, routing=ROUTINGS[routing](iterations, **how), **{**PRESETS[preset], **sizes}
-    )
+    if preset not in PRESETS:
+        raise ValueError(unknown("preset", preset, list(PRESETS)))
+    how = routing_of(routing, iterations, power)
+    model = MatrixCapsules(image_shape, routing=how, **{**PRESETS[preset], **sizes})
     return Entry(
         model=model,
         guides={"exact": lambda entry: ExactLabel(entry.model)},
@@ -59,3 +57,18 @@ def matrix_capsules(
         figures={"votes": votes},
         training=dict(lr=3e-3, pace=Pace("linear"), batch_size=32, inputs=Inputs(labels=True)),
     )
+
+
+def routing_of(routing: str | Routing, iterations: int = 2, power: float | None = None) -> Routing:
+    """Return the routing of a name; see `matrix_capsules` for the arguments."""
+    if power is not None and routing not in ("em", "vb"):
+        raise ValueError(f"power must be left out for routing {routing!r}, not {power!r}")
+    if isinstance(routing, Routing):
+        return routing
+    if routing not in ROUTINGS:
+        raise ValueError(unknown("routing", routing, list(ROUTINGS)))
+    if routing in LEARNED:
+        return LEARNED[routing]()
+    if routing == "uniform":
+        return DynamicRouting(1)
+    return ITERATED[routing](iterations, **({} if power is None else {"power": power}))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
@@ -67,6 +66,8 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
 
 def nudges(rows: Mapping[str, Tensor]) -> Figure:
     """Draw decoded images, with a row for each element of the pose that is nudged."""
+    from capsule_zoo.figures.grids import image_rows  # here, because that package imports this file
+
     return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")
 
 

@@ -1,0 +1,247 @@
+"""The square of routings: train with each, read with each, on equal updates.
+
+If routings were interchangeable inference, all readings of one trained network would be alike. If
+they are a part of the function that was learned, only the diagonal of the square is good.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import pyro
+import torch
+from torch import Tensor
+
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
+from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.study import Job, Study, choose
+from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.grids import heat_maps
+from capsule_zoo.guides import (
+    Belief,
+    ExactLabel,
+    ParentLaw,
+    Routing,
+    Votes,
+    best_belief,
+    free_energy,
+)
+from capsule_zoo.inference import Inputs
+from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.records import Number, Numbers, Table
+from capsule_zoo.registry import Entry, create
+from capsule_zoo.zoo.capsule_network.entry import ROUTINGS as OF_VECTORS
+from capsule_zoo.zoo.matrix_capsules.entry import ROUTINGS as OF_MATRICES
+from capsule_zoo.zoo.matrix_capsules.entry import routing_of
+
+SHIFT = transforms.Shift(1)  # pixels, of training images
+BINS = 10  # of the calibration error
+QUANTITIES = {
+    "error": "test error",
+    "calibration": "calibration error",
+    "free_energy": "free energy over uniform couplings' (nats)",
+    "agreement": "agreement of couplings",
+    "tightened": "test error after tightening",
+}
+
+
+@dataclass(frozen=True)
+class Square:
+    """The settings of a square.
+
+    Args:
+        routings: names of the routings; all of the entry's if none is named.
+        seeds: number of seeds for each routing that is trained with.
+        steps: updates of every training, unless minutes are given, which all of them share.
+        images: number of test images of the errors.
+        votes: number of test images whose votes have free energies and couplings.
+        tightened: updates of the votes alone for another routing, of the first seed.
+        sizes: sizes of the entry; by default a small network for matrix capsules.
+    """
+
+    routings: tuple[str, ...] = ()
+    seeds: int = 3
+    steps: int = 250
+    images: int = 1000
+    votes: int = 200
+    tightened: int = 50
+    sizes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """The training with one routing, and all the readings of what was learned."""
+
+    entry: str
+    routings: Mapping[str, Routing]
+    first_seed: int
+    square: Square
+
+
+@experiment("capsule-network/routing-square", data="mnist", takes=Square)
+def of_vectors(options: Options, **settings: Any) -> Result:
+    """Train the capsule network with each routing and read it with each (10 core-minutes).
+
+    See `matrix-capsules/routing-square` for the quantities.
+    """
+    return square("capsule-network", OF_VECTORS, Square(**settings), options)
+
+
+@experiment("matrix-capsules/routing-square", data="mnist", takes=Square)
+def of_matrices(options: Options, **settings: Any) -> Result:
+    """Train matrix capsules with each routing and read them with each (15 core-minutes).
+
+    `error` is of test images. `calibration` is the expected calibration error of the winning
+    class's presence, in ten bins. `free_energy` is of the votes for the class capsules, whose
+    couplings are those of the routing that reads: the votes are those of the routing that was
+    trained with, in nats per image, and with uniform couplings it would be zero. `agreement` is the
+    part of the children's couplings with the classes that both routings share. `tightened` is the
+    error after some updates of the votes (and of the couplings, where these are learned) by the
+    routing that reads, while all below them is kept. `seconds_per_update` is processor time.
+    """
+    given = Square(**settings)
+    given = replace(given, sizes=NETWORK) if given.sizes is None else given
+    known = {name: routing_of(name) for name in OF_MATRICES}
+    return square("matrix-capsules", known, given, options)
+
+
+def square(entry: str, known: Mapping[str, Routing], given: Square, options: Options) -> Result:
+    """Run the square of one entry."""
+    options.refuse_run()
+    names = given.routings or tuple(known)
+    routings = choose("routing", names, known)
+    task = Task(entry, routings, options.seed, given)
+    options.say(f"Training {len(names) * given.seeds} networks")
+    outcomes = Study(dict.fromkeys(names, task), given.seeds).run(learn, options)
+    found: dict[str, dict[str, Numbers]] = {}
+    for name in names:
+        own = [outcome for (trained, _), outcome in outcomes.items() if trained == name]
+        for quantity in own[0]:
+            rows = [each[quantity] for each in own if quantity in each]
+            found.setdefault(quantity, {})[name] = over_seeds(rows)
+    speed = {name: row["own"] for name, row in found.pop("seconds").items()}
+    tables = {
+        f"{QUANTITIES[quantity]}, trained with": Table(grid, f"{quantity}_{{quantity}}_{{variant}}")
+        for quantity, grid in found.items()
+    }
+    maps = {QUANTITIES[quantity]: frame(grid, names) for quantity, grid in found.items()}
+    figure = heat_maps(maps, "read with", "trained with")
+    return Result({**tables, "seconds_per_update": speed}, {"": figure})
+
+
+def frame(grid: Mapping[str, Numbers], names: tuple[str, ...]) -> pd.DataFrame:
+    """Return values with a row for each routing trained with, and a column for each reading."""
+    values = {row: {name: number[0] for name, number in grid[row].items()} for row in names}
+    return pd.DataFrame(values).T.reindex(index=names, columns=names)
+
+
+def learn(job: Job[Task]) -> dict[str, Numbers]:
+    """Train with the routing of the job's name, and return all readings by quantity."""
+    task, options, given = job.variant, job.options, job.variant.square
+    data = load_dataset("mnist", root=options.data_root)
+    pyro.set_rng_seed(options.seed)
+    sizes = {"image_shape": data.image_shape, **(given.sizes or {})}
+    entry = create(task.entry, routing=task.routings[job.name], **sizes)
+    how: dict[str, Any] = options.limit(given.steps)
+    began = time.process_time()
+    run = train(entry, data, options, inputs=Inputs(SHIFT), **how)
+    seconds = (time.process_time() - began) / run.steps
+    test = data.test[: given.images]
+    found: dict[str, Numbers] = {"seconds": {"own": (seconds, None, run.steps)}}
+    for name, routing in task.routings.items():
+        reader = reading(entry, routing)
+        for quantity, number in measures(entry, reader, test, given.votes).items():
+            found.setdefault(quantity, {})[name] = number
+        if options.seed == task.first_seed and name != job.name:
+            error = tightened(entry, routing, data, test, options, given.tightened, name)
+            found.setdefault("tightened", {})[name] = error
+    return found
+
+
+def reading(entry: Entry, routing: Routing) -> Entry:
+    """Return an entry with the same parameters that reads its votes by another routing."""
+    if not entry.model.supervised:
+        return replace(entry, guide=entry.guide.with_routing(routing))
+    model = entry.model.with_routing(routing)
+    return replace(entry, model=model, guide=ExactLabel(model))
+
+
+def tightened(
+    entry: Entry,
+    routing: Routing,
+    data: Dataset,
+    test: Split,
+    options: Options,
+    steps: int,
+    name: str,
+) -> Number:
+    """Return the error after updates of a copy's votes and couplings, by the routing that reads."""
+    other = reading(copy.deepcopy(entry), routing)
+    for module in (other.model, other.guide):
+        for full, parameter in module.named_parameters():
+            learns = full.rpartition(".")[2] in ("transform", "connections")
+            parameter.requires_grad_(learns)
+    train(other, data, options, name=f"tightened-{name}", inputs=Inputs(SHIFT), steps=steps)
+    return error_rate(other.model, other.guide, test)
+
+
+def program_of(entry: Entry) -> Any:
+    """Return the module that reads class capsules: the model of matrix capsules, else the guide."""
+    return entry.model if entry.model.supervised else entry.guide
+
+
+@torch.no_grad()
+def measures(entry: Entry, reader: Entry, test: Split, number: int) -> Numbers:
+    """Return the numbers of one reading; see `of_matrices`."""
+    own, other = program_of(entry), program_of(reader)
+    with in_eval_mode(own), in_eval_mode(other):
+        scores = torch.cat([other.scores(few) for few in test.images.split(200)])
+        votes, law = own.class_votes(test.images[:number])
+        first, there = layer_of(own), layer_of(other)
+        base = first.routing(votes, law)
+        law = law._replace(connections=there.connected())
+        belief = there.routing(votes, law)
+        energy = there.routing.free_energies(votes, law)[-1] - uniform_energy(votes, law)
+    right = scores.argmax(1) == test.labels
+    return {
+        "error": mean_and_error((~right).float()),
+        "calibration": (calibration_error(scores.amax(1).sigmoid(), right), None, len(test)),
+        "free_energy": mean_and_error(energy),
+        "agreement": mean_and_error(shared_couplings(votes, base, belief)),
+    }
+
+
+def layer_of(program: Any) -> Any:
+    """Return the module with the routing of the class capsules."""
+    return getattr(program, "classes", program)
+
+
+def uniform_energy(votes: Votes, law: ParentLaw) -> Tensor:
+    """Return the free energy of the votes with uniform couplings, (N,)."""
+    return free_energy(votes, best_belief(votes, votes.uniform(), law), law)
+
+
+def shared_couplings(votes: Votes, first: Belief, second: Belief) -> Tensor:
+    """Return sum_ij w_i min(R_ij, R'_ij) / sum_i w_i of two beliefs, (N,)."""
+    least = torch.minimum(*torch.broadcast_tensors(first.responsibility, second.responsibility))
+    return (votes.presence * least).sum((1, 2, 3)) / votes.presence.sum((1, 2, 3))
+
+
+def calibration_error(confidence: Tensor, right: Tensor) -> float:
+    """Return the mean over images of |confidence - accuracy| within bins of confidence.
+
+    Args:
+        confidence: probabilities of the predicted classes, (N,).
+        right: True where the prediction is correct, (N,).
+    """
+    index = (confidence * BINS).long().clamp(max=BINS - 1)
+    apart = torch.zeros(BINS).index_add(0, index, confidence.float() - right.float())
+    return (apart.abs().sum() / len(right)).item()

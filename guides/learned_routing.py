@@ -1,0 +1,164 @@
+"""Routings that learn: what decides a child's parent is a weight of the layer, not only its vote.
+
+None of them iterates. Each learns some numbers c for every connection of a child and a parent,
+which the layer owns (`Routing.connections`):
+
+    SelfAttentionRouting  R_ij = softmax_j(V_ij . sum_k w_k V_kj / sqrt(D)), s_j = sum_i (R + c) V
+    SelfRouting           R_ij = softmax_j(c_ij . V_ij + b_ij), a_j = its share of the children
+    UncertainRouting      c_ij ~ Normal(0, 1), R_ij = softmax_j(c_ij), then mu, sigma2 and a of EM
+
+The softmax is over all parents that see the child, at all positions, as in every routing here.
+
+References:
+    Mazzia, Salvetti & Chiaberge 2021, "Efficient-CapsNet: capsule network with self-attention
+    routing" (Scientific Reports 11:14634), equations 4 to 8.
+    Hahn, Pyeon & Kim 2019, "Self-Routing Capsule Networks" (NeurIPS), section 3.
+    De Sousa Ribeiro, Leontidis & Kollias 2020, "Introducing Routing Uncertainty in Capsule
+    Networks" (NeurIPS). From it are the random connections that all images share, their
+    variational posterior and its cost as a description length. The parents' law is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from capsule_zoo.guides.routing import LengthRouting
+from capsule_zoo.models.checks import check_positive
+from capsule_zoo.models.routing.parent_law import Belief, ParentLaw, Routing, best_belief
+from capsule_zoo.models.routing.votes import Votes
+
+_TINY = 1e-6
+_FIRST_DEVIATION = 0.1  # of an uncertain connection
+
+
+@dataclass(frozen=True)
+class LearnedRouting(Routing):
+    """The base of the routings with learned connections.
+
+    Attributes:
+        iterations: 1, because the parents are inferred once.
+
+    Raises:
+        ValueError: `iterations` other than 1.
+    """
+
+    iterations: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.iterations != 1:
+            raise ValueError(
+                f"iterations must be 1 for {type(self).__name__}, which infers its parents once, "
+                f"not {self.iterations!r}"
+            )
+
+    def learned(self, votes: Votes, law: ParentLaw) -> Tensor:
+        """Return the connections of the layer; where it has none, zeros."""
+        if law.connections is not None:
+            return law.connections
+        first = self.connections(votes.children, votes.shape[2], votes.size)
+        assert first is not None
+        return torch.zeros_like(first).to(votes.values)
+
+
+@dataclass(frozen=True)
+class SelfAttentionRouting(LearnedRouting, LengthRouting):
+    """The routing by self-attention, with a learned number added to every coupling.
+
+    Joint distribution: none. R would be the E step of a mixture whose parents have the mean of all
+    votes and unit variance, but for the means' own lengths; and the added numbers c, no
+    responsibilities, take the parents away from any M step.
+
+    Attributes:
+        iterations: 1.
+        fair: as for `LengthRouting`; True also takes the mean of the votes in place of their sum.
+    """
+
+    def connections(self, children: int, parents: int, size: int) -> Tensor:
+        return torch.zeros(1, parents, children)
+
+    def points(self, votes: Votes, law: ParentLaw) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        every = torch.ones_like(votes.uniform())
+        attended = votes.gather_sum(every) / (votes.children if self.fair else 1.0)
+        responsibility = votes.compete(votes.agreement(attended) / votes.size**0.5)
+        total = votes.gather_sum(responsibility + self.learned(votes, law)[0])
+        shared = total / votes.fair_share if self.fair else total
+        length = shared.square().sum(3).clamp_min(_TINY**2).sqrt()  # a = 1 - exp(-|s|)
+        yield responsibility, total, length + (-torch.expm1(-length)).log()
+
+
+@dataclass(frozen=True)
+class SelfRouting(LearnedRouting):
+    """The routing in which every child chooses its parent by itself, from its own pose.
+
+    Votes are linear in the child's pose, so that a linear law of the choice given the vote is one
+    given the pose.
+
+    Joint distribution: z_i ~ Categorical(softmax(c_i . V_i + b_i)), the gate of a mixture of
+    experts. Nothing is observed that would change it, so that the couplings are this law itself,
+    exactly, and not a posterior: no parent is inferred from agreement.
+    """
+
+    def connections(self, children: int, parents: int, size: int) -> Tensor:
+        return 0.1 * torch.randn(size + 1, parents, children)  # no ties between classes
+
+    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+        *weights, bias = self.learned(votes, law)
+        responsibility = votes.compete(votes.read(torch.stack(weights)) + bias)
+        number, mean, variance = votes.gather(responsibility)
+        most = votes.presence.sum(3, keepdim=True).clamp_min(_TINY)
+        share = (number / most)[..., 0].clamp(_TINY, 1 - _TINY)
+        yield Belief(responsibility, mean, variance + law.noise, share.logit())
+
+
+@dataclass(frozen=True)
+class UncertainRouting(LearnedRouting):
+    """The routing by connections that are random, and the same for all images.
+
+    Joint distribution: c_ij ~ Normal(0, 1) once, and for every image the mixture of switchable
+    Gaussians with z_i ~ Categorical(softmax(c_i)), where the votes are the likelihood. q(c) is
+    Normal(m, s^2) for each connection, q(z | c) is the prior of z, and the parents are at their
+    optimum. In training c is drawn once an update, and KL(q(c) || p(c)) / images is paid for every
+    image: the description length of the connections, in nats. Afterwards c is at its mean.
+
+    Attributes:
+        iterations: 1.
+        images: number of training images, which share the cost of the connections.
+
+    Raises:
+        ValueError: `images` is not positive.
+    """
+
+    images: int = 60_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(images=self.images)
+
+    def connections(self, children: int, parents: int, size: int) -> Tensor:
+        mean = torch.zeros(parents, children)  # and the log deviation
+        return torch.stack([mean, torch.full_like(mean, _FIRST_DEVIATION).log()])
+
+    def drawn(self, connections: Tensor) -> Tensor:
+        mean, log_deviation = connections
+        return (mean + log_deviation.exp() * torch.randn_like(mean))[None]
+
+    def cost(self, connections: Tensor) -> Tensor:
+        mean, log_deviation = connections
+        nats = 0.5 * (mean.square() + (2 * log_deviation).exp() - 1) - log_deviation
+        return nats.sum() / self.images
+
+    def beliefs(self, votes: Votes, law: ParentLaw) -> Iterator[Belief]:
+        logits = self.learned(votes, law)[0].expand(*votes.shape, votes.children)
+        yield best_belief(votes, votes.compete(logits), law)
+
+
+LEARNED: dict[str, type[LearnedRouting]] = {
+    "attention": SelfAttentionRouting,
+    "self": SelfRouting,
+    "uncertain": UncertainRouting,
+}
