@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time these are import
 
 _LAZY = {
     "Entry": "registry",
-    "Recipe": "recipe",
+    "Recipe": "runs.recipe",
     "Takes": "sizes",
     "create": "registry",
     "describe": "discovery",
