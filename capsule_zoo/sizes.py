@@ -189,7 +189,7 @@ def words_of(docstring: str | None, section: str = "Args") -> dict[str, str]:
     for line in section.splitlines():
         if line and not line.startswith(" "):
             break  # the next section
-        if head := re.match(r" {4}(\w+(?:, \w+)*): (.*)", line):
+        if head := re.match(r" {4}([\w-]+(?:, [\w-]+)*): (.*)", line):
             names = head[1].split(", ")
             found |= dict.fromkeys(names, head[2])
         elif names and line.strip():

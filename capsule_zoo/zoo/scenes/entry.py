@@ -81,7 +81,7 @@ def scenes(
     hidden: int = 200,
     **sizes: Any,
 ) -> Entry:
-    """Several objects on a ground, each drawn by any image model of the zoo; see `models.scenes`.
+    """Several objects on a ground, each drawn by any image model of the zoo.
 
     Args:
         image_shape: (channels, height, width).
@@ -93,6 +93,10 @@ def scenes(
         train_thing: train the object model too; it is best kept as it is where it is trained.
         glimpse, hidden: arguments of `Peeling`.
         sizes: arguments of `Scenes`.
+
+    Guides:
+        peeling: objects one after the other, each off what the earlier ones leave.
+        two-sweeps: the same, and once more, each off what all others leave.
     """
     inner = object_entry(thing, image_shape[0], window, thing_sizes, texture)
     model = Scenes(image_shape, inner.model, **sizes)
