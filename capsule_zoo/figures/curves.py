@@ -168,37 +168,45 @@ def qualities_in_time(
     return figure
 
 
-def followed(found: Mapping[str, Mapping[str, Mapping[str, tuple]]]) -> Figure:
-    """Draw the errors of poses after motions of the image: of places, and of angles after turns.
+def changes(
+    found: Mapping[str, Mapping[str, Mapping[str, tuple]]], motions: Sequence[str]
+) -> Figure:
+    """Draw what motions of the image change: a column for each motion, a curve for each entry.
 
     Args:
-        found: by unit of the motion ("pixels" or "degrees"), then by its amount ("2_5" is 2.5),
-            the numbers of the experiment `part-whole/equivariance`.
+        found: by place, "<motion>_<amount>_<unit>", and by entry, the numbers of
+            `zoo/transformations`.
+        motions: the motions.
     """
     from matplotlib import pyplot as plt
 
-    panels = [
-        ("pixels", "place", "pixels"),
-        ("degrees", "place", "pixels"),
-        ("degrees", "angle", "degrees"),
-    ]
-    figure, axes = plt.subplots(1, len(panels), figsize=(10, 3.2))
-    for axis, (unit, quantity, own) in zip(axes, panels, strict=True):
-        rows = found[unit]
-        amounts = [float(amount.replace("_", ".")) for amount in rows]
-        for level in ("object", "part"):
-            numbers = [row[f"{level}_{quantity}_error"] for row in rows.values()]
-            values, errors = (np.array([number[i] for number in numbers]) for i in (0, 1))
-            _curve(axis, amounts, values, errors, f"{level}s", ".-")
-        still = [
-            row.get(f"part_{quantity}_motion", (amount,))[0]
-            for amount, row in zip(amounts, rows.values(), strict=True)
-        ]
-        axis.plot(amounts, still, "k:", label="parts that do not follow")
-        axis.set_xlabel(f"motion of the image ({unit})")
-        axis.set_ylabel(f"error of the {quantity} ({own})")
-        axis.set_ylim(bottom=-0.02 * max(still))
-    axes[0].legend(fontsize=8)
+    rows = {
+        "move_code": "move of codes",
+        "move_pose": "move of poses",
+        "move_presence": "move of presences",
+        "changed_class": "classes changed",
+    }
+    names = sorted({name for own in found.values() for name in own})
+    size = 2.6 * len(motions) + 1.8, 1.9 * len(rows)
+    figure, axes = plt.subplots(len(rows), len(motions), figsize=size, squeeze=False, sharey="row")
+    styles = ("-", "--", ":")
+    for column, motion in enumerate(motions):
+        places = {p: own for p, own in found.items() if p.startswith(f"{motion}_")}
+        amounts = [float(place.split("_")[1]) for place in places]
+        for axis, (quantity, label) in zip(axes[:, column], rows.items(), strict=True):
+            for index, name in enumerate(names):
+                numbers = [own.get(name, {}).get(quantity) for own in places.values()]
+                if all(number is not None for number in numbers):
+                    values = [0.0, *(number[0] for number in numbers if number)]
+                    style = f"C{index % 10}{styles[index // 10]}"
+                    axis.plot([0.0, *amounts], values, style, label=name.replace("_", " "))
+            if not column:
+                axis.set_ylabel(label)
+        unit = next(iter(places)).split("_")[2] if places else ""
+        axes[-1, column].set_xlabel(f"{motion} ({unit})")
+    lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
+    shown = [lines[label] for label in sorted(lines)]
+    figure.legend(shown, sorted(lines), loc="outside right upper", fontsize=7)
     figure.set_layout_engine("constrained")
     return figure
 

@@ -8,15 +8,12 @@ import torch
 from matplotlib.patches import Rectangle
 from miniature import few_digits, names_in_record
 from PIL import Image, ImageSequence
-from pyro import poutine
 
 from capsule_zoo import experiments
-from capsule_zoo.data import transforms
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs, plain_network
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
 from capsule_zoo.experiments.recurrent_capsules import overlap as recurrent_overlap
-from capsule_zoo.experiments.recurrent_capsules import pose as recurrent_pose
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.networks.overlays import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
@@ -32,10 +29,8 @@ SETTINGS = {
     "cifar10": dict(particles=5),
     "ablations": dict(particles=5, sizes=dict(steps=2, units=4)),
     "equal-updates": dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3),
-    "pose": dict(fitted=50, images=20, shifts=(1, 3)),
 }
 ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "every", "draw")
-READERS = ("capsules", "draw", "untrained", "pixels")
 
 COMPARED = (
     {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
@@ -58,17 +53,6 @@ PROMISED = {
     ),
     "ablations": COMPARED,
     "equal-updates": COMPARED,
-    "pose": (
-        {
-            f"{quantity}_{measure}_{reader}"
-            for quantity in ("shift", "rotation", "scale")
-            for measure in ("r2", "error")
-            for reader in READERS
-        }
-        | {f"move_{reader}_{n}" for reader in READERS for n in (1, 3)}
-        | {f"neg_elbo_{reader}" for reader in READERS[:3]},
-        {""},
-    ),
     "cifar10": ({*BOUNDS, "class_error", "training_images"}, {"strokes", "samples"}),
 }
 
@@ -78,11 +62,9 @@ def miniature(monkeypatch, unpainted):
     """Use few small digits for every data set, and a tiny preset."""
     few = few_digits(60, 30, size=17)
     binary = few.binarized()
-    for module in (recurrent_capsules, recurrent_overlap, recurrent_pose):
+    for module in (recurrent_capsules, recurrent_overlap):
         monkeypatch.setattr(module, "binary_mnist", lambda options: binary)
     monkeypatch.setattr(recurrent_capsules, "load_dataset", lambda name, root: few)
-    monkeypatch.setattr(recurrent_pose, "load_dataset", lambda name, root: few)
-    monkeypatch.setattr(recurrent_pose, "load", lambda name: capsules_of(few.image_shape))
     monkeypatch.setattr(recurrent_capsules, "photographs", lambda name, options: few)
     monkeypatch.setitem(PRESETS, "small", TINY)
     return binary
@@ -218,92 +200,3 @@ def test_the_animation_has_a_frame_for_every_step(tmp_path):
         shown = [np.asarray(frame.convert("L")) for frame in ImageSequence.Iterator(film)]
     assert len(shown) == entry.model.steps + 1
     assert all((a != b).any() for a, b in pairwise(shown))
-
-
-def test_codes_are_means_and_follow_the_means_before_them(miniature):
-    """The mean of the second stroke is that of a guide whose first code is its mean."""
-    entry, images = capsules_of(miniature.image_shape), miniature.test.images
-    codes = torch.from_numpy(recurrent_pose.code_means(entry, images))
-    again = recurrent_pose.code_means(entry, images)
-    assert codes.shape == (30, 4) and (codes.numpy() == again).all()
-    with torch.no_grad():
-        given = poutine.condition(entry.guide, {"z_1": codes[:, :2]})
-        nodes = poutine.trace(given).get_trace(images).nodes
-    torch.testing.assert_close(nodes["z_1"]["fn"].mean, codes[:, :2])
-    torch.testing.assert_close(nodes["z_2"]["fn"].mean, codes[:, 2:])
-
-
-def test_images_move_as_their_numbers_say():
-    """A dot in the middle lies where its shift says; a bar grows and turns as its numbers say."""
-    images = torch.zeros(40, 1, 29, 29)
-    images[:20, :, 13:16, 13:16] = 1
-    images[20:, :, 13:16, 6:23] = 1
-    reach = torch.tensor([4.0, 4.0, 30.0, 0.2])
-    found, numbers = recurrent_pose.moved(images, reach, seed=0)
-    assert torch.equal(found, recurrent_pose.moved(images, reach, seed=0)[0])
-    assert set(found.unique().tolist()) == {0.0, 1.0}
-    assert ((numbers - torch.tensor([0, 0, 0, 1])).abs() <= reach).all()
-    pixels = transforms.pixel_centers(29, 29)
-    ink = found.flatten(1)
-    mean = ink @ pixels / ink.sum(1, keepdim=True)
-    assert (mean - numbers[:, :2]).abs().max() < 0.8
-    away = pixels - mean[20:, None]
-    spread = torch.einsum("np,npi,npj->nij", ink[20:], away, away) / ink[20:].sum(1)[:, None, None]
-    values, axes = torch.linalg.eigh(spread)
-    angle = torch.atan(-axes[:, 1, 1] / axes[:, 0, 1]).rad2deg()  # y points down
-    assert (angle - numbers[20:, 2]).abs().max() < 5
-    length = (12 * values[:, 1]).sqrt() / 17
-    assert (length - numbers[20:, 3]).abs().mean() < 0.05
-
-
-def test_a_linear_pose_is_read_off_up_to_its_noise():
-    """A tenth of the variance of the shift is noise; features say nothing of rotations."""
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(4000, 4, generator=generator)
-    noise = torch.randn(4000, 4, generator=generator) / 3
-    features = (numbers + noise)[:, [0, 1, 3, 3]]
-    features = features.numpy() @ np.diag([1.0, 100.0, 1.0, 5.0]) + 7
-    regression = recurrent_pose.fit_ridge(features[:2000], numbers[:2000])
-    predicted = torch.from_numpy(regression.predict(features[2000:]))
-    found = recurrent_pose.scores(predicted, numbers[2000:])
-    assert found["shift_r2"][0] == pytest.approx(0.9, abs=0.01)  # 1 / (1 + 1/9)
-    assert found["rotation_r2"][0] == pytest.approx(0, abs=0.01)
-    assert found["scale_error"][0] == pytest.approx((2 / np.pi / 10) ** 0.5, abs=0.01)
-    assert found["shift_error"][0] == pytest.approx((np.pi / 2 / 10) ** 0.5, abs=0.01)  # Rayleigh
-
-
-def test_moves_are_in_units_of_the_variance(miniature):
-    """Pixels without a shift do not move; moved beyond the border they go to the blank image."""
-    images = miniature.test.images
-
-    def read(x):
-        return x.flatten(1).numpy()
-
-    rows = read(images)
-    found = recurrent_pose.moves_of(read, images, (0, 17))
-    assert found["0"][0] == 0
-    expected = (rows**2).sum(1).mean() / rows.var(0).sum()
-    assert found["17"][0] == pytest.approx(expected, rel=1e-5)
-
-
-def test_images_are_shifted_along_both_axes_either_way():
-    """Dots move by the shift, each in its direction: the squared move is the shift squared."""
-    images = torch.zeros(8, 1, 9, 9)
-    images[torch.arange(8), 0, torch.tensor([3, 4, 5, 4] * 2), torch.tensor([4, 3, 4, 5] * 2)] = 1
-    seen = []
-
-    def read(x):
-        places = x.flatten(1) @ transforms.pixel_centers(9, 9)
-        seen.append(places)
-        return places.numpy()
-
-    found = recurrent_pose.moves_of(read, images, (2,))
-    variance = seen[0].var(0, correction=0).sum().item()
-    assert found["2"][0] == pytest.approx(4 / variance) and found["2"][1] == pytest.approx(0)
-    assert (seen[1] - seen[0])[:4].tolist() == [[2, 0], [0, 2], [-2, 0], [0, -2]]
-
-
-def test_poses_are_not_read_off_another_model(monkeypatch):
-    monkeypatch.setattr(recurrent_pose, "load", lambda name: create("vae", **small_sizes("vae")))
-    with pytest.raises(ValueError, match="run holds 'vae', but recurrent capsules are needed"):
-        experiments.find_experiment("recurrent-capsules/pose")(Options(run="other"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,31 +82,3 @@ def animation(entry: Entry, images: Tensor) -> FuncAnimation:
     shown = FuncAnimation(figure, show, frames=len(drawings), interval=500)
     plt.close(figure)  # otherwise a notebook shows it twice
     return shown
-
-
-def readings(predicted: Mapping[str, np.ndarray], true: np.ndarray) -> Figure:
-    """Draw poses that were read off an image over its true pose; a row of panels for each reader.
-
-    Args:
-        predicted: by reader, numbers (N, 4): shift to the right, shift down, rotation and scale.
-        true: the true numbers, (N, 4).
-    """
-    from matplotlib import pyplot as plt
-
-    panels = {0: "shift to the right (pixels)", 2: "rotation (degrees)", 3: "scale"}
-    figure, axes = plt.subplots(
-        len(predicted), 3, figsize=(8, 2.3 * len(predicted)), squeeze=False, sharex="col"
-    )
-    for row, (name, numbers) in zip(axes, predicted.items(), strict=True):
-        for axis, (column, label) in zip(row, panels.items(), strict=True):
-            own = true[:, column]
-            ends = own.min(), own.max()
-            axis.scatter(own, numbers[:, column], s=2, alpha=0.3, linewidths=0)
-            axis.plot(ends, ends, "k:", linewidth=1)
-            middle, reach = sum(ends) / 2, 0.75 * (ends[1] - ends[0])
-            axis.set_ylim(middle - reach, middle + reach)  # in every row the same
-            if name == list(predicted)[-1]:
-                axis.set_xlabel(f"true {label}")
-        row[0].set_ylabel(f"read off {name}")
-    figure.set_layout_engine("constrained")
-    return figure
