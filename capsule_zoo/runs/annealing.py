@@ -40,12 +40,8 @@ def anneal_run(
     entry: Entry,
     data: Dataset,
     *,
-    images: int,
     particles: int = 100,
-    seed: int = 0,
     widening: int = WIDEN_STEPS,
-    refinement: int = REFINEMENT,
-    modes: int = MODES,
     **settings: Any,
 ) -> dict[str, Any]:
     """Anneal from Gauss-Newton laws to the posterior of test images, in nats per image.
@@ -55,11 +51,9 @@ def anneal_run(
     is widened first, on training images, for its own bounds.
 
     Args:
-        images: number of test images.
         particles: draws of the guide for its own bounds.
         widening: updates that widen a guide of points.
-        refinement, modes: `steps` and `modes` of `gauss_newton`.
-        settings: arguments of `annealed_log_likelihood`.
+        settings: `images`, `seed` and `refinement` of `guide_losses`, and what it passes on.
 
     Returns:
         The numbers of `annealed_bounds`; the guide's elbo, iwae, ess and pareto_k on the same
@@ -69,16 +63,9 @@ def anneal_run(
     Raises:
         ValueError: an entry that gives no bound.
     """
-    refuse_without_bound(entry)
-    data = as_scored(entry, data)
-    test = data.test[:images]
-    guide = with_density(entry, data, widening, seed)
-    own = evaluate(entry.model, guide, test, num_particles=particles, seed=seed, draws=0)
-    start = start_of(entry, guide, refinement, modes, seed)
-    annealed = annealed_log_likelihood(entry.model, start, test, seed=seed, **settings)
-    found: dict[str, Any] = {"data": own.attrs["data"], "guide": own.attrs["guide"]}
-    found |= annealed_bounds(annealed) | losses(own, _log_mean(pooled_log_weight(annealed)))
-    return found | {"seconds": annealed.attrs["seconds"], "units": "nats per image"}
+    settings = {"simulated": 16, "particles": particles, "steps": widening, **settings}
+    bounds, found = guide_losses(entry, data, (), **settings)
+    return bounds | found["encoder"] | {"units": "nats per image"}
 
 
 def guide_losses(
@@ -88,7 +75,7 @@ def guide_losses(
     *,
     images: int,
     particles: int = 1000,
-    few: int = 100,
+    few: int | None = None,
     steps: int = 200,
     seed: int = 0,
     refinement: int = REFINEMENT,
@@ -99,13 +86,16 @@ def guide_losses(
 
     Args:
         names: general guides; those that do not serve the model are left out.
-        images, seed, refinement, modes, settings: as for `anneal_run`.
-        particles, few: draws of the two IWAE bounds; `few` divides `particles`.
+        images: number of test images.
+        particles: draws of every guide for its bounds.
+        few: draws of one more bound, a divisor of `particles`; see `losses`.
         steps: updates of every general guide, and those that widen a guide of points.
+        refinement, modes: `steps` and `modes` of the `gauss_newton` from which chains start.
+        settings: arguments of `annealed_log_likelihood`; none are simulated by default.
 
     Returns:
-        The numbers of `annealed_bounds`, and by guide, the entry's own first, those of `losses`
-        with `iwae_<few>` and milliseconds: the time to fit the guide and draw once, by image.
+        The numbers of `annealed_bounds` with seconds, and by guide, the entry's own first as
+        "encoder", those of `losses` with milliseconds: the time to fit it and draw once, by image.
 
     Raises:
         ValueError: an entry that gives no bound.
@@ -129,7 +119,7 @@ def guide_losses(
         own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
         seconds += own.attrs["seconds"] / particles
         found[name] = losses(own, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
-    return annealed_bounds(annealed), found
+    return annealed_bounds(annealed) | {"seconds": annealed.attrs["seconds"]}, found
 
 
 def start_of(entry: Entry, guide: nn.Module, steps: int, modes: int, seed: int) -> nn.Module:
@@ -140,7 +130,9 @@ def start_of(entry: Entry, guide: nn.Module, steps: int, modes: int, seed: int) 
 
 
 def losses(own: InferenceData, lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
-    """Return a guide's elbo and iwae, how far they lie under bounds (images,), ess and pareto_k.
+    """Return a guide's elbo and iwae, and how far they lie under bounds on log p(image), (images,).
+
+    Also its ess, pareto_k and names.
 
     Args:
         few: draws of one more bound, `iwae_<few>`, the mean over all such groups of draws.
@@ -150,7 +142,7 @@ def losses(own: InferenceData, lower: np.ndarray, few: int | None = None) -> dic
     if few is not None:
         groups = log_weight.reshape(-1, few, log_weight.shape[1])
         bounds[f"iwae_{few}"] = np.mean([_log_mean(group) for group in groups], axis=0)
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {name: own.attrs[name] for name in ("data", "guide")}
     for name, values in bounds.items():
         found[name] = float(values.mean())
         found[f"{name}_se"] = standard_error(values)
