@@ -229,6 +229,7 @@ def losses_of_guides(
     ),
     guides: tuple[str, ...] = LOSING,
     images: int = 100,
+    simulated: int = 16,
     chains: int = 4,
     temperatures: int = 100,
     refinement: int = 100,
@@ -246,7 +247,7 @@ def losses_of_guides(
         entries: names of entries; the first stands for the run, if one is given.
         guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images.
-        chains, temperatures, refinement, modes: as for `zoo/gaps`.
+        simulated, chains, temperatures, refinement, modes: as for `zoo/gaps`.
         particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
         fitting: updates of every general guide.
         training: updates of an entry without published weights.
@@ -254,15 +255,19 @@ def losses_of_guides(
     annealing = dict(chains=chains, temperatures=temperatures, refinement=refinement, modes=modes)
     few = min(100, particles)
     settings = dict(images=images, particles=particles, few=few, steps=fitting, **annealing)
-    tables: dict[str, Numbers | Table] = {}
-    lower: Numbers = {}
+    tables: dict[str, Table] = {}
+    bounds: dict[str, Numbers] = {}
     lost: dict[str, tuple[Numbers, Numbers]] = {}
     for name in entries[:1] if options.run else entries:
         entry, data = opened(name, options, options.shortened(training))
         options.say(f"Measuring the guides of {entry.name}")
-        bounds, rows = guide_losses(entry, data, guides, seed=options.seed, **settings)
+        found, rows = guide_losses(
+            entry, data, guides, seed=options.seed, simulated=simulated, **settings
+        )
         known = snake_case(entry.name)
-        lower[known] = _number(bounds, "lower", images, 0)
+        bounds[known] = {
+            each: _number(found, each, images, simulated) for each in QUANTITIES if each in found
+        }
         quantities = "elbo", f"iwae_{few}", "iwae", "lost_elbo", f"lost_iwae_{few}", "lost_iwae"
         numbers = {
             guide: {
@@ -274,7 +279,7 @@ def losses_of_guides(
         grid = by_quantity(numbers)
         tables[entry.name] = Table(grid, "{quantity}_" + known + "_{variant}")
         lost[entry.name] = (grid["lost_elbo"], grid["lost_iwae"])
-    return Result({"lower": lower, **tables}, {"": drawn_losses(lost)})
+    return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(lost)})
 
 
 def drawn_losses(lost: Mapping[str, tuple[Numbers, Numbers]]) -> Figure:

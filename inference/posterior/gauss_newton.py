@@ -195,12 +195,11 @@ def _derivative(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor)
 def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:
     """Return which parameters depend on the position, and their roots of information, (B, n)."""
     with torch.enable_grad():
-        found = _measured(path, state._replace(position=state.position.requires_grad_()))
+        position = state.position.detach().requires_grad_()
+        found = _measured(path, state._replace(position=position))
     places = [i for i, (values, _) in enumerate(found) if values.requires_grad]
-    roots = [
-        found[i][1].detach().expand_as(found[i][0]).reshape(len(state.position), -1) for i in places
-    ]
-    return places, torch.cat(roots, 1)
+    roots = [found[i][1].detach().expand_as(found[i][0]) for i in places]
+    return places, torch.cat([root.reshape(len(position), -1) for root in roots], 1)
 
 
 def _measured(path: AnnealedPath, state: State) -> Measured:

@@ -62,7 +62,7 @@ def test_gaps_are_measured_for_every_entry(small, tmp_path):
 
 
 def test_losses_of_guides_are_distances_to_one_bound(small, tmp_path):
-    few = dict(chains=2, temperatures=2, refinement=1, modes=2, fitting=1, training=2)
+    few = dict(chains=2, temperatures=2, refinement=1, modes=2, fitting=1, training=2, simulated=2)
     settings = dict(entries=("vae",), guides=("free_form", "gauss_newton"), images=3, particles=4)
     found, figures = names_in_record("zoo/guide-losses", OPTIONS, tmp_path, **settings, **few)
     rows = "encoder", "free_form", "gauss_newton"
