@@ -239,9 +239,9 @@ def anneal(
 ) -> None:
     """Estimate the log-likelihood of test images from both sides, in nats per image.
 
-    Chains are annealed from the run's guide to the posterior, for a lower bound that is tighter
-    than the guide's own, and back from exact draws on images that the model draws, for an upper
-    bound. lost_elbo is what the guide loses. The time grows with all four numbers. Energy models
+    Chains are annealed to the posterior from Gauss-Newton laws, at points that are refined from the
+    answers of the run's guide, for a lower bound that is tighter than the guide's own, and back
+    from exact draws on images that the model draws, for an upper bound. lost_elbo is what the guide loses. The time grows with all four numbers. Energy models
     have log-partition. The result is added to the run's metrics.json.
 
     \b
@@ -279,7 +279,8 @@ def compare(
     """Compare guides to one trained model on the same held-out images.
 
     The guides are those of the entry, and the general ones that serve its model: free_form,
-    corrected, low_rank, semi_amortized and auto_normal, which are fitted to the images.
+    corrected, low_rank, gauss_newton, mixture, semi_amortized and auto_normal, which are fitted to
+    the images.
 
     The run's own guide is used unchanged; other guides are tuned with the model frozen. A guide of
     points is shown with its MAP objective, which is not a bound, and again widened into a bound.
