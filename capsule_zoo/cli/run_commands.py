@@ -241,8 +241,9 @@ def anneal(
 
     Chains are annealed to the posterior from Gauss-Newton laws, at points that are refined from the
     answers of the run's guide, for a lower bound that is tighter than the guide's own, and back
-    from exact draws on images that the model draws, for an upper bound. lost_elbo is what the guide loses. The time grows with all four numbers. Energy models
-    have log-partition. The result is added to the run's metrics.json.
+    from exact draws on images that the model draws, for an upper bound. lost_elbo is what the guide
+    loses. The time grows with all four numbers. Energy models have log-partition. The result is
+    added to the run's metrics.json.
 
     \b
     Examples:
