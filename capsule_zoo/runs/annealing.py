@@ -2,7 +2,7 @@
 
 capsule-zoo anneal     annealed bounds of a directed model; see
                        `inference.posterior.annealing.annealed`
-zoo/guide-losses       what each guide loses, on the same images
+zoo/gaps               what each guide loses, on the same images
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `<model>/guides` compares all guides that fit a trained model on the same held-out images: those of
 its entry, tuned with the model frozen, and the general ones, fitted to the images. `zoo/gaps`
-anneals to the posteriors of trained models from both sides, so that log p(image) is known, and
-`zoo/guide-losses` says how many nats of it each guide loses.
+anneals to the posteriors of trained models from both sides, so that log p(image) is known, and says
+how many nats of it each guide loses.
 
 Models of binary pixels are measured on images binarized once, with seed 0. The models are the
 published ones where there are any; other models are trained first.
@@ -30,7 +30,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
-from capsule_zoo.runs.annealing import anneal_run, guide_losses
+from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.runs.measurements import (
     as_scored,
@@ -51,10 +51,7 @@ SWAPPED = (
     "stacked-capsule-autoencoder",
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
-QUANTITIES = (
-    *("lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"),
-    *("elbo", "iwae", "lost_elbo", "lost_iwae", "ess", "pareto_k"),
-)
+BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 
 def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
@@ -141,160 +138,101 @@ def gaps(
         "shape-codes",
         "part-whole",
     ),
+    guides: tuple[str, ...] = LOSING,
     images: int = 16,
-    images_of: Mapping[str, int] = {},  # read only
     simulated: int = 16,
     chains: int = 4,
     temperatures: int = 300,
     leapfrogs: int = 5,
     refinement: int = 100,
     modes: int = 4,
-    particles: int = 100,
+    particles: int = 1000,
+    fitting: int = 200,
     training: int = 3000,
 ) -> Result:
-    """Anneal to the posteriors of trained models, from both sides, on few digits (an hour).
+    """Anneal to the posteriors of trained models from both sides, and say what guides lose (hours).
 
     Chains start at Gauss-Newton laws, at points that are refined from the answers of the guides.
-    `lost_elbo_<entry>` is the distance from the guide's ELBO up to the annealed lower bound, and
-    `gap_<entry>` the largest error of that bound, on images that the model draws.
+    `gap_<entry>` is the largest error of the annealed bounds, on images that the model draws, and
+    `lost_elbo_<entry>_<guide>` how far a guide's ELBO lies under the lower one, on held-out digits.
 
     Args:
         entries: names of entries; the first stands for the run, if one is given.
+        guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images.
-        images_of: number of held-out images of single entries, in place of `images`.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
         temperatures: laws between the start and the posterior.
         leapfrogs: steps of each trajectory.
         refinement: steps to the points at which the Gauss-Newton laws are.
         modes: such points for each image.
-        particles: number of draws of the guide's own IWAE bound.
+        particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
+        fitting: updates of every general guide.
         training: updates of an entry without published weights.
     """
     names = entries[:1] if options.run else entries
     settings = dict(
-        particles=particles,
+        images=images,
         simulated=simulated,
         chains=chains,
         temperatures=temperatures,
         leapfrogs=leapfrogs,
         refinement=refinement,
         modes=modes,
+        particles=particles,
+        few=min(100, particles),
+        steps=fitting,
     )
-    task = partial(annealed_entry, steps=options.shortened(training), settings=settings)
+    task = partial(annealed_entry, steps=options.shortened(training), guides=guides, **settings)
     options.say(f"Annealing to the posteriors of {', '.join(names)}")
-    numbers = {name: (name, images_of.get(name, images)) for name in names}
-    outcomes = Study(numbers).run(task, replace(options, minutes=None))
-    rows = {
-        snake_case(outcome["entry"]): {name: tuple(n) for name, n in outcome["numbers"].items()}
-        for outcome in outcomes.values()
+    found = Study({name: name for name in names}).run(task, replace(options, minutes=None)).values()
+    tables = {
+        each["entry"]: Table(
+            by_quantity(each["guides"]), f"{{quantity}}_{snake_case(each['entry'])}_{{variant}}"
+        )
+        for each in found
     }
-    return Result(by_quantity(rows))
+    bounds = {snake_case(each["entry"]): each["bounds"] for each in found}
+    return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(tables)})
 
 
 def annealed_entry(
-    job: Job[tuple[str, int]], *, steps: int, settings: dict[str, Any]
+    job: Job[str], *, steps: int, guides: tuple[str, ...], **settings: Any
 ) -> dict[str, Any]:
-    """Return the name of a trained entry, and what annealing from its guide says, by quantity."""
-    name, images = job.variant
-    entry, data = opened(name, job.options, steps)
-    found = anneal_run(entry, data, images=images, seed=job.options.seed, **settings)
-    numbers = {
-        quantity: _number(found, quantity, images, settings["simulated"])
-        for quantity in QUANTITIES
-        if np.isfinite(found.get(quantity, np.nan))  # pareto_k is infinite without a tail
-    }
-    return {"entry": entry.name, "numbers": numbers}
+    """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
+    entry, data = opened(job.variant, job.options, steps)
+    found, rows = guide_losses(entry, data, guides, seed=job.options.seed, **settings)
+    kinds = "elbo", f"iwae_{settings['few']}", "iwae"
+    quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
+    counts = settings["images"], settings["simulated"]
+    own = {name: _numbers(row, quantities, *counts) for name, row in rows.items()}
+    return {"entry": entry.name, "bounds": _numbers(found, BOUNDS, *counts), "guides": own}
 
 
-def _number(found: dict, name: str, images: int, simulated: int) -> tuple[float, float | None, int]:
-    """Return a number with its standard error, None where there is none, and its count."""
-    error = found.get(f"{name}_se")
-    of_simulated = name == "gap" or name.startswith("simulated")
-    known = error is not None and np.isfinite(error)
-    return found[name], error if known else None, simulated if of_simulated else images
+def _numbers(found: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:
+    """Return the finite numbers with standard errors, None where there are none, and counts."""
+    numbers: Numbers = {}
+    for name in names:
+        if np.isfinite(found.get(name, np.nan)):  # pareto_k is infinite without a tail
+            error = found.get(f"{name}_se")
+            known = error is not None and np.isfinite(error)
+            of_simulated = name == "gap" or name.startswith("simulated")
+            count = simulated if of_simulated else images
+            numbers[name] = found[name], error if known else None, count
+    return numbers
 
 
-@experiment("zoo/guide-losses", data="mnist", minutes=60)
-def losses_of_guides(
-    options: Options,
-    *,
-    entries: tuple[str, ...] = (
-        "generative-capsnet-continuous",
-        "recurrent-capsules",
-        "capsule-helmholtz",
-        "shape-codes",
-        "part-whole",
-        "stacked-capsule-autoencoder",
-    ),
-    guides: tuple[str, ...] = LOSING,
-    images: int = 100,
-    simulated: int = 16,
-    chains: int = 4,
-    temperatures: int = 100,
-    refinement: int = 100,
-    modes: int = 4,
-    particles: int = 1000,
-    fitting: int = 200,
-    training: int = 3000,
-) -> Result:
-    """Measure what each guide loses on held-out digits, for models with trained weights (hours).
-
-    `lower_<entry>` is the annealed bound on log p(image), and `lost_elbo_<entry>_<guide>` how far
-    the guide's ELBO lies under it.
-
-    Args:
-        entries: names of entries; the first stands for the run, if one is given.
-        guides: general guides; an entry's own guide is always there, as the encoder.
-        images: number of held-out images.
-        simulated, chains, temperatures, refinement, modes: as for `zoo/gaps`.
-        particles: number of draws of the larger IWAE bound; the smaller has 100 or fewer.
-        fitting: updates of every general guide.
-        training: updates of an entry without published weights.
-    """
-    annealing = dict(chains=chains, temperatures=temperatures, refinement=refinement, modes=modes)
-    few = min(100, particles)
-    settings = dict(images=images, particles=particles, few=few, steps=fitting, **annealing)
-    tables: dict[str, Table] = {}
-    bounds: dict[str, Numbers] = {}
-    lost: dict[str, tuple[Numbers, Numbers]] = {}
-    for name in entries[:1] if options.run else entries:
-        entry, data = opened(name, options, options.shortened(training))
-        options.say(f"Measuring the guides of {entry.name}")
-        found, rows = guide_losses(
-            entry, data, guides, seed=options.seed, simulated=simulated, **settings
-        )
-        known = snake_case(entry.name)
-        bounds[known] = {
-            each: _number(found, each, images, simulated) for each in QUANTITIES if each in found
-        }
-        quantities = "elbo", f"iwae_{few}", "iwae", "lost_elbo", f"lost_iwae_{few}", "lost_iwae"
-        numbers = {
-            guide: {
-                quantity: _number(row, quantity, images, 0)
-                for quantity in (*quantities, "ess", "milliseconds")
-            }
-            for guide, row in rows.items()
-        }
-        grid = by_quantity(numbers)
-        tables[entry.name] = Table(grid, "{quantity}_" + known + "_{variant}")
-        lost[entry.name] = (grid["lost_elbo"], grid["lost_iwae"])
-    return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(lost)})
-
-
-def drawn_losses(lost: Mapping[str, tuple[Numbers, Numbers]]) -> Figure:
-    """Draw what each guide loses by ELBO and by IWAE, a panel for each entry.
-
-    Args:
-        lost: both losses by guide, in nats, for each entry.
-    """
-    figure = Figure(figsize=(7, 0.6 + 1.9 * len(lost)), layout="constrained")
-    panels = figure.subplots(len(lost), 1, squeeze=False)[:, 0]
-    for axes, (entry, both) in zip(panels, lost.items(), strict=True):
-        for losses, label in zip(both, ("ELBO", "IWAE"), strict=True):
+def drawn_losses(tables: Mapping[str, Table]) -> Figure:
+    """Draw what each guide loses by ELBO and by IWAE, a panel for each entry."""
+    figure = Figure(figsize=(7, 0.6 + 1.9 * len(tables)), layout="constrained")
+    panels = figure.subplots(len(tables), 1, squeeze=False)[:, 0]
+    for axes, (entry, table) in zip(panels, tables.items(), strict=True):
+        for quantity in ("lost_elbo", "lost_iwae"):
+            losses = table.numbers[quantity]
             height = range(len(losses))[::-1]
-            values, errors = zip(*[number[:2] for number in losses.values()], strict=True)
-            spread = [2 * (error or 0) for error in errors]
+            spread = [2 * (error or 0) for _, error, _ in losses.values()]
+            values = [value for value, _, _ in losses.values()]
+            label = quantity.removeprefix("lost_").upper()
             axes.errorbar(values, height, xerr=spread, fmt="o", capsize=3, label=label)
             axes.set_yticks(height, [name.replace("_", " ") for name in losses])
         axes.set_xscale("symlog", linthresh=1)

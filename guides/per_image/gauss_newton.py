@@ -26,7 +26,7 @@ from pyro.distributions.util import sum_rightmost
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
+from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.guides.per_image.free_form import FreeForm, draw_site
 from capsule_zoo.guides.per_image.site_laws import ByLogits
 from capsule_zoo.models.base import Site
@@ -84,11 +84,6 @@ class GaussNewton(PerImageGuide):
             return self
         return self.sharing_parameters(_model=(model,), families=self.discrete_families)
 
-    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> GaussNewton:
-        """Return the guide with the same parameters for missing pixels; it does not see `fill`."""
-        model = self.model.with_missing_pixels()
-        return self.sharing_parameters(_model=(model,), families=families_of(model))
-
     @property
     def whole(self) -> bool:
         """True if all numbers of an image are correlated, False for blocks."""
@@ -120,7 +115,8 @@ class GaussNewton(PerImageGuide):
             mixed = ModeMixture(law, weight) if several else law
             value = drawn[site.name] = draw_site(self.model, site, mixed, plates)
             if several:
-                weight = (weight + _over_plates(law.log_prob(value))).log_softmax(0)
+                each = law.log_prob(value).reshape(*weight.shape, -1).sum(2)
+                weight = (weight + each).log_softmax(0)
             if site.name in self.locs and self.whole:
                 noise.append(_noise_of(law, value))
         return drawn
@@ -247,11 +243,6 @@ class ModeMixture(dist.TorchDistribution):
 def _modes_first(values: Tensor) -> Tensor:
     """Return (rows, M, ...) as (M, rows, ...), or as (rows, ...) for a single mode."""
     return values[:, 0] if values.shape[1] == 1 else values.transpose(0, 1)
-
-
-def _over_plates(log_prob: Tensor) -> Tensor:
-    """Sum terms (M, rows, *batch) over the plates inside that of the images."""
-    return log_prob.flatten(2).sum(2) if log_prob.dim() > 2 else log_prob
 
 
 def _noise_of(law: Any, value: Tensor) -> Tensor:
