@@ -183,7 +183,8 @@ def gaps(
         few=min(100, particles),
         steps=fitting,
     )
-    task = partial(annealed_entry, steps=options.shortened(training), guides=guides, **settings)
+    updates = options.shortened(training)
+    task = partial(annealed_entry, training=updates, guides=guides, **settings)
     options.say(f"Annealing to the posteriors of {', '.join(names)}")
     found = Study({name: name for name in names}).run(task, replace(options, minutes=None)).values()
     tables = {
@@ -197,10 +198,10 @@ def gaps(
 
 
 def annealed_entry(
-    job: Job[str], *, steps: int, guides: tuple[str, ...], **settings: Any
+    job: Job[str], *, training: int, guides: tuple[str, ...], **settings: Any
 ) -> dict[str, Any]:
     """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
-    entry, data = opened(job.variant, job.options, steps)
+    entry, data = opened(job.variant, job.options, training)
     found, rows = guide_losses(entry, data, guides, seed=job.options.seed, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
