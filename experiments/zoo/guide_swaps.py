@@ -171,7 +171,7 @@ def gaps(
         training: updates of an entry without published weights.
     """
     names = entries[:1] if options.run else entries
-    settings = dict(
+    settings: dict[str, Any] = dict(
         images=images,
         simulated=simulated,
         chains=chains,
