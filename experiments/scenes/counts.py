@@ -22,8 +22,10 @@ from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, create
+from capsule_zoo.zoo.scenes.figures import counts_against_time
 
 DATA = "multi-mnist:train=60000"
+PUBLISHED = 0.983  # of the counts; Eslami et al. 2016
 EARLY = 300.0  # seconds of the first of the two measurements
 MORE = (3, 4, 5)  # digits, of which no more than two were trained on
 
@@ -69,7 +71,8 @@ def counts(options: Options, **settings: Any) -> Result:
     for name in ("count_accuracy_5_minutes", "count_accuracy_30_minutes"):
         worst = min(tuple(outcome["numbers"][name]) for outcome in outcomes)
         found[f"{name}_worst"] = worst
-    return Result(found)
+    curves = [[(row[0], row[2][0]) for row in outcome["curve"]] for outcome in outcomes]
+    return Result(found, {"": counts_against_time(curves, PUBLISHED)})
 
 
 def one_seed(job: Job[Settings]) -> dict[str, Any]:

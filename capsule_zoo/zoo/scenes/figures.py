@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
     from capsule_zoo.registry import Entry
 
 
+ZOOM = 4  # pixels of a picture for each pixel of an image
+
+
 def colored_objects(images: Tensor, found: FoundObjects) -> Tensor:
-    """Return images (B, C, H, W) whose objects have a color each and a box, (B, 3, H, W)."""
+    """Return images whose objects have a color and a box each, (B, 3, ZOOM H, ZOOM W)."""
     colors = part_colors(found.presence.shape[1]).to(images)
+    own = torch.cat([colors.new_ones(1, 3), colors])[found.numbers].movedim(-1, 1)
     gray = images.mean(1, keepdim=True)
-    own = torch.cat([gray.new_ones(1, 3), colors])[found.numbers].movedim(-1, 1)
     shown = torch.where((found.numbers > 0)[:, None], own * (0.35 + 0.65 * gray), 0.5 * gray)
+    shown = shown.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
     for image, boxes, on in zip(shown, found.boxes.long(), found.presence, strict=True):
         for slot in on.nonzero()[:, 0].tolist():
             _frame(image, boxes[slot].tolist(), colors[slot])
@@ -29,20 +34,40 @@ def colored_objects(images: Tensor, found: FoundObjects) -> Tensor:
 
 
 def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
-    """Draw the edge of a box into an image (3, H, W), in place."""
-    left, top, right, bottom = box
-    if right <= left or bottom <= top:
-        return
-    for rows, columns in (
-        (slice(top, bottom), [left, right - 1]),
-        ([top, bottom - 1], slice(left, right)),
-    ):
-        image[:, rows, columns] = color[:, None, None]
+    """Draw the edge of a box, in pixels of the scene, around what it holds, in place."""
+    height, width = image.shape[-2:]
+    left, top = (max(ZOOM * edge - 2, 0) for edge in box[:2])
+    right, bottom = min(ZOOM * box[2] + 1, width - 1), min(ZOOM * box[3] + 1, height - 1)
+    if box[2] > box[0]:
+        image[:, top : bottom + 1, [left, right]] = color[:, None, None]
+        image[:, [top, bottom], left : right + 1] = color[:, None, None]
 
 
 def found_objects(entry: Entry, images: Tensor) -> Figure:
     """Draw up to 12 images above their objects, each in its color and box."""
     images = images[:12]
     found = find_objects(entry.model, entry.guide, images)
-    rows = {"image": images, "objects": colored_objects(images, found)}
+    large = images.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
+    rows = {"image": large, "objects": colored_objects(images, found)}
     return image_rows(rows, "Test images and the objects that were found in them")
+
+
+def counts_against_time(
+    curves: Sequence[Sequence[tuple[float, float]]], published: float
+) -> Figure:
+    """Draw the share of right counts against minutes of training, a line for each seed.
+
+    Args:
+        curves: for each seed, pairs of seconds and share.
+        published: a published share, drawn as a level line.
+    """
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(4.5, 3), layout="constrained")
+    for seed, curve in enumerate(curves):
+        seconds, share = zip(*curve, strict=True)
+        axes.plot([s / 60 for s in seconds], share, lw=1, marker=".", label=f"seed {seed}")
+    axes.axhline(published, color="gray", ls="--", lw=1, label="attend, infer, repeat")
+    axes.set(xlabel="minutes of training", ylabel="share of counts that are right")
+    axes.legend(fontsize=7)
+    return figure
