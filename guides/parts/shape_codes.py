@@ -121,7 +121,9 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         if model.slots > self.most_slots:
             raise ValueError(
                 f"no guide of shape-codes reads several objects, but slots={model.slots}; leave "
-                "slots=1, or build the pair in Python: RoutingSlots(ShapeCodes(slots=2, ...))"
+                "slots=1, train the entry scenes, whose objects shape codes can draw "
+                "(--set thing='\"shape-codes\"'), or build the pair in Python: "
+                "RoutingSlots(ShapeCodes(slots=2, ...))"
             )
         self.pose = pose
         self.objects = objects
