@@ -94,7 +94,8 @@ def segmentation(options: Options, **settings: Any) -> Result:
     outcomes = study.run(one_set, replace(options, run=None))
     found: dict[str, Any] = {}
     for name in SIZES:
-        found |= outcomes[name, options.seed]
+        measured = outcomes[name, options.seed]
+        found |= {quantity: tuple(number) for quantity, number in measured.items()}
     digits = load(options.run or WEIGHTS)
     scenes = load_dataset("multi-mnist", options.data_root).test[: chosen.tested]
     read = find_objects(digits.model, digits.guide, scenes.images, draws=chosen.draws)

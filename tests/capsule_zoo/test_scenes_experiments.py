@@ -1,0 +1,74 @@
+"""Experiments on scenes and the command that segments, in miniature."""
+
+import json
+
+import pytest
+
+from capsule_zoo.cli import main
+from capsule_zoo.data.scenes import SCENES
+from capsule_zoo.experiments import Options, find_experiment
+from capsule_zoo.registry import load, small_sizes
+from capsule_zoo.runs import folder as runs
+
+SIZES = {key: small_sizes("scenes")[key] for key in ("window", "thing_sizes", "glimpse", "hidden")}
+
+
+def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch):
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.DATA", "multi-mnist:train=40,test=6")
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.counts.MORE", (3,))
+    chosen = dict(seeds=2, length=0.005, every=2, draws=2, tested=6, bounds=2, more=2, sizes=SIZES)
+    options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
+    result = find_experiment("scenes/counts")(options, **chosen)
+    numbers = result.metrics
+    assert {"elbo", "iwae_100", "count_accuracy_3_digits"} <= numbers.keys()
+    assert numbers["count_accuracy_5_minutes_worst"][0] <= numbers["count_accuracy_5_minutes"][0]
+    assert result.figures[""].axes[0].get_xlabel() == "minutes of training"
+
+
+def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.reading.MORE", (3,))
+    options = Options(data_root=mnist_root, progress=False)
+    result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1, narrow=1)
+    ways = ("peeling", "two_sweeps", "narrow_slots")
+    assert {f"count_accuracy_3_digits_{way}" for way in ways} <= result.metrics.keys()
+
+
+def test_segmentation(tmp_path, mnist_root, monkeypatch):
+    small = {name: name for name in ("multi-sprites", "tetrominoes")}
+    for name in small:
+        read, draw = SCENES[name]
+        less = lambda root, read=read, **o: read(root, **{"train": 30, "test": 4, **o})  # noqa: E731
+        monkeypatch.setitem(SCENES, name, (less, draw))
+    options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
+    chosen = dict(length=0.005, batch_size=4, draws=1, tested=4, named=40, sizes=SIZES)
+    result = find_experiment("scenes/segmentation")(options, **chosen)
+    assert {"ari_multi_mnist", "ari_tetrominoes", "iou", "classes_found"} <= result.metrics.keys()
+    assert set(result.figures) == {"multi-mnist", *small}
+
+
+def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = {**small_sizes("scenes"), "image_shape": (3, 35, 35)}
+    given = {"data": "tetrominoes:train=20,test=3", "limits": {"steps": 2}, "sizes": sizes}
+    runs.train("scenes", tmp_path / "run", given, progress=False)
+    assert load("run").model.image_shape == (3, 35, 35)
+    with pytest.raises(SystemExit) as ended:
+        main(["segment", "run", "--draws", "1", "--json"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert found["images"] == 3
+    folder = tmp_path / "run" / "objects"
+    assert (
+        len(list((folder / "masks").iterdir())) == 3 == len(list((folder / "pictures").iterdir()))
+    )
+    assert len((folder / "objects.csv").read_text().splitlines()) == 1 + found["objects"]
+
+
+def test_segment_needs_scenes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    given = {"data": "digits", "limits": {"steps": 1}, "sizes": small_sizes("vae")}
+    sizes = {**given["sizes"], "image_shape": (1, 28, 28)}
+    runs.train("vae", tmp_path / "run", {**given, "sizes": sizes}, progress=False)
+    with pytest.raises(SystemExit):
+        main(["segment", "run"])
+    assert "finds no objects" in capsys.readouterr().err
