@@ -58,6 +58,24 @@ def test_a_classifier_is_exported(name):
         torch.testing.assert_close(exported(call, IMAGES)(IMAGES), call(IMAGES))
 
 
+@pytest.mark.parametrize("name", ["cnn", "capsule-network", "matrix-capsules"])
+def test_a_classifier_is_written_as_onnx_and_runs_without_torch(name, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    entry = create(name, **small_sizes(name))
+    program = entry.model if entry.model.supervised else entry.guide
+    call, images = Call(program, "scores").eval(), torch.rand(4, *entry.model.image_shape)
+    path = tmp_path / "classifier.onnx"
+    with torch.no_grad(), pyro.validation_enabled(False):
+        whole = torch.export.export(call, (images,))
+        torch.onnx.export(whole, (images,), path, dynamo=True, verbose=False)
+        expected = call(images)
+    session = runtime.InferenceSession(path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected)
+
+
 def test_the_encoder_of_part_whole_capsules_is_exported():
     entry = create("part-whole", **small_sizes("part-whole"))
     images = torch.rand(4, *entry.model.image_shape)
