@@ -49,6 +49,8 @@ from capsule_zoo.guides.routing import (
 )
 from capsule_zoo.guides.scenes.peeling import Peeling
 from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.guides.scenes.recurrent import AttendInferRepeat
+from capsule_zoo.guides.scenes.slot_attention import SlotAttention
 from capsule_zoo.guides.vae import ConvolutionalEncoder
 from capsule_zoo.models.routing.parent_law import (
     Belief,
@@ -66,6 +68,7 @@ __all__ = [
     "AmortizedShapeCodes",
     "AnnealedRouting",
     "Belief",
+    "AttendInferRepeat",
     "ClassPose",
     "ConditionalEncoder",
     "ConvolutionalEncoder",
@@ -105,6 +108,7 @@ __all__ = [
     "SetTransformerObjects",
     "SetTransformers",
     "SinkhornMatching",
+    "SlotAttention",
     "StackedCapsuleGuide",
     "UncertainRouting",
     "VBRouting",

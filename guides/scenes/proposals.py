@@ -82,6 +82,8 @@ class Found(NamedTuple):
         log_ratio: log p(u_s) / q(u_s | ...), (B, S), in nats.
         ground_law, tone: law and draw of the ground's color; None where it has none.
         ground_ratio: log p / q of the ground, (B,).
+        states: what a guide that draws presences decides them from, (B, S, hidden); None where
+            they are summed out.
     """
 
     proposals: list[Proposal]
@@ -91,6 +93,7 @@ class Found(NamedTuple):
     ground_law: dist.TorchDistribution | None
     tone: Tensor | None
     ground_ratio: Tensor
+    states: Tensor | None = None
 
     @property
     def score(self) -> Tensor:
@@ -137,29 +140,41 @@ class Chosen(dist.TorchDistribution):
 
 
 class SubsetLaw(dist.TorchDistribution):
-    """q(z | u), a law over rows of presences.
+    """q(z | u), a law over rows of presences, by default w_z / sum_z' w_z'.
 
-    A draw has no gradient and needs none: the log weight is the same for all of them, so that the
-    score, whose mean is zero, has a constant factor. `has_rsample` tells Pyro to leave it out.
+    A draw of the default law has no gradient and needs none: the log weight is the same for all of
+    them, so that the score, whose mean is zero, has a constant factor. `has_rsample` tells Pyro to
+    leave it out. A draw of another law has the gradient of its score, less a baseline.
 
     Args:
         log_weight: log w_z, (B, M), in nats; -inf for rows that do not count.
         rows: presences, (M, S) or (B, M, S).
         inner: sizes of the dims of the object model's plates.
+        log_q: log q(z | u) of another law, (B, M).
+        baseline: what is expected of log w_z - log q(z | u), (B,), in nats; without a gradient to
+            anything but its own parameters.
 
     Attributes:
+        log_weight, log_q, baseline: as given.
         log_total: log sum_z w_z, (B,), in nats.
-        log_q: log q(z | u), (B, M).
     """
 
     arg_constraints: dict = {}
     support = CountLaw.support
-    has_rsample = True
     has_enumerate_support = True  # which marks a discrete law
 
-    def __init__(self, log_weight: Tensor, rows: Tensor, inner: tuple[int, ...] = ()) -> None:
-        self.log_total = log_weight.logsumexp(-1)
-        self.log_q = log_weight - self.log_total[:, None]
+    def __init__(
+        self,
+        log_weight: Tensor,
+        rows: Tensor,
+        inner: tuple[int, ...] = (),
+        log_q: Tensor | None = None,
+        baseline: Tensor | None = None,
+    ) -> None:
+        self.log_weight, self.log_total = log_weight, log_weight.logsumexp(-1)
+        self.has_rsample = log_q is None
+        self.log_q = log_weight - self.log_total[:, None] if log_q is None else log_q
+        self.baseline = baseline
         self.rows = rows.expand(*log_weight.shape, rows.shape[-1])
         shape = torch.Size((*log_weight.shape[:-1], *inner))
         super().__init__(shape, rows.shape[-1:], validate_args=False)
@@ -168,9 +183,13 @@ class SubsetLaw(dist.TorchDistribution):
         return self
 
     @torch.no_grad()
+    def drawn(self) -> Tensor:
+        """Draw the number of a row for each scene, (B, 1)."""
+        return torch.distributions.Categorical(logits=self.log_q).sample()[:, None]
+
+    @torch.no_grad()
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        index = torch.distributions.Categorical(logits=self.log_q).sample()
-        chosen = self.rows.take_along_dim(index[:, None, None], 1)
+        chosen = self.rows.take_along_dim(self.drawn()[..., None], 1)
         return chosen.reshape(self.batch_shape + self.event_shape)
 
     sample = rsample
@@ -186,11 +205,11 @@ class SubsetLaw(dist.TorchDistribution):
         return (self.log_q.exp()[..., None] * self.rows).sum(-2)
 
     @property
-    def counts(self) -> Tensor:
-        """The probability of 0 to S objects, (B, S + 1)."""
+    def log_weight_of_counts(self) -> Tensor:
+        """The log of the summed weights of 0 to S objects, (B, S + 1), in nats."""
         number = torch.arange(self.rows.shape[-1] + 1).to(self.rows)
         same = self.rows.sum(-1, keepdim=True) == number
-        return (self.log_q.exp()[..., None] * same).sum(-2)
+        return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
 
 class Folded(dist.TorchDistribution):
@@ -327,8 +346,11 @@ class SceneGuide(Guide[Scenes]):
         copies = tiled(images, outer.numel())
         found = self.found(copies)
         presences = self.presence_law(copies, found)
+        law, how = Folded(presences, outer), {}
+        if presences.baseline is not None:
+            how["baseline"] = {"baseline_value": presences.baseline.reshape(law.batch_shape)}
         with plate:
-            drawn = pyro.sample("scene_presence", Folded(presences, outer))
+            drawn = pyro.sample("scene_presence", law, infer=how)
         presence = drawn.reshape(len(copies), -1)
         if found.ground_law is not None:
             self._draw_ground(found, outer, plate)

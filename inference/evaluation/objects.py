@@ -102,9 +102,8 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     found = guide.found(copies)
     law = guide.presence_law(copies, found)
     number = len(images)
-    weight = (law.log_q + law.log_total[:, None]).unflatten(0, (draws, number))  # log w_z
-    of_count = (law.counts.log() + law.log_total[:, None]).unflatten(0, (draws, number))
-    of_count = of_count.logsumexp(0)
+    weight = law.log_weight.unflatten(0, (draws, number))
+    of_count = law.log_weight_of_counts.unflatten(0, (draws, number)).logsumexp(0)
     evidence = of_count.logsumexp(-1)
     sizes = law.rows.sum(-1).unflatten(0, (draws, number))
     fits = sizes == of_count.argmax(-1)[:, None]

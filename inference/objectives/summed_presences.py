@@ -7,16 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.scenes.peeling import Peeling
+from capsule_zoo.guides.scenes.proposals import SceneGuide, SubsetLaw
 from capsule_zoo.inference.objectives.base import Objective
 
 
 class SummedPresences(Objective):
-    """The negative bound -log sum_z w_z of `Peeling`, with all presences z painted at once.
+    """The negative bound -log sum_z w_z of a guide to scenes, with all presences painted at once.
 
     During the first updates q(z | u) is flattened, proportional to w_z^(1/T) with T falling from
     `temperature` to 1: then every subset of the proposals trains, so that objects are learned
     before presences are decided. The loss is sum_z q(z | u) (log q(z | u) - log w_z), a bound too.
+
+    A guide that draws presences (`AttendInferRepeat`) is trained as by Pyro's `TraceGraph_ELBO`, by
+    the score of its draw less its baseline. The baseline descends the squared error of its own.
 
     Args:
         temperature: T of the first update.
@@ -36,11 +39,13 @@ class SummedPresences(Objective):
         self.done = int(state["done"])
 
     def differentiable_loss(
-        self, model: Any, guide: Peeling, images: Tensor, labels: Tensor | None = None
+        self, model: Any, guide: SceneGuide, images: Tensor, labels: Tensor | None = None
     ) -> Tensor:
         """Return the mean loss of images (B, C, H, W), in nats per image."""
         found = guide.found(images)
         law = guide.presence_law(images, found)
+        if law.baseline is not None:
+            return _loss_of_a_draw(law, found.score)
         bound = law.log_total
         if torch.is_grad_enabled() and guide.training:
             left = max(0.0, 1 - self.done / self.updates)
@@ -52,3 +57,17 @@ class SummedPresences(Objective):
                 bound = (log_q.exp() * (weight - log_q)).sum(-1)
         score = found.score
         return -(bound + (bound.detach() * (score - score.detach()))).mean()
+
+
+def _loss_of_a_draw(law: SubsetLaw, score: Tensor) -> Tensor:
+    """Return the mean of log q(z | u) - log w_z for one draw of each scene, in nats.
+
+    Args:
+        score: the log density of other draws without a gradient of their own, (B,).
+    """
+    row = law.drawn()
+    log_q, weight = (x.gather(1, row)[:, 0] for x in (law.log_q, law.log_weight))
+    bound = weight - log_q
+    credit = (bound - law.baseline).detach() * log_q + bound.detach() * score
+    credit = credit - (bound.detach() - law.baseline).square()
+    return -(bound + credit - credit.detach()).mean()

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from capsule_zoo.figures.generic import samples
-from capsule_zoo.guides import Peeling
+from capsule_zoo.guides import AttendInferRepeat, Peeling, SlotAttention
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
 from capsule_zoo.models import Scenes
@@ -66,6 +66,7 @@ def make_constant(module: nn.Module) -> None:
         thing_sizes=dict(latent=2, channels=3, hidden=5),
         glimpse=4,
         hidden=6,
+        width=6,
     ),
     takes={"sizes": Takes(Scenes, without=("thing",))},
     data="multi-mnist",
@@ -79,6 +80,7 @@ def scenes(
     train_thing: bool = True,
     glimpse: int = 20,
     hidden: int = 200,
+    width: int = 64,
     **sizes: Any,
 ) -> Entry:
     """Several objects on a ground, each drawn by any image model of the zoo.
@@ -91,7 +93,9 @@ def scenes(
         window: height and width of an object's own picture, in pixels, where `thing` is an entry.
         texture: objects have colors inside, and not one color each.
         train_thing: train the object model too; it is best kept as it is where it is trained.
-        glimpse, hidden: arguments of `Peeling`.
+        glimpse: argument of `Peeling`.
+        hidden: argument of `Peeling`, and of `AttendInferRepeat`.
+        width: argument of `SlotAttention`.
         sizes: arguments of `Scenes`.
 
     Guides:
@@ -111,7 +115,12 @@ def scenes(
 
     return Entry(
         model=model,
-        guides={"peeling": peeling(1), "two-sweeps": peeling(2)},
+        guides={
+            "peeling": peeling(1),
+            "two-sweeps": peeling(2),
+            "recurrent": lambda entry: AttendInferRepeat(entry.model, inner.guide, hidden=hidden),
+            "slot-attention": lambda entry: SlotAttention(entry.model, inner.guide, width=width),
+        },
         objective=SummedPresences(),
         figures={"objects": found_objects, "samples": samples},
         training=dict(lr=1e-3, pace=Pace("cosine"), batch_size=64),

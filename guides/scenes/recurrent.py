@@ -1,0 +1,131 @@
+"""AIR: a recurrent network attends to one object after the other, and says when to stop.
+
+For s = 1 .. S, with h_s the state of an LSTM that has read the image and the draws of slot s - 1:
+
+    stay_s ~ Bernoulli(logit = linear(h_s))   # the first 0 ends the sequence: z is a prefix
+    look   : log size, x and y (and angle, color, depth) ~ Normal laws, linear in h_s
+    read   : the object model's guide reads the window of that pose in the image
+
+    q(z | u) = prod_{s <= n} stay_s (1 - stay_{n + 1}),  z = (1, .., 1, 0, .., 0) with n ones
+
+It does not see what it has painted: all that it knows of earlier objects is in its state. A number
+of objects is drawn, and its gradient is that of its score, less a baseline which a network reads
+off the image and the states (NVIL). The baseline starts at the log weight of the empty scene.
+
+As stay_s depends on draws of earlier slots only, all S proposals are drawn at once, and those after
+the end are not used: see `guides.scenes.proposals`.
+
+References:
+    Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"
+    (arXiv 1603.08575), section 2; Pyro's tutorial of the same name. Mnih & Gregor 2014, "Neural
+    Variational Inference and Learning in Belief Networks" (arXiv 1402.0030), for the baseline.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import torch
+from pyro import poutine
+from pyro.nn import PyroModule, pyro_method
+from pyro.poutine import Trace
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.scenes.proposals import Found, Proposal, SubsetLaw
+from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.scenes import AsObject, Scenes
+
+_UNIT = 100.0  # nats of a unit of the baseline's network
+
+
+def drawn_values(trace: Trace) -> list[Tensor]:
+    """Return the values of the sites of one object of each scene, each (B, size)."""
+    sites = prune_subsample_sites(trace).nodes.values()
+    values = [site["value"] for site in sites if site["type"] == "sample"]
+    return [value.reshape(len(value), -1) for value in values]
+
+
+def prefix_log_probs(stay: Tensor) -> Tensor:
+    """Compute the log probabilities of stopping after 0 to S objects, (B, S + 1).
+
+    Args:
+        stay: logits of going on to one more object, (B, S); nothing follows the last one.
+    """
+    none = torch.zeros_like(stay[:, :1])
+    reached = torch.cat([none, logsigmoid(stay).cumsum(-1)], -1)
+    return reached + torch.cat([logsigmoid(-stay), none], -1)
+
+
+class AttendInferRepeat(WindowReader):
+    """AIR's guide, described at the top of this file.
+
+    Args:
+        model, reader: see `WindowReader`.
+        hidden: units of the LSTM, and of the network of the baseline.
+
+    Raises:
+        ValueError: `hidden` is below 1.
+    """
+
+    def __init__(self, model: Scenes, reader: Guide, *, hidden: int = 256) -> None:
+        super().__init__(model, reader)
+        check_at_least(1, hidden=hidden)
+        pixels = math.prod(model.image_shape)
+        with poutine.block(), torch.random.fork_rng(), torch.no_grad():
+            trace = poutine.trace(AsObject()(model.draw_object)).get_trace(model.plate(1))
+        self.last = sum(value.shape[1] for value in drawn_values(trace))
+        self.cell = PyroModule[nn.LSTMCell](pixels + self.last, hidden)
+        self.where = pose_head(hidden, sum(self.numbers))
+        self.stay = PyroModule[nn.Linear](hidden, 1)
+        self.expected = PyroModule[nn.Sequential](
+            PyroModule[nn.Linear](pixels + hidden, hidden),
+            PyroModule[nn.ELU](),
+            PyroModule[nn.Linear](hidden, 1),
+        )
+
+    def on_model(self, model: Scenes) -> Self:
+        """Return the guide with the same parameters for another form of the model.
+
+        Raises:
+            ValueError: the model has another canvas, whose pixels the LSTM does not take.
+        """
+        if model.image_shape != self.model.image_shape:
+            raise ValueError(
+                f"model has images of {model.image_shape}, but the LSTM reads all pixels of "
+                f"{self.model.image_shape}; train this guide on that canvas, or use Peeling"
+            )
+        return super().on_model(model)
+
+    @pyro_method
+    def found(self, images: Tensor) -> Found:
+        """Draw proposals for all slots of images (B, C, H, W)."""
+        backdrop = self.backdrop(images)
+        left = self.unexplained(images, backdrop[0])
+        about = images.new_zeros(len(images), self.model.pose_size)
+        last, state = images.new_zeros(len(images), self.last), None
+        proposals: list[Proposal] = []
+        states: list[Tensor] = []
+        for _ in range(self.model.slots):
+            state = self.cell(torch.cat([images.flatten(1), last], -1), state)
+            states.append(state[0])
+            looked = self.where(state[0])
+            proposals.append(self.propose(self.read, images, left, about, looked))
+            last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
+        found = self.collected(images, proposals, *backdrop)
+        return found._replace(states=torch.stack(states, 1))
+
+    @pyro_method
+    def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
+        """Return q(z | u), over prefixes."""
+        states, slots = found.states, len(found.proposals)
+        log_q = prefix_log_probs(self.stay(states)[..., 0])
+        rows = images.new_ones(slots + 1, slots).tril(-1)
+        weight = self.log_weights(images, found, rows)
+        seen = torch.cat([images.flatten(1), states.mean(1)], -1).detach()
+        baseline = weight[:, 0].detach() + _UNIT * self.expected(seen)[:, 0]
+        return SubsetLaw(weight, rows, self.model.inner, log_q, baseline)

@@ -1,0 +1,128 @@
+"""Slot attention: S slots compete for the places of an image, each for an object of its own.
+
+    f      = a convolutional network's features, with their places          # (places, channels)
+    slot_s ~ Normal(mean, spread), the same for all slots                   # (S, width)
+    three times:
+    share  = softmax over slots of (key(f) . query(slot_s)) / sqrt(width)   # (places, S)
+    slot_s = GRU(mean of value(f), weighted by share_s; slot_s), and a residual network
+    look   : size, place .. ~ Normal laws, linear in slot_s, about the middle of what the slot
+             attends to and the ground does not explain
+    read   : the object model's guide reads the window of that pose in the image
+
+Slots differ in their first noise alone: permuting it permutes the proposals. No slot sees what
+another has proposed. The presences are summed out; see `guides.scenes.proposals`.
+
+In the paper every slot paints its own picture of the whole canvas, and a mask. Here it gives the
+pose of an object which the object model paints, and places are counted from the slot's own middle,
+as Biza et al. do.
+
+References:
+    Locatello, Weissenborn, Unterthiner, Mahendran, Heigold, Uszkoreit, Dosovitskiy & Kipf 2020,
+    "Object-Centric Learning with Slot Attention" (arXiv 2006.15055), algorithm 1. Biza et al. 2023,
+    "Invariant Slot Attention" (arXiv 2302.04973).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.scenes.proposals import Found
+from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
+from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.scenes import Scenes
+
+_LEAST = 1e-8  # share of a place that every slot has, which keeps weighted means finite
+
+
+def places_of(height: int, width: int, like: Tensor) -> Tensor:
+    """Return x and y of the middles of a grid's cells, in half canvases, (height * width, 2)."""
+    x, y = ((2 * torch.arange(size).to(like) + 1) / size - 1 for size in (width, height))
+    return torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
+
+
+class SlotAttention(WindowReader):
+    """The guide by slot attention, described at the top of this file.
+
+    Args:
+        model, reader: see `WindowReader`.
+        channels: of the convolutions, whose last one has a fourth of the image's rows and columns.
+        width: units of a slot.
+        iterations: rounds of attention.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    def __init__(
+        self,
+        model: Scenes,
+        reader: Guide,
+        *,
+        channels: int = 32,
+        width: int = 64,
+        iterations: int = 3,
+    ) -> None:
+        super().__init__(model, reader)
+        check_at_least(1, channels=channels, width=width, iterations=iterations)
+        self.width, self.iterations = width, iterations
+        linear, norm = PyroModule[nn.Linear], PyroModule[nn.LayerNorm]
+        layers = []
+        for inputs, stride in ((model.image_shape[0], 2), (channels, 2), (channels, 1)):
+            layers += [PyroModule[nn.Conv2d](inputs, channels, 5, stride, 2), PyroModule[nn.ReLU]()]
+        self.features = PyroModule[nn.Sequential](*layers)
+        self.place = linear(4, channels)
+        self.inputs = self._perceptron(channels, width, norm(width))
+        self.key, self.value = (linear(width, width, bias=False) for _ in range(2))
+        self.query = PyroModule[nn.Sequential](norm(width), linear(width, width, bias=False))
+        self.update = PyroModule[nn.GRUCell](width, width)
+        self.refine = self._perceptron(width, width)
+        self.mean = nn.Parameter(0.1 * torch.randn(width))
+        self.spread = nn.Parameter(torch.zeros(width))  # log deviation
+        self.where = pose_head(width, sum(self.numbers))
+
+    def _perceptron(self, inputs: int, outputs: int, *last: nn.Module) -> nn.Module:
+        """Return a network of normalized inputs, with as many hidden units as outputs."""
+        linear = PyroModule[nn.Linear]
+        first = PyroModule[nn.LayerNorm](inputs), linear(inputs, outputs), PyroModule[nn.ReLU]()
+        return PyroModule[nn.Sequential](*first, linear(outputs, outputs), *last)
+
+    @pyro_method
+    def attended(self, images: Tensor, left: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slots (B, S, width), and the middle of what each attends to, (B, S, 2).
+
+        Args:
+            left: how much of each pixel the ground leaves unexplained, (B, 1, H, W).
+            noise: a standard normal draw, (B, S, width).
+        """
+        maps = self.features(images)
+        places = places_of(*maps.shape[-2:], images)
+        sides = torch.cat([1 + places, 1 - places], -1) / 2
+        features = self.inputs(maps.flatten(2).mT + self.place(sides))  # (B, places, width)
+        key, value = self.key(features) / math.sqrt(self.width), self.value(features)
+        slots = self.mean + self.spread.exp() * noise
+        for _ in range(self.iterations):
+            share = (key @ self.query(slots).mT).softmax(-1) + _LEAST  # (B, places, S)
+            seen = (share / share.sum(1, keepdim=True)).mT @ value
+            slots = self.update(seen.flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
+            slots = slots + self.refine(slots)
+        ink = share * (F.adaptive_avg_pool2d(left, maps.shape[-2:]).flatten(2).mT + _LEAST)
+        return slots, (ink / ink.sum(1, keepdim=True)).mT @ places
+
+    @pyro_method
+    def found(self, images: Tensor) -> Found:
+        """Draw proposals for all slots of images (B, C, H, W)."""
+        model = self.model
+        backdrop = self.backdrop(images)
+        left = self.unexplained(images, backdrop[0])
+        noise = torch.randn(len(images), model.slots, self.width).to(images)
+        slots, middles = self.attended(images, left, noise)
+        about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
+        looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
+        proposals = [self.propose(self.read, images, left, *look) for look in looks]
+        return self.collected(images, proposals, *backdrop)

@@ -1,0 +1,123 @@
+"""Guides to scenes that give a law of every slot's pose, and read its window by another guide.
+
+    look   : m, v = a network's numbers for the slot
+    w      ~ Normal(about + unit m, unit e^v)      # log size, x, y (and angle); likewise the color,
+                                                   # about the window's mean color, and the depth
+    read   : the object model's guide reads the window of w
+
+`unit` is the usual size of an object for x and y, and 1 for all else. What m, v and `about` come
+from is what such guides differ in.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.models.scenes import Scenes, crop
+
+
+def pose_head(inputs: int, numbers: int) -> nn.Linear:
+    """Return a layer that gives means near 0 and log deviations near -2, 2 * `numbers` in all."""
+    head = PyroModule[nn.Linear](inputs, 2 * numbers)
+    with torch.no_grad():
+        head.weight.mul_(0.1)
+        head.bias.copy_(torch.tensor([0.0, -2.0]).repeat_interleave(numbers))
+    return head
+
+
+class WindowReader(SceneGuide):
+    """The base of guides that look, and then read a window; a subclass writes `found`.
+
+    Args:
+        model: the scenes.
+        reader: a guide of the object model, `model.thing`. If it has `context` channels it reads
+            the image too.
+    """
+
+    def __init__(self, model: Scenes, reader: Guide) -> None:
+        super().__init__(model)
+        self.reader = reader
+        if model.toned:
+            self.ground_spread = nn.Parameter(torch.full((model.image_shape[0],), -2.0))
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """The numbers of an object's pose, color and depth that a look gives laws of."""
+        model = self.model
+        return model.pose_size, model.image_shape[0] if model.tinted else 0, int(model.colored)
+
+    def on_model(self, model: Scenes) -> Self:
+        """Return the guide with the same parameters for `model.on_canvas(...)` or another form."""
+        return self.sharing_parameters(_model=(model,))
+
+    def discretized(self) -> Self:
+        """Return a guide with the same parameters for the model's `discretized()`."""
+        model = self.model.discretized()
+        if model is self.model:
+            return self
+        return self.sharing_parameters(_model=(model,), reader=self.reader.discretized())
+
+    def unexplained(self, images: Tensor, canvas: Tensor) -> Tensor:
+        """Return how much of each pixel a canvas leaves unexplained, (B, 1, H, W), in [0, 1]."""
+        if images.shape[1] == 1 and self.model.ground == "black":
+            return (images - canvas).clamp(0, 1)
+        return (4 * (images - canvas).square().sum(1, keepdim=True)).clamp(max=1)
+
+    def backdrop(
+        self, images: Tensor
+    ) -> tuple[Tensor, dist.TorchDistribution | None, Tensor | None]:
+        """Return the ground, the law of its color about the median pixel, and the color drawn."""
+        if not self.model.toned:
+            return self.model.ground_of(None, images), None, None
+        median = images.flatten(2).median(-1).values.clamp(0.01, 0.99).logit()
+        law = dist.Normal(median, self.ground_spread.exp()).to_event(1)
+        tone = law.rsample()
+        return self.model.ground_of(tone, images), law, tone
+
+    def read(
+        self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate
+    ) -> None:
+        """Draw an object of each scene.
+
+        Args:
+            left: how much of each pixel is unexplained, (B, 1, H, W).
+            about: poses, (B, 3 or 4).
+            looked: means and log deviations, (B, 2 * sum of `numbers`).
+        """
+        model = self.model
+        usual = model.usual(images)
+        means, deviations = looked.chunk(2, -1)
+        means, deviations = (x.split(self.numbers, -1) for x in (means, deviations.exp()))
+        unit = torch.ones_like(about)
+        unit[:, 1:3] = usual
+
+        def draw(name: str, mean: Tensor, deviation: Tensor, event: int = 1) -> Tensor:
+            law = dist.Normal(*(model.with_inner(x, event) for x in (mean, deviation)))
+            return model.draw(name, law.to_event(event), plate)
+
+        pose = draw("scene_pose", about + unit * means[0], unit * deviations[0])
+        if model.tinted:
+            draw("scene_color", self._color_at(images, left, pose) + means[1], deviations[1])
+        if model.colored:
+            draw("scene_depth", means[2][:, 0], deviations[2][:, 0], event=0)
+        source = left if model.thing.image_shape[0] == 1 else torch.cat([images, left], 1)
+        if getattr(self.reader, "context", 0):
+            source = torch.cat([source, images], 1)
+        window = crop(source, pose, model.thing.image_shape[1:], usual).clamp(0, 1)
+        self.reader.forward(window)  # a call would check pixels that are known to be right
+
+    def _color_at(self, images: Tensor, left: Tensor, pose: Tensor) -> Tensor:
+        """Return logits of the mean color of what is left unexplained in a window, (B, C)."""
+        size = self.model.thing.image_shape[1:]
+        seen = crop(torch.cat([images, left], 1), pose, size, self.model.usual(pose))
+        color, weight = seen[:, :-1].detach(), seen[:, -1:].detach() + 1e-4
+        mean = (color * weight).sum((-2, -1)) / weight.sum((-2, -1))
+        return mean.clamp(0.02, 0.98).logit()
