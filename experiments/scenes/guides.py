@@ -1,0 +1,112 @@
+"""One model of scenes, inverted in four ways: guides that are trained for the same time each.
+
+Model and guide are trained together, so that every row has a model of its own: a guide that finds
+no objects teaches the object model none.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import pyro
+import torch
+
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, mean_and_error
+from capsule_zoo.experiments.scenes.counts import accuracy
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Checks, Pace
+from capsule_zoo.inference.objectives.summed_presences import SummedPresences
+from capsule_zoo.inference.training.callbacks import Check
+from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.records import Number, Numbers
+from capsule_zoo.registry import Entry, create
+
+DATA = "multi-mnist:train=20000"
+GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the experiment.
+
+    Args:
+        flattened: first updates, in which presences are flattened; see `SummedPresences`.
+        every: updates between two looks at the clock.
+        draws: draws of the guide that are combined for a count.
+        tested: test scenes whose objects are counted.
+        images: test scenes whose log p is bounded.
+        particles: draws of the bound.
+    """
+
+    flattened: int = 200
+    every: int = 25
+    draws: int = 5
+    tested: int = 1000
+    images: int = 500
+    particles: int = 100
+
+
+@experiment("scenes/guides", data=DATA, minutes=12, role="comparison", takes=Settings)
+def guides(options: Options, **settings: Any) -> Result:
+    """Train scenes with each guide for equal processor time (12 minutes), and compare them.
+
+    `count_accuracy` combines draws by their weights; `count_accuracy_one_draw` is that of the
+    presences that the guide itself draws. `milliseconds` of a processor draw all sites of an image.
+    """
+    options.refuse_run()
+    chosen = Settings(**settings)
+    study = Study({name: chosen for name in GUIDES})
+    outcomes = study.run(one_guide, replace(options, minutes=options.budget))
+    rows: dict[str, Numbers] = {
+        name: {key: tuple(number) for key, number in outcome.items()}
+        for (name, _), outcome in outcomes.items()
+    }
+    table = pd.DataFrame({name: {k: v[0] for k, v in row.items()} for name, row in rows.items()})
+    named = {name.replace("-", "_"): row for name, row in rows.items()}
+    return Result(by_quantity(named), table=table.T)
+
+
+def one_guide(job: Job[Settings]) -> Numbers:
+    """Train and measure scenes with one guide."""
+    settings, options = job.variant, job.options
+    data = load_dataset(DATA, options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create("scenes", image_shape=data.image_shape, counts="learned").use_guide(job.name)
+    entry.objective = SummedPresences(updates=settings.flattened)
+    limit, begun = 60 * options.budget, time.process_time()
+
+    def enough(check: Check) -> bool:
+        return time.process_time() - begun >= limit
+
+    checks = Checks(every=settings.every, callbacks=[enough])
+    steady = dict(steps=10**6, pace=Pace("constant"), checks=checks)
+    run = train(entry, data.train, options, name="trained", **steady)
+    busy = time.process_time() - begun
+    test = data.test[: settings.tested]
+    return {
+        **held_out_bounds(entry, data.test[: settings.images], settings.particles, options.seed),
+        "count_accuracy": accuracy(entry, test, settings.draws),
+        **of_one_draw(entry, test),
+        "updates": (float(run.steps), None, 1),
+        "seconds": (busy, None, 1),
+    }
+
+
+@torch.no_grad()
+def of_one_draw(entry: Entry, scenes: Split) -> dict[str, Number]:
+    """Return the share of right counts in single draws of the guide, and its time for an image."""
+    with seeded(0), in_eval_mode(entry.guide):
+        begun = time.process_time()
+        drawn = torch.cat([entry.guide(images) for images in scenes.images.split(100)])
+        passed = time.process_time() - begun
+    right = (drawn.sum(-1) == scenes.objects.counts).float()
+    return {
+        "count_accuracy_one_draw": mean_and_error(right),
+        "milliseconds": (1000 * passed / len(scenes), None, len(scenes)),
+    }
