@@ -1,0 +1,142 @@
+"""Guides to scenes: AIR draws prefixes by their scores, slots of attention are exchangeable."""
+
+import pyro
+import pytest
+import torch
+from pyro.infer import TraceGraph_ELBO
+
+from capsule_zoo.guides.scenes.proposals import SubsetLaw
+from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
+from capsule_zoo.inference.evaluation.objects import find_objects
+from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.objectives import summed_presences
+from capsule_zoo.inference.posterior.fitted import general_guides
+from capsule_zoo.registry import create, small_sizes
+
+GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
+
+
+def small(guide, **sizes):
+    pyro.set_rng_seed(0)
+    entry = create("scenes", **{**small_sizes("scenes"), **sizes}).use_guide(guide)
+    entry.model.double()
+    entry.guide.double()
+    with torch.no_grad():
+        images = entry.model(batch_size=4).clamp(0, 1)
+    return entry, images
+
+
+def test_the_law_of_prefixes_is_that_of_stopping_at_each_step():
+    stay = torch.randn(5, 3, dtype=torch.double)
+    p = stay.sigmoid()
+    stop_at = [1 - p[:, 0], p[:, 0] * (1 - p[:, 1]), p[:, 0] * p[:, 1] * (1 - p[:, 2]), p.prod(-1)]
+    torch.testing.assert_close(prefix_log_probs(stay).exp(), torch.stack(stop_at, -1))
+
+
+def test_air_draws_prefixes_of_all_lengths():
+    entry, images = small("recurrent", slots=3)
+    drawn = entry.guide(images.repeat(20, 1, 1, 1))
+    assert (drawn.diff(dim=-1) <= 0).all()
+    assert drawn.sum(-1).unique().tolist() == [0, 1, 2, 3]
+
+
+def test_the_mean_gradient_of_a_draw_is_that_of_the_bound(monkeypatch):
+    """Whatever the baseline says; it descends the squared error of what it expects."""
+    logits, weight, baseline = (
+        torch.randn(*shape, dtype=torch.double, requires_grad=True)
+        for shape in ((2, 4), (2, 4), (2,))
+    )
+    rows = torch.ones(4, 3).tril(-1)
+    log_q = logits.log_softmax(-1)
+    bound = (log_q.exp() * (weight - log_q)).sum(-1).mean()
+    exact = torch.autograd.grad(bound, (logits, weight), retain_graph=True)
+    found, error = [torch.zeros(2, 4, dtype=torch.double) for _ in exact], torch.zeros(2)
+    for row in range(4):
+        law = SubsetLaw(weight, rows, log_q=log_q, baseline=baseline)
+        monkeypatch.setattr(law, "drawn", lambda row=row: torch.full((2, 1), row))
+        loss = summed_presences._loss_of_a_draw(law, torch.zeros(2))
+        slopes = torch.autograd.grad(loss, (logits, weight, baseline), retain_graph=True)
+        q = log_q[:, row].exp().detach()
+        for total, slope in zip(found, slopes, strict=False):
+            total -= q[:, None] * slope
+        error = error + q * slopes[2]
+    for total, slope in zip(found, exact, strict=True):
+        torch.testing.assert_close(total, slope)
+    expected = (log_q.exp() * (weight - log_q)).sum(-1)
+    torch.testing.assert_close(error, (baseline - expected).detach())  # 2 / (2 images)
+
+
+def test_pyros_own_objective_trains_air_and_its_baseline():
+    entry, images = small("recurrent")
+    TraceGraph_ELBO().loss_and_grads(entry.model, entry.guide, images)
+    for part in (entry.guide.stay, entry.guide.expected, entry.guide.where, entry.guide.cell):
+        assert all(p.grad.abs().max() > 0 for p in part.parameters())
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_weight_of_a_draw_is_that_of_its_presences(name):
+    """Slots that are off cancel: they are drawn from the prior on both sides."""
+    entry, images = small(name)
+    with torch.no_grad():
+        torch.manual_seed(1)
+        traced = log_weights(entry.model, entry.guide, images)[0]
+        torch.manual_seed(1)
+        law = entry.guide.presence_law(images, entry.guide.found(images))
+        row = law.drawn()
+    drawn = law.log_weight.gather(1, row) - law.log_q.gather(1, row)
+    torch.testing.assert_close(traced, drawn[:, 0])
+
+
+def test_permuting_the_first_noise_permutes_the_slots():
+    entry, images = small("slot-attention", slots=3)
+    noise = torch.randn(4, 3, entry.guide.width, dtype=torch.double)
+    order = torch.tensor([2, 0, 1])
+    slots, middles = entry.guide.attended(images, images, noise)
+    again, moved = entry.guide.attended(images, images, noise[:, order])
+    torch.testing.assert_close(again, slots[:, order])
+    torch.testing.assert_close(moved, middles[:, order])
+    assert (slots[:, 0] - slots[:, 1]).abs().max() > 1e-3
+
+
+def test_a_slot_stands_at_the_ink_that_it_attends_to():
+    entry, images = small("slot-attention", slots=1)
+    dot = torch.zeros_like(images)
+    dot[:, :, 1, 8] = 1
+    _, middle = entry.guide.attended(dot, dot, torch.randn(4, 1, entry.guide.width).double())
+    assert (middle[:, 0, 0] > 0.5).all() and (middle[:, 0, 1] < -0.5).all()
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_objects_are_found_by_every_guide(name):
+    entry, images = small(name)
+    found = find_objects(entry.model, entry.guide, images, draws=3)
+    torch.testing.assert_close(found.count_probabilities.sum(-1), images.new_ones(4))
+    assert found.log_evidence.isfinite().all()
+
+
+def test_air_refuses_another_canvas_and_slot_attention_takes_it():
+    entry, _ = small("recurrent")
+    with pytest.raises(ValueError, match="train this guide on that canvas, or use Peeling"):
+        entry.guide.on_model(entry.model.on_canvas(20, 20))
+    entry, _ = small("slot-attention")
+    wide = entry.model.on_canvas(20, 20, 4, rate=0.5)
+    assert entry.guide.on_model(wide)(torch.rand(2, 1, 20, 20).double()).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["peeling", "recurrent"])
+def test_free_form_serves_the_model_that_sums_presences_out(name):
+    entry, images = small(name)
+    model = entry.model.with_enumerated_presences()
+    fitted = general_guides(model, entry.guide)["free_form"]
+    weights = [
+        log_weights(model, fitted(model, entry.guide, images, steps=steps, seed=0), images)[0]
+        for steps in (0, 20)
+    ]
+    assert weights[1].mean() > weights[0].mean()
+
+
+def test_general_guides_of_drawn_presences_are_refused_in_one_line():
+    entry, images = small("peeling")
+    with pytest.raises(ValueError, match="general guide") as error:
+        entry.fit_guide("free_form", images)
+    assert "\n" not in str(error.value)
