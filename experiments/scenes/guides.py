@@ -27,7 +27,7 @@ from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create
 
-DATA = "multi-mnist:train=20000"
+DATA = "multi-mnist:train=10000"
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
 
 
