@@ -1,7 +1,6 @@
 """One model of scenes, inverted in four ways: guides that are trained for the same time each.
 
-Model and guide are trained together, so that every row has a model of its own: a guide that finds
-no objects teaches the object model none.
+Every row has a model of its own, trained with its guide: one that finds no objects teaches none.
 """
 
 from __future__ import annotations
@@ -10,13 +9,17 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
 import pyro
 import torch
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, mean_and_error
+from capsule_zoo.experiments.common.findings import (
+    by_quantity,
+    held_out_bounds,
+    mean_and_error,
+    snake_case,
+)
 from capsule_zoo.experiments.scenes.counts import accuracy
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
@@ -28,6 +31,7 @@ from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create
 
 DATA = "multi-mnist:train=10000"
+LOOK = 10  # updates between two looks at the clock
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
 
 
@@ -37,16 +41,12 @@ class Settings:
 
     Args:
         flattened: first updates, in which presences are flattened; see `SummedPresences`.
-        every: updates between two looks at the clock.
-        draws: draws of the guide that are combined for a count.
         tested: test scenes whose objects are counted.
         images: test scenes whose log p is bounded.
         particles: draws of the bound.
     """
 
     flattened: int = 200
-    every: int = 25
-    draws: int = 5
     tested: int = 1000
     images: int = 500
     particles: int = 100
@@ -64,12 +64,10 @@ def guides(options: Options, **settings: Any) -> Result:
     study = Study({name: chosen for name in GUIDES})
     outcomes = study.run(one_guide, replace(options, minutes=options.budget))
     rows: dict[str, Numbers] = {
-        name: {key: tuple(number) for key, number in outcome.items()}
+        snake_case(name): {key: tuple(number) for key, number in outcome.items()}
         for (name, _), outcome in outcomes.items()
     }
-    table = pd.DataFrame({name: {k: v[0] for k, v in row.items()} for name, row in rows.items()})
-    named = {name.replace("-", "_"): row for name, row in rows.items()}
-    return Result(by_quantity(named), table=table.T)
+    return Result(by_quantity(rows))
 
 
 def one_guide(job: Job[Settings]) -> Numbers:
@@ -84,14 +82,13 @@ def one_guide(job: Job[Settings]) -> Numbers:
     def enough(check: Check) -> bool:
         return time.process_time() - begun >= limit
 
-    checks = Checks(every=settings.every, callbacks=[enough])
-    steady = dict(steps=10**6, pace=Pace("constant"), checks=checks)
-    run = train(entry, data.train, options, name="trained", **steady)
+    steady = dict(pace=Pace("constant"), checks=Checks(every=LOOK, callbacks=[enough]))
+    run = train(entry, data.train, options, name="trained", steps=10**6, **steady)
     busy = time.process_time() - begun
     test = data.test[: settings.tested]
     return {
         **held_out_bounds(entry, data.test[: settings.images], settings.particles, options.seed),
-        "count_accuracy": accuracy(entry, test, settings.draws),
+        "count_accuracy": accuracy(entry, test, draws=5),
         **of_one_draw(entry, test),
         "updates": (float(run.steps), None, 1),
         "seconds": (busy, None, 1),

@@ -154,6 +154,6 @@ class Peeling(WindowReader):
     def _read(self, images: Tensor, left: Tensor, about: Tensor, plate: pyro.plate) -> None:
         """Draw an object of each scene from a look about a pose at what is left unexplained."""
         around = torch.cat([about[:, :1] + math.log(self.wide), about[:, 1:]], -1)
-        both = torch.cat([left, images], 1)
-        seen = crop(both, around, (self.glimpse,) * 2, self.model.usual(images))
+        both, usual = torch.cat([left, images], 1), self.model.usual(images)
+        seen = crop(both, around, (self.glimpse,) * 2, usual)
         self.read(images, left, about, self.where(self.look(seen)), plate)

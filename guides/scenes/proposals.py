@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -45,8 +45,6 @@ from capsule_zoo.models.scenes import (
 
 MOST_SUBSETS = 64  # of slots, over which the sum is exact
 MOST_TRAINED = 32  # the same while parameters are trained, where a subset costs three times as much
-
-G = TypeVar("G", bound="SceneGuide")
 
 
 class Proposal(NamedTuple):
