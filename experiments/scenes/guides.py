@@ -6,8 +6,7 @@ Every row has a model of its own, trained with its guide: one that finds no obje
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pyro
 import torch
@@ -35,9 +34,19 @@ LOOK = 10  # updates between two looks at the clock
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the experiment.
+@experiment("scenes/guides", data=DATA, minutes=12, role="comparison")
+def guides(
+    options: Options,
+    *,
+    flattened: int = 200,
+    tested: int = 1000,
+    images: int = 500,
+    particles: int = 100,
+) -> Result:
+    """Train scenes with each guide for equal processor time (12 minutes), and compare them.
+
+    `count_accuracy` combines draws by their weights; `count_accuracy_one_draw` is that of the
+    presences that the guide itself draws. `milliseconds` of a processor draw all sites of an image.
 
     Args:
         flattened: first updates, in which presences are flattened; see `SummedPresences`.
@@ -45,23 +54,8 @@ class Settings:
         images: test scenes whose log p is bounded.
         particles: draws of the bound.
     """
-
-    flattened: int = 200
-    tested: int = 1000
-    images: int = 500
-    particles: int = 100
-
-
-@experiment("scenes/guides", data=DATA, minutes=12, role="comparison", takes=Settings)
-def guides(options: Options, **settings: Any) -> Result:
-    """Train scenes with each guide for equal processor time (12 minutes), and compare them.
-
-    `count_accuracy` combines draws by their weights; `count_accuracy_one_draw` is that of the
-    presences that the guide itself draws. `milliseconds` of a processor draw all sites of an image.
-    """
     options.refuse_run()
-    chosen = Settings(**settings)
-    study = Study({name: chosen for name in GUIDES})
+    study = Study({name: (flattened, tested, images, particles) for name in GUIDES})
     outcomes = study.run(one_guide, replace(options, minutes=options.budget))
     rows: dict[str, Numbers] = {
         snake_case(name): {key: tuple(number) for key, number in outcome.items()}
@@ -70,13 +64,13 @@ def guides(options: Options, **settings: Any) -> Result:
     return Result(by_quantity(rows))
 
 
-def one_guide(job: Job[Settings]) -> Numbers:
+def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
     """Train and measure scenes with one guide."""
-    settings, options = job.variant, job.options
+    (flattened, tested, images, particles), options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("scenes", image_shape=data.image_shape, counts="learned").use_guide(job.name)
-    entry.objective = SummedPresences(updates=settings.flattened)
+    entry.objective = SummedPresences(updates=flattened)
     limit, begun = 60 * options.budget, time.process_time()
 
     def enough(check: Check) -> bool:
@@ -85,9 +79,9 @@ def one_guide(job: Job[Settings]) -> Numbers:
     steady = dict(pace=Pace("constant"), checks=Checks(every=LOOK, callbacks=[enough]))
     run = train(entry, data.train, options, name="trained", steps=10**6, **steady)
     busy = time.process_time() - begun
-    test = data.test[: settings.tested]
+    test = data.test[:tested]
     return {
-        **held_out_bounds(entry, data.test[: settings.images], settings.particles, options.seed),
+        **held_out_bounds(entry, data.test[:images], particles, options.seed),
         "count_accuracy": accuracy(entry, test, draws=5),
         **of_one_draw(entry, test),
         "updates": (float(run.steps), None, 1),

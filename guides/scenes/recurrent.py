@@ -8,12 +8,10 @@ For s = 1 .. S, with h_s the state of an LSTM that has read the image and the dr
 
     q(z | u) = prod_{s <= n} stay_s (1 - stay_{n + 1}),  z = (1, .., 1, 0, .., 0) with n ones
 
-It does not see what it has painted: all that it knows of earlier objects is in its state. A number
-of objects is drawn, and its gradient is that of its score, less a baseline which a network reads
-off the image and the states (NVIL). The baseline starts at the log weight of the empty scene.
-
-As stay_s depends on draws of earlier slots only, all S proposals are drawn at once, and those after
-the end are not used: see `guides.scenes.proposals`.
+It does not see what it has painted. The number of objects is drawn, and its gradient is that of its
+score, less a baseline that a network reads off image and states (NVIL), added to the log weight of
+the empty scene. As stay_s depends on earlier slots only, all S proposals are drawn first, and those
+after the end are not used: see `guides.scenes.proposals`.
 
 References:
     Eslami, Heess, Weber, Tassa, Szepesvari, Kavukcuoglu & Hinton 2016, "Attend, Infer, Repeat"

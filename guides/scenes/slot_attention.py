@@ -9,12 +9,9 @@
              attends to and the ground does not explain
     read   : the object model's guide reads the window of that pose in the image
 
-Slots differ in their first noise alone: permuting it permutes the proposals. No slot sees what
-another has proposed. The presences are summed out; see `guides.scenes.proposals`.
-
-In the paper every slot paints its own picture of the whole canvas, and a mask. Here it gives the
-pose of an object which the object model paints, and places are counted from the slot's own middle,
-as Biza et al. do.
+Slots differ in their first noise alone: permuting it permutes the proposals. Presences are summed
+out; see `guides.scenes.proposals`. In the paper every slot paints the whole canvas, and a mask;
+places counted from a slot's own middle are those of Biza et al.
 
 References:
     Locatello, Weissenborn, Unterthiner, Mahendran, Heigold, Uszkoreit, Dosovitskiy & Kipf 2020,
@@ -38,12 +35,6 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.scenes import Scenes
 
 _LEAST = 1e-8  # share of a place that every slot has, which keeps weighted means finite
-
-
-def places_of(height: int, width: int, like: Tensor) -> Tensor:
-    """Return x and y of the middles of a grid's cells, in half canvases, (height * width, 2)."""
-    x, y = ((2 * torch.arange(size).to(like) + 1) / size - 1 for size in (width, height))
-    return torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).reshape(-1, 2)
 
 
 class SlotAttention(WindowReader):
@@ -101,7 +92,8 @@ class SlotAttention(WindowReader):
             noise: a standard normal draw, (B, S, width).
         """
         maps = self.features(images)
-        places = places_of(*maps.shape[-2:], images)
+        grid = F.affine_grid(torch.eye(2, 3)[None], [1, 1, *maps.shape[-2:]], align_corners=False)
+        places = grid.reshape(-1, 2).to(images)  # x and y of the middles of cells
         sides = torch.cat([1 + places, 1 - places], -1) / 2
         features = self.inputs(maps.flatten(2).mT + self.place(sides))  # (B, places, width)
         key, value = self.key(features) / math.sqrt(self.width), self.value(features)
