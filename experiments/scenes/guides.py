@@ -57,11 +57,7 @@ def guides(
     options.refuse_run()
     study = Study({name: (flattened, tested, images, particles) for name in GUIDES})
     outcomes = study.run(one_guide, replace(options, minutes=options.budget))
-    rows: dict[str, Numbers] = {
-        snake_case(name): {key: tuple(number) for key, number in outcome.items()}
-        for (name, _), outcome in outcomes.items()
-    }
-    return Result(by_quantity(rows))
+    return Result(by_quantity({snake_case(name): found for (name, _), found in outcomes.items()}))
 
 
 def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
@@ -95,7 +91,7 @@ def of_one_draw(entry: Entry, scenes: Split) -> dict[str, Number]:
     with seeded(0), in_eval_mode(entry.guide):
         begun = time.process_time()
         drawn = torch.cat([entry.guide(images) for images in scenes.images.split(100)])
-        passed = time.process_time() - begun
+    passed = time.process_time() - begun
     right = (drawn.sum(-1) == scenes.objects.counts).float()
     return {
         "count_accuracy_one_draw": mean_and_error(right),

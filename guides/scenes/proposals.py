@@ -80,8 +80,7 @@ class Found(NamedTuple):
         log_ratio: log p(u_s) / q(u_s | ...), (B, S), in nats.
         ground_law, tone: law and draw of the ground's color; None where it has none.
         ground_ratio: log p / q of the ground, (B,).
-        states: what a guide that draws presences decides them from, (B, S, hidden); None where
-            they are summed out.
+        states: what drawn presences depend on, (B, S, hidden); None where they are summed out.
     """
 
     proposals: list[Proposal]
@@ -149,8 +148,7 @@ class SubsetLaw(dist.TorchDistribution):
         rows: presences, (M, S) or (B, M, S).
         inner: sizes of the dims of the object model's plates.
         log_q: log q(z | u) of another law, (B, M).
-        baseline: what is expected of log w_z - log q(z | u), (B,), in nats; without a gradient to
-            anything but its own parameters.
+        baseline: what is expected of log w_z - log q(z | u), (B,), in nats, apart from all else.
 
     Attributes:
         log_weight, log_q, baseline: as given.

@@ -90,12 +90,12 @@ class AttendInferRepeat(WindowReader):
         """Return the guide with the same parameters for another form of the model.
 
         Raises:
-            ValueError: the model has another canvas, whose pixels the LSTM does not take.
+            ValueError: the model has another canvas.
         """
         if model.image_shape != self.model.image_shape:
             raise ValueError(
-                f"model has images of {model.image_shape}, but the LSTM reads all pixels of "
-                f"{self.model.image_shape}; train this guide on that canvas, or use Peeling"
+                f"model has images of {model.image_shape}, not of {self.model.image_shape} as this "
+                "guide's LSTM; train this guide on that canvas, or use Peeling"
             )
         return super().on_model(model)
 
@@ -107,12 +107,12 @@ class AttendInferRepeat(WindowReader):
         about = images.new_zeros(len(images), self.model.pose_size)
         last, state = images.new_zeros(len(images), self.last), None
         proposals: list[Proposal] = []
-        states: list[Tensor] = []
+        states = []
         for _ in range(self.model.slots):
             state = self.cell(torch.cat([images.flatten(1), last], -1), state)
             states.append(state[0])
-            looked = self.where(state[0])
-            proposals.append(self.propose(self.read, images, left, about, looked))
+            look = left, about, self.where(state[0])
+            proposals.append(self.propose(self.read, images, *look))
             last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
         found = self.collected(images, proposals, *backdrop)
         return found._replace(states=torch.stack(states, 1))

@@ -5,8 +5,7 @@
                                                    # about the window's mean color, and the depth
     read   : the object model's guide reads the window of w
 
-`unit` is the usual size of an object for x and y, and 1 for all else. What m, v and `about` come
-from is what such guides differ in.
+`unit` is the usual size of an object for x and y, and 1 for all else.
 """
 
 from __future__ import annotations
