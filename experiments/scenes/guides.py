@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pyro
 import torch
@@ -72,7 +73,9 @@ def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
     def enough(check: Check) -> bool:
         return time.process_time() - begun >= limit
 
-    steady = dict(pace=Pace("constant"), checks=Checks(every=LOOK, callbacks=[enough]))
+    steady: dict[str, Any] = dict(
+        pace=Pace("constant"), checks=Checks(every=LOOK, callbacks=[enough])
+    )
     run = train(entry, data.train, options, name="trained", steps=10**6, **steady)
     busy = time.process_time() - begun
     test = data.test[:tested]
