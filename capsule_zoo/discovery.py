@@ -140,7 +140,8 @@ class Description:
         guides = {g.name + " (default)" * g.default: (g.kind, g.what) for g in self.guides}
         sites = {s.name: (" x ".join(s.plates), _kind(s, self.relaxed)) for s in self.sites}
         weights = {w.name: (str(w),) for w in self.weights}
-        return {"guides": guides, "latent sites": sites, "trained weights": weights}
+        found: dict[str, Any] = {"guides": guides, "latent sites": sites}
+        return {**found, "trained weights": weights}
 
     def to_markdown(self, link: Callable[[str], str] = lambda name: f"`{name}`") -> str:
         """Return the tables and the objective in Markdown, without the sizes.

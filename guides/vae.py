@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.baselines.vae import VariationalAutoencoder
 from capsule_zoo.models.checks import check_at_least
-from capsule_zoo.models.common.spaces import ImageSpace
+from capsule_zoo.models.common.spaces import ImageSpace, ObservationSpace
 from capsule_zoo.models.networks.convolutional import Encoder
 
 
@@ -42,15 +42,17 @@ class ConvolutionalEncoder(Guide[VariationalAutoencoder]):
         check_at_least(1, hidden=hidden)
         check_at_least(0, context=context)
         self.context = context
-        channels, *size = model.image_shape
-        self.encoder = Encoder((channels + context, *size), model.channels, hidden)
+        channels, height, width = model.image_shape
+        self.encoder = Encoder((channels + context, height, width), model.channels, hidden)
         self.code = PyroModule[nn.Linear](hidden, 2 * model.latent)
 
     @property
-    def space(self) -> ImageSpace:
+    def space(self) -> ObservationSpace:
         """The space of what the guide reads: images, with the context as further channels."""
-        channels, *size = self.model.image_shape
-        return ImageSpace((channels + self.context, *size)) if self.context else self.model.space
+        if not self.context:
+            return self.model.space
+        channels, height, width = self.model.image_shape
+        return ImageSpace((channels + self.context, height, width))
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
         """Draw the codes and return them, (B, latent)."""

@@ -315,12 +315,12 @@ class Scenes(Model):
         return 4 if self.turn else 3
 
     @property
-    def plate_dims(self) -> dict[str, int]:  # type: ignore[override]
+    def plate_dims(self) -> dict[str, int]:
         """The dims of the object model's plates, which are those of the scene."""
         return dict(self.thing.plate_dims)
 
     @property
-    def sites(self) -> tuple[Site, ...]:  # type: ignore[override]
+    def sites(self) -> tuple[Site, ...]:
         images = ("images",)
         summed = self.presence == "enumerate"
         own = [Site("scene_presence", images, 1, discrete=True, enumerated=summed)]
@@ -384,7 +384,7 @@ class Scenes(Model):
     @pyro_method
     def presence_law(self, like: Tensor) -> CountLaw:
         """Return the law of the presences."""
-        if not self.learned:
+        if self.count_logits is None or not self.learned:
             return CountLaw(self._log_counts_of_rate(self.slots).to(like), validate_args=False)
         known = self.count_logits.log_softmax(-1)
         beyond = known.new_full((max(0, self.slots + 1 - len(known)),), -math.inf)
@@ -479,8 +479,10 @@ class Scenes(Model):
         """Return the ground, (*batch, C, 1, 1) or a tensor that broadcasts to it."""
         if self.ground == "black":
             return like.new_zeros(self.image_shape[0], 1, 1)
-        chosen = self.ground_logits if logits is None else logits
-        return chosen.sigmoid()[..., None, None]
+        if self.ground_logits is not None:
+            logits = self.ground_logits
+        assert logits is not None
+        return logits.sigmoid()[..., None, None]
 
     def placed(self, drawn: Drawn) -> Pictures:
         """Return the pictures of one object of each scene where it stands, with S = 1."""

@@ -228,11 +228,10 @@ def looks(seen: Reading, real: Reading) -> Numbers:
 
 def as_table(seen: dict[str, Numbers]) -> pd.DataFrame:
     """Return a table with one row for each kind of image."""
-    rows = {
-        name: {quantity: number[0] for quantity, number in found.items() if quantity in LOOKS}
-        | {"frechet_se": found["frechet"][1]}
-        for name, found in seen.items()
-    }
+    rows: dict[str, dict[str, float | None]] = {}
+    for name, found in seen.items():
+        rows[name] = {quantity: found[quantity][0] for quantity in found if quantity in LOOKS}
+        rows[name]["frechet_se"] = found["frechet"][1]
     return pd.DataFrame.from_dict(rows, orient="index")
 
 

@@ -103,10 +103,10 @@ def segmentation(options: Options, **settings: Any) -> Result:
     found["iou"] = mean(box_overlaps(read.boxes, read.presence, scenes.objects))
     labelled = load_dataset("mnist", options.data_root).train
     found["classes_found"] = named(scenes, read, labelled, chosen.named)
-    figures = {"multi-mnist": found_objects(digits, scenes.images)}
+    figures = {"multi_mnist": found_objects(digits, scenes.images)}
     for name, folder in study.folders(options).items():
         test = load_dataset(name, options.data_root).test
-        figures[name] = found_objects(load(folder), test.images)
+        figures[name.replace("-", "_")] = found_objects(load(folder), test.images)
     return Result(found, figures)
 
 

@@ -284,7 +284,7 @@ class SceneGuide(Guide[Scenes]):
             for p in proposals
         ]
         own = images.new_zeros(len(images))
-        if ground_law is not None:
+        if ground_law is not None and tone is not None:
             own = self.model.color_law(images).log_prob(tone) - ground_law.log_prob(tone)
         pictures = together([p.placed for p in proposals])
         ratio = torch.stack(ratios, -1)
@@ -348,18 +348,19 @@ class SceneGuide(Guide[Scenes]):
         with plate:
             drawn = pyro.sample("scene_presence", law, infer=how)
         presence = drawn.reshape(len(copies), -1)
-        if found.ground_law is not None:
-            self._draw_ground(found, outer, plate)
+        self._draw_ground(found, outer, plate)
         for slot, proposal in enumerate(found.proposals):
             self._draw_slot(slot, proposal, presence[:, slot] > 0, outer, plate)
         return model.without_inner(drawn, 1)
 
     def _draw_ground(self, found: Found, outer: torch.Size, plate: pyro.plate) -> None:
-        """Draw the ground's color, which was drawn before the objects were proposed."""
-        base = found.ground_law.base_dist
+        """Draw the ground's color, if it has one; it was drawn before objects were proposed."""
+        law, tone = found.ground_law, found.tone
+        if law is None or tone is None:
+            return
         mean, scale, value = (
-            self.model.with_inner(x.expand_as(found.tone), 1)
-            for x in (base.loc, base.scale, found.tone)
+            self.model.with_inner(x.expand_as(tone), 1)
+            for x in (law.base_dist.loc, law.base_dist.scale, tone)
         )
         site = {"fn": dist.Normal(mean, scale).to_event(1), "value": value}
         always = torch.ones(len(value), dtype=torch.bool, device=value.device)

@@ -17,7 +17,7 @@ from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
-from capsule_zoo.models.scenes import Scenes
+from capsule_zoo.models.scenes import Pictures, Scenes
 
 SHOWN = 0.5  # an object shows where it covers at least this share of a pixel
 
@@ -111,7 +111,9 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     draw, row = best // weight.shape[-1], best % weight.shape[-1]
     chosen = draw * number + torch.arange(number, device=draw.device)
     on = law.rows[chosen, row]
-    pictures = type(found.pictures)(*(None if x is None else x[chosen] for x in found.pictures))
+    cover_of, color, depth = found.pictures
+    color, depth = (None if x is None else x[chosen] for x in (color, depth))
+    pictures = Pictures(cover_of[chosen], color, depth)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground if found.ground.dim() == 3 else found.ground[chosen]
     mean = model.blend(on[:, None], pictures, ground)[:, 0]

@@ -43,7 +43,7 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch):
     chosen = dict(length=0.005, batch_size=4, draws=1, tested=4, named=40, sizes=SIZES)
     result = find_experiment("scenes/segmentation")(options, **chosen)
     assert {"ari_multi_mnist", "ari_tetrominoes", "iou", "classes_found"} <= result.metrics.keys()
-    assert set(result.figures) == {"multi-mnist", *small}
+    assert set(result.figures) == {"multi_mnist", *(name.replace("-", "_") for name in small)}
 
 
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):

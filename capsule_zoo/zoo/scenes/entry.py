@@ -11,7 +11,7 @@ from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import AttendInferRepeat, Peeling, SlotAttention
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
-from capsule_zoo.models import Scenes
+from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.registry import Entry, create, list_models, load, register
 from capsule_zoo.sizes import Takes
 from capsule_zoo.zoo.scenes.figures import found_objects
@@ -34,6 +34,7 @@ def object_entry(
     Raises:
         ValueError: sizes are given for trained weights, whose sizes are theirs.
     """
+    check_at_least(1, window=window)
     if thing not in list_models():
         if sizes:
             raise ValueError(f"{thing} is trained and has its own sizes; leave out thing_sizes")
