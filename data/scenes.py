@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,13 @@ class Objects:
         """The visible part of every object, bool (N, M, H, W)."""
         number = 1 + torch.arange(self.classes.shape[1], device=self.numbers.device)
         return self.numbers[:, None] == number[:, None, None]
+
+    def resized(self, size: tuple[int, int]) -> Objects:
+        """Return what is known when scenes are resized to (height, width)."""
+        height, width = self.numbers.shape[-2:]
+        numbers = F.interpolate(self.numbers[:, None], size, mode="nearest")[:, 0]
+        scale = torch.tensor([size[1] / width, size[0] / height] * 2)
+        return Objects(numbers, self.classes, self.boxes * scale)
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -399,9 +406,13 @@ def scene_reader(kind: str, words: str = "") -> Callable[[Path | None, Any], Sou
             raise ValueError(f"{name} of {kind} must be a number, not {value!r}") from None
 
     def reader(root: Path | None, size: tuple[int, int] | None) -> Source:
-        if size is not None and size[0] != size[1]:
-            raise ValueError(f"scenes are square; size must be one number of pixels, not {size}")
-        canvas = {} if size is None else {"canvas": size[0]}
-        return read(root, **{**options, **canvas})
+        source = read(root, **options)
+        if size is None or tuple(source.train[0].shape[-2:]) == size:
+            return source
+        train, test = (
+            (resized(images, size), labels) for images, labels in (source.train, source.test)
+        )
+        known = tuple(objects.resized(size) for objects in source.objects or ())
+        return replace(source, train=train, test=test, objects=known)
 
     return reader

@@ -75,3 +75,11 @@ def test_the_data_sets_have_names_and_options():
         load_dataset("tetrominoes:few=3")
     with pytest.raises(ValueError, match="most of tetrominoes must be a number"):
         load_dataset("tetrominoes:most=three")
+
+
+def test_a_size_resizes_scenes_and_what_is_known_of_them():
+    name = "tetrominoes:train=20,test=4"
+    small, large = (load_dataset(name, size=size).test for size in (None, "70x35"))
+    assert large.images.shape == (4, 3, 70, 35)
+    assert torch.equal(large.objects.masks[:, :, ::2], small.objects.masks)
+    assert torch.equal(large.objects.boxes, small.objects.boxes * torch.tensor([1, 2, 1, 2]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from capsule_zoo.figures.generic import samples
-from capsule_zoo.guides import AttendInferRepeat, Peeling, SlotAttention
+from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
@@ -44,6 +45,11 @@ def object_entry(
     if thing == "vae":
         given = {**VAE_SIZES, "context": channels, **given}
     return create(thing, **given)
+
+
+def reader_of(inner: Entry) -> Guide:
+    """Return a copy of an entry's guide to the entry's own model; a guide has one owner."""
+    return copy.deepcopy(inner.guide, {id(inner.model): inner.model})
 
 
 def make_constant(module: nn.Module) -> None:
@@ -111,7 +117,7 @@ def scenes(
 
     def peeling(sweeps: int) -> Any:
         return lambda entry: Peeling(
-            entry.model, inner.guide, glimpse=glimpse, hidden=hidden, sweeps=sweeps
+            entry.model, reader_of(inner), glimpse=glimpse, hidden=hidden, sweeps=sweeps
         )
 
     return Entry(
@@ -119,8 +125,8 @@ def scenes(
         guides={
             "peeling": peeling(1),
             "two-sweeps": peeling(2),
-            "recurrent": lambda entry: AttendInferRepeat(entry.model, inner.guide, hidden=hidden),
-            "slot-attention": lambda entry: SlotAttention(entry.model, inner.guide, width=width),
+            "recurrent": lambda entry: AttendInferRepeat(entry.model, reader_of(inner), hidden=hidden),
+            "slot-attention": lambda entry: SlotAttention(entry.model, reader_of(inner), width=width),
         },
         objective=SummedPresences(),
         figures={"objects": found_objects, "samples": samples},
