@@ -125,8 +125,12 @@ def scenes(
         guides={
             "peeling": peeling(1),
             "two-sweeps": peeling(2),
-            "recurrent": lambda entry: AttendInferRepeat(entry.model, reader_of(inner), hidden=hidden),
-            "slot-attention": lambda entry: SlotAttention(entry.model, reader_of(inner), width=width),
+            "recurrent": lambda entry: AttendInferRepeat(
+                entry.model, reader_of(inner), hidden=hidden
+            ),
+            "slot-attention": lambda entry: SlotAttention(
+                entry.model, reader_of(inner), width=width
+            ),
         },
         objective=SummedPresences(),
         figures={"objects": found_objects, "samples": samples},
