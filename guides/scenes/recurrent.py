@@ -121,6 +121,8 @@ class AttendInferRepeat(WindowReader):
     def presence_law(self, images: Tensor, found: Found) -> SubsetLaw:
         """Return q(z | u), over prefixes."""
         states, slots = found.states, len(found.proposals)
+        if states is None:
+            raise ValueError("found must hold states; use the proposals of this guide's own found")
         log_q = prefix_log_probs(self.stay(states)[..., 0])
         rows = images.new_ones(slots + 1, slots).tril(-1)
         weight = self.log_weights(images, found, rows)

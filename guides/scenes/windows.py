@@ -99,7 +99,7 @@ class WindowReader(SceneGuide):
         unit[:, 1:3] = usual
 
         def draw(name: str, mean: Tensor, deviation: Tensor, event: int = 1) -> Tensor:
-            law = dist.Normal(*(model.with_inner(x, event) for x in (mean, deviation)))
+            law = dist.Normal(model.with_inner(mean, event), model.with_inner(deviation, event))
             return model.draw(name, law.to_event(event), plate)
 
         pose = draw("scene_pose", about + unit * means[0], unit * deviations[0])

@@ -65,9 +65,11 @@ def _loss_of_a_draw(law: SubsetLaw, score: Tensor) -> Tensor:
     Args:
         score: the log density of other draws without a gradient of their own, (B,).
     """
-    row = law.drawn()
+    row, baseline = law.drawn(), law.baseline
+    if baseline is None:
+        baseline = torch.zeros_like(law.log_total)
     log_q, weight = (x.gather(1, row)[:, 0] for x in (law.log_q, law.log_weight))
     bound = weight - log_q
-    credit = (bound - law.baseline).detach() * log_q + bound.detach() * score
-    credit = credit - (bound.detach() - law.baseline).square()
+    credit = (bound - baseline).detach() * log_q + bound.detach() * score
+    credit = credit - (bound.detach() - baseline).square()
     return -(bound + credit - credit.detach()).mean()
