@@ -6,9 +6,9 @@ from statistics import median, quantiles
 import pytest
 from house import ROOT, House, report
 
-# Ceilings, not goals: the goals are 36,000 and 44,000 lines, 20 in the ninth decile, and 5 folders.
-LINES = 39_500
-LINES_WITH_EXPERIMENTS = 48_500
+# Ceilings, not goals. They rose for scenes, curvature and routings. The goals are 36,000 and 44,000 lines, 20 in the ninth decile, and 5 folders.
+LINES = 41_000
+LINES_WITH_EXPERIMENTS = 50_500
 MEDIAN, NINTH_DECILE = 7, 24  # lines of a function
 FOLDERS = 6  # of the family that is spread widest
 
