@@ -112,16 +112,23 @@ def together(pictures: Sequence[Pictures]) -> Pictures:
     )
 
 
-def subsets_of(slots: int) -> Tensor:
-    """Return all presences of `slots` objects, (2^S, S), in order of their number."""
-    rows = sorted(itertools.product((0.0, 1.0), repeat=slots), key=sum)
-    return torch.tensor(rows)
+def subsets_of(slots: int, like: Tensor) -> Tensor:
+    """Return all presences of `slots` objects, (2^S, S), in order of their number.
+
+    Args:
+        like: a tensor of the precision and on the device of the result.
+    """
+    return like.new_tensor(sorted(itertools.product((0.0, 1.0), repeat=slots), key=sum))
 
 
-def prefixes_of(slots: int) -> Tensor:
-    """Return the presences of the first n of `slots` objects, and of these without one of them."""
-    whole = torch.ones(slots + 1, slots).tril(-1)
-    without = [row * (1 - one) for row in whole for one in torch.eye(slots)]
+def prefixes_of(slots: int, like: Tensor) -> Tensor:
+    """Return the presences of the first n of `slots` objects, and of these without one of them.
+
+    Args:
+        like: see `subsets_of`.
+    """
+    whole = like.new_ones(slots + 1, slots).tril(-1)
+    without = [row * (1 - one) for row in whole for one in like.new_ones(slots).diag()]
     return torch.stack([*whole, *without]).unique(dim=0)
 
 
@@ -161,6 +168,11 @@ def window(pose: Tensor, usual: Tensor) -> Tensor:
     return torch.cat([linear, pose[..., 1:3, None]], dim=-1)
 
 
+def _upto(number: int, like: Tensor) -> Tensor:
+    """Return 0, 1, ..., number - 1 in the precision and on the device of a tensor, (number,)."""
+    return torch.arange(number, dtype=like.dtype, device=like.device)
+
+
 def _inverse(maps: Tensor) -> Tensor:
     """Return the inverses of affine maps (*batch, 2, 3)."""
     (a, b), (c, d) = (row.unbind(-1) for row in maps[..., :2].unbind(-2))
@@ -193,7 +205,7 @@ class CountLaw(dist.TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        number = torch.arange(self.log_counts.shape[-1]).to(self.log_counts)
+        number = _upto(self.log_counts.shape[-1], self.log_counts)
         expected = (self.log_counts.exp() * number).sum(-1, keepdim=True)
         return (expected / self.event_shape[0]).expand(*self.batch_shape, *self.event_shape)
 
@@ -207,14 +219,14 @@ class CountLaw(dist.TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         slots = self.event_shape[0]
         count = value.sum(-1).round().long()
-        number = torch.arange(slots + 1).to(value)
+        number = _upto(slots + 1, value)
         orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
         shape = torch.broadcast_shapes(count.shape, self.batch_shape)
         each, count = (self.log_counts - orders).expand(*shape, -1), count.expand(shape)
         return each.gather(-1, count[..., None])[..., 0]
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        values = subsets_of(self.event_shape[0]).to(self.log_counts)
+        values = subsets_of(self.event_shape[0], self.log_counts)
         values = values.reshape(-1, *(1,) * len(self.batch_shape), *self.event_shape)
         return values.expand(-1, *self.batch_shape, -1) if expand else values
 
@@ -269,7 +281,7 @@ class Scenes(Model):
         self.thing = thing
         self._check_thing()
         self.learned = counts == "learned"
-        start = self._log_counts_of_rate(slots)
+        start = self._log_counts_of_rate(slots, torch.ones(()))
         self.count_logits = nn.Parameter(start) if self.learned else None
         channels = image_shape[0]
         self.ground_logits = nn.Parameter(torch.zeros(channels)) if ground == "learned" else None
@@ -375,9 +387,9 @@ class Scenes(Model):
             return self.sharing_parameters(slots=slots, rate=rate, learned=False)
         return self.sharing_parameters(slots=slots)
 
-    def _log_counts_of_rate(self, slots: int) -> Tensor:
+    def _log_counts_of_rate(self, slots: int, like: Tensor) -> Tensor:
         """Return the log probabilities of 0 to `slots` objects that `rate` gives, (S + 1,)."""
-        number = torch.arange(slots + 1.0)
+        number = _upto(slots + 1, like)
         orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
         return (orders + number * math.log(self.rate)).log_softmax(-1)
 
@@ -385,7 +397,7 @@ class Scenes(Model):
     def presence_law(self, like: Tensor) -> CountLaw:
         """Return the law of the presences."""
         if self.count_logits is None or not self.learned:
-            return CountLaw(self._log_counts_of_rate(self.slots).to(like), validate_args=False)
+            return CountLaw(self._log_counts_of_rate(self.slots, like), validate_args=False)
         known = self.count_logits.log_softmax(-1)
         beyond = known.new_full((max(0, self.slots + 1 - len(known)),), -math.inf)
         counts = torch.cat([known, beyond])[: self.slots + 1]

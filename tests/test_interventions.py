@@ -70,6 +70,8 @@ def test_an_intervention_changes_what_comes_later_and_nothing_before(name, site)
     told = {**before, site: other[site]}
     means = []
     for values in (before, told):
+        if "scene_presence" in values:  # an object that is absent changes nothing
+            values["scene_presence"] = torch.ones_like(values["scene_presence"])
         torch.manual_seed(3)
         traced = poutine.trace(pyro.condition(model, values)).get_trace(batch_size=BATCH)
         means.append(traced.nodes[model.space.site]["fn"].mean)

@@ -1,6 +1,7 @@
 """Every notebook runs from top to bottom in miniature, and is stored with its outputs."""
 
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -19,10 +20,12 @@ NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 def shell():
     """Return a new shell in this process: a kernel of its own would import everything again."""
     InteractiveShell.clear_instance()
+    main = sys.modules["__main__"]  # which a shell replaces, and which new processes read
     made = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     yield made
     made.reset()
     InteractiveShell.clear_instance()
+    sys.modules["__main__"] = main
 
 
 @pytest.mark.filterwarnings("default")  # as in a kernel

@@ -31,7 +31,7 @@ ALLOWED = {
 }
 FOR_ALL = {"_version"}  # of the front door
 TOO_LARGE = {"capsule_zoo/weights/generative-capsnet-mnist.safetensors"}  # for a wheel
-MEGABYTES = 36  # of a wheel, at most; weights are 34 of them
+MEGABYTES = 38  # of a wheel, at most; weights are 36 of them
 
 
 def package_folders() -> dict[str, Path]:

@@ -22,16 +22,19 @@ if TYPE_CHECKING:
         seen_of_parts,
     )
     from capsule_zoo.zoo.recurrent_capsules.figures import animation, drawings_of, frames, strokes
+    from capsule_zoo.zoo.scenes.figures import colored_objects, found_objects
 
 __all__ = [
     "accuracy_curves",
     "animation",
     "by_iterations",
     "climbs",
+    "colored_objects",
     "colored_parts",
     "drawings_of",
     "error_curves",
     "fields",
+    "found_objects",
     "frames",
     "gibbs",
     "image_rows",
@@ -66,6 +69,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
     from capsule_zoo.zoo.matrix_capsules import figures as matrix_capsules
     from capsule_zoo.zoo.part_whole import figures as part_whole
     from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_capsules
+    from capsule_zoo.zoo.scenes import figures as scenes
 
-    families = (constellations, matrix_capsules, part_whole, recurrent_capsules)
+    families = (constellations, matrix_capsules, part_whole, recurrent_capsules, scenes)
     return next(getattr(family, name) for family in families if hasattr(family, name))

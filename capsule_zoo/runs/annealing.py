@@ -1,8 +1,8 @@
 """The log-likelihood of a trained entry from both sides, and the nats that its guide loses.
 
-capsule-zoo anneal     annealed bounds of a directed model; see
-                       `inference.posterior.annealing.annealed`
-zoo/gaps               what each guide loses, on the same images
+`capsule-zoo anneal` gives annealed bounds of a directed model, see
+`inference.posterior.annealing.annealed`; the experiment `zoo/gaps` gives what each guide loses,
+on the same images.
 """
 
 from __future__ import annotations

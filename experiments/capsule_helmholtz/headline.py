@@ -73,7 +73,7 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
         options.say("Pre-training every layer as a capsule RBM")
         each = share * minutes / len(entry.model.layers)
         how: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
-        pretrain(entry.model, entry.guide, images, minutes=each, transform=Binarize(), **how)
+        pretrain(entry.model, entry.guide, images, minutes=each, inputs=Inputs(Binarize()), **how)
 
     return dict(start=start, minutes=(1 - share) * minutes)
 

@@ -35,7 +35,7 @@ LOOK = 10  # updates between two looks at the clock
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
 
 
-@experiment("scenes/guides", data=DATA, minutes=12, role="comparison")
+@experiment("scenes/guides", data="multi-mnist", minutes=12, role="comparison")
 def guides(
     options: Options,
     *,

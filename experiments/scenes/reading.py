@@ -40,13 +40,14 @@ def reading(
     """
     entry = load(options.run or WEIGHTS)
     test = load_dataset("multi-mnist", options.data_root).test[:scenes]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"count_accuracy": {}}
     for name, way in ways(entry, narrow).items():
         options.say(f"Counting by {name}")
-        found[f"count_accuracy_{name}"] = accuracy(way, test, draws)
+        found["count_accuracy"][name] = accuracy(way, test, draws)
     for number in MORE:
         larger = with_digits(number, more, options)
+        found[f"count_accuracy_{number}_digits"] = own = {}
         for name, way in ways(on_large_canvas(entry), narrow).items():
             options.say(f"Counting {number} digits by {name}")
-            found[f"count_accuracy_{number}_digits_{name}"] = accuracy(way, larger, draws)
+            own[name] = accuracy(way, larger, draws)
     return Result(found)

@@ -45,7 +45,7 @@ def blurred(maps: Tensor, deviation: float) -> Tensor:
 
 def _gaussians(size: int, deviation: float, like: Tensor) -> Tensor:
     """Return the matrix (size, size) of Gaussian weights of all pairs of pixels."""
-    place = torch.arange(size).to(like)
+    place = torch.arange(size, dtype=like.dtype, device=like.device)
     return (-0.5 * ((place - place[:, None]) / deviation).square()).exp()
 
 

@@ -203,7 +203,7 @@ class SubsetLaw(dist.TorchDistribution):
     @property
     def log_weight_of_counts(self) -> Tensor:
         """The log of the summed weights of 0 to S objects, (B, S + 1), in nats."""
-        number = torch.arange(self.rows.shape[-1] + 1).to(self.rows)
+        number = torch.arange(self.rows.shape[-1] + 1, device=self.rows.device)
         same = self.rows.sum(-1, keepdim=True) == number
         return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
@@ -300,11 +300,11 @@ class SceneGuide(Guide[Scenes]):
         slots, trained = len(found.proposals), self.training and torch.is_grad_enabled()
         if trained or 2**slots <= MOST_SUBSETS:
             all_fit = 2**slots <= (MOST_TRAINED if trained else MOST_SUBSETS)
-            rows = (subsets_of if all_fit else prefixes_of)(slots).to(images)
+            rows = (subsets_of if all_fit else prefixes_of)(slots, images)
             return SubsetLaw(self.log_weights(images, found, rows), rows, self.model.inner)
         rows = self._climbed(images, found)
         weight = self.log_weights(images, found, rows)
-        code = (rows * 2 ** torch.arange(slots).to(rows)).sum(-1)
+        code = (rows * 2 ** torch.arange(slots, device=rows.device)).sum(-1)
         again = (code[:, :, None] == code[:, None]).tril(-1).any(-1)  # each row counts once
         return SubsetLaw(weight.masked_fill(again, -math.inf), rows, self.model.inner)
 
@@ -321,7 +321,7 @@ class SceneGuide(Guide[Scenes]):
     def _climbed(self, images: Tensor, found: Found) -> Tensor:
         """Return presences on the way to the best ones by flips of one slot, (B, M, S)."""
         slots = len(found.proposals)
-        flips = torch.cat([torch.zeros(1, slots), torch.eye(slots)]).to(images)
+        flips = torch.cat([images.new_zeros(1, slots), images.new_ones(slots).diag()])
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
         for _ in range(2 * slots):

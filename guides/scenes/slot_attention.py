@@ -92,7 +92,9 @@ class SlotAttention(WindowReader):
             noise: a standard normal draw, (B, S, width).
         """
         maps = self.features(images)
-        grid = F.affine_grid(torch.eye(2, 3)[None], [1, 1, *maps.shape[-2:]], align_corners=False)
+        grid = F.affine_grid(
+            maps.new_ones(3).diag()[None, :2], [1, 1, *maps.shape[-2:]], align_corners=False
+        )
         places = grid.reshape(-1, 2).to(images)  # x and y of the middles of cells
         sides = torch.cat([1 + places, 1 - places], -1) / 2
         features = self.inputs(maps.flatten(2).mT + self.place(sides))  # (B, places, width)
@@ -112,7 +114,8 @@ class SlotAttention(WindowReader):
         model = self.model
         backdrop = self.backdrop(images)
         left = self.unexplained(images, backdrop[0])
-        noise = torch.randn(len(images), model.slots, self.width).to(images)
+        like = dict(dtype=images.dtype, device=images.device)
+        noise = torch.randn(len(images), model.slots, self.width, **like)
         slots, middles = self.attended(images, left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)

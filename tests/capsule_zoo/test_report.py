@@ -20,7 +20,7 @@ from capsule_zoo.report.page import render, write_page
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 RECORDS = [p.relative_to(RESULTS).with_suffix("").as_posix() for p in RESULTS.glob("*/*.json")]
-MEGABYTES = 5
+MEGABYTES = 5.5
 PHONE = 390  # pixels
 VOID = {"meta", "link", "img", "br"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 
 import numpy as np
 import pytest
@@ -57,7 +58,12 @@ def test_after_ctrl_c_the_callback_is_called_once_more(tmp_path, data):
         seen.append((check.step, load_checkpoint(path)["progress"]["step"]))
         return True  # has nothing left to stop
 
-    options = {"checkpoint": path, "callbacks": [read], "transform": Interrupt(3), **QUIET}
+    options = {
+        "checkpoint": path,
+        "callbacks": [read],
+        "transform": Interrupt(3, signal.SIGINT),
+        **QUIET,
+    }
     run = fit(*pair(), data, steps=9, **options)
     assert run.stopped == "interrupted" and seen == [(3, 3)]
 

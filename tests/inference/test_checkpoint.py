@@ -13,7 +13,7 @@ from torch import nn
 
 from capsule_zoo.inference import CheckpointError
 from capsule_zoo.inference.training.checkpoint import (
-    check_same_module,
+    check_same_modules,
     load_checkpoint,
     save_checkpoint,
 )
@@ -108,10 +108,12 @@ def test_what_is_no_number_is_not_stored(tmp_path):
 
 
 def test_every_difference_between_modules_is_listed():
-    check_same_module("model", nn.Linear(2, 3), "Linear", nn.Linear(2, 3).state_dict())
+    module = nn.Linear(2, 3)
+    tree = {"classes": {"model": "Linear"}, "model": module.state_dict()}
+    check_same_modules({"model": module}, tree)
     other = {"weight": torch.zeros(3, 5), "scale": torch.zeros(1)}
     with pytest.raises(CheckpointError) as caught:
-        check_same_module("model", nn.Linear(2, 3), "Conv2d", other)
+        check_same_modules({"model": module}, {"classes": {"model": "Conv2d"}, "model": other})
     lines = str(caught.value).splitlines()[1:]
     assert lines == [
         "  - it holds a Conv2d, not a Linear",

@@ -85,7 +85,7 @@ def test_training_raises_the_exact_likelihood(options):
 
 @pytest.mark.parametrize("options", MODES[1:], ids=str)
 def test_a_resumed_run_is_the_uninterrupted_one_chains_and_all(options, tmp_path):
-    def run(model, **limits):
+    def run(model, steps, **places):
         fit(
             model,
             ExactSwitches(model),
@@ -94,8 +94,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_chains_and_all(options, tmp_path
             optimizer=torch.optim.SGD,
             lr=0.1,
             batch_size=10,
-            checks=Checks(progress=False),
-            **limits,
+            steps=steps,
+            checks=Checks(progress=False, **places),
         )
         return model.state_dict()
 

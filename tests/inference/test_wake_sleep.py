@@ -230,7 +230,7 @@ def test_pretraining_puts_each_rbm_into_both_halves():
         .history["loss"]
         .iloc[0]
     )
-    runs = pretrain(model, guide, images, steps=400, lr=0.5, progress=False)
+    runs = pretrain(model, guide, images, steps=400, lr=0.5, checks=Checks(progress=False))
     assert [run.steps for run in runs] == [400, 400]
     lower, upper = guide.layers
     torch.testing.assert_close(lower.coupling.weight, model.weight)
@@ -249,7 +249,7 @@ def test_pretraining_gives_centered_recognition_the_same_law():
         model = CapsuleHelmholtzMachine(4, (2, 3), 2)
         guide = RecognitionMachine(model, centered)
         torch.manual_seed(1)
-        pretrain(model, guide, images, steps=20, lr=0.5, progress=False)
+        pretrain(model, guide, images, steps=20, lr=0.5, checks=Checks(progress=False))
         laws.append(guide.posterior(images))
     torch.testing.assert_close(laws[0].switch_logits, laws[1].switch_logits)
     torch.testing.assert_close(laws[0].field, laws[1].field)

@@ -22,6 +22,7 @@ from capsule_zoo.models import Scenes, VariationalAutoencoder
 from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, prefixes_of, subsets_of
 from capsule_zoo.registry import create, load, save, small_sizes
 
+LIKE = torch.zeros((), dtype=torch.float64)
 FORMS = {
     "gray": dict(channels=1),
     "learned counts": dict(channels=1, counts="learned"),
@@ -62,7 +63,7 @@ def test_counts_have_the_law_that_they_are_given():
 
 def test_a_rate_is_a_bernoulli_in_every_slot():
     model, _, images = pair(rate=0.5)
-    rows = subsets_of(3).double()
+    rows = subsets_of(3, LIKE)
     alone = dist.Bernoulli(torch.tensor(1 / 3, dtype=torch.float64)).log_prob(rows).sum(-1)
     torch.testing.assert_close(model.presence_law(images).log_prob(rows), alone)
 
@@ -72,7 +73,7 @@ def test_the_blend_of_all_presences_is_the_formula_pixel_by_pixel():
     torch.manual_seed(2)
     cover, color = torch.rand(2, 3, 1, 4, 5).double(), torch.rand(2, 3, 3, 1, 1).double()
     depth, ground = torch.randn(2, 3).double(), torch.rand(2, 3, 1, 1).double()
-    rows = subsets_of(3).double()
+    rows = subsets_of(3, LIKE)
     found = model.blend(rows, Pictures(cover, color, depth), ground)
     for scene, (number, row) in itertools.product(range(2), enumerate(rows)):
         on = [slot for slot in range(3) if row[slot]]
@@ -102,7 +103,7 @@ def test_a_picture_is_moved_to_a_window_and_read_there_again():
 def test_the_weight_of_a_draw_is_the_sum_over_all_presences_whatever_is_drawn(form, monkeypatch):
     """The identity on which training without a gradient of discrete draws rests."""
     model, guide, images = pair(**FORMS[form])
-    for row in subsets_of(3).double():
+    for row in subsets_of(3, LIKE):
         chosen = row.expand(3, 1, 3)[:, 0]
         monkeypatch.setattr(proposals.SubsetLaw, "rsample", lambda self, _=(), z=chosen: z)
         torch.manual_seed(3)
@@ -199,7 +200,10 @@ def test_a_family_of_presences_counts_none_twice_and_stays_below_the_sum(monkeyp
 
 
 def test_training_sums_over_prefixes_where_there_are_many_slots():
-    assert len(prefixes_of(6)) == 22 and prefixes_of(3).tolist() != subsets_of(3).tolist()
+    assert (
+        len(prefixes_of(6, LIKE)) == 22
+        and prefixes_of(3, LIKE).tolist() != subsets_of(3, LIKE).tolist()
+    )
     _, guide, images = pair(slots=6)
     law = guide.presence_law(images, guide.found(images))
     assert law.rows.shape[1] == 22

@@ -109,6 +109,7 @@ def scenes(
         peeling: objects one after the other, each off what the earlier ones leave.
         two-sweeps: the same, and once more, each off what all others leave.
     """
+    check_at_least(1, glimpse=glimpse, hidden=hidden, width=width)
     inner = object_entry(thing, image_shape[0], window, thing_sizes, texture)
     model = Scenes(image_shape, inner.model, **sizes)
     if not train_thing:
