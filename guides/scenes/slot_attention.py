@@ -114,8 +114,7 @@ class SlotAttention(WindowReader):
         model = self.model
         backdrop = self.backdrop(images)
         left = self.unexplained(images, backdrop[0])
-        like = dict(dtype=images.dtype, device=images.device)
-        noise = torch.randn(len(images), model.slots, self.width, **like)
+        noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
         slots, middles = self.attended(images, left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
