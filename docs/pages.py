@@ -249,12 +249,18 @@ def _modules_in(package: ModuleType) -> Iterator[str]:
 
 
 def _reference(module: ModuleType, names: list[str]) -> str:
-    """Return the autodoc directives that document these names of a module."""
+    """Return the autodoc directives that document these names of a module.
+
+    What another layer defines is in the index by the page of that layer.
+    """
     kinds = {True: "autoclass", False: "autofunction"}
-    return "\n".join(
-        f".. {kinds[inspect.isclass(getattr(module, name))]}:: {module.__name__}.{name}\n"
-        for name in names
-    )
+    written = []
+    for name in names:
+        thing = getattr(module, name)
+        own = thing.__module__.startswith(module.__name__)
+        kind = kinds[inspect.isclass(thing)]
+        written.append(f".. {kind}:: {module.__name__}.{name}\n" + "   :no-index:\n" * (not own))
+    return "\n".join(written)
 
 
 def _defined_in(module: ModuleType) -> list[str]:
