@@ -73,8 +73,7 @@ class Objects:
     @property
     def masks(self) -> Tensor:
         """The visible part of every object, bool (N, M, H, W)."""
-        number = 1 + torch.arange(self.classes.shape[1], device=self.numbers.device)
-        return self.numbers[:, None] == number[:, None, None]
+        return masks_of(self.numbers, self.classes.shape[1])
 
     def resized(self, size: tuple[int, int]) -> Objects:
         """Return what is known when scenes are resized to (height, width)."""
@@ -88,6 +87,12 @@ class Objects:
 
     def __getitem__(self, index: slice | Tensor) -> Objects:
         return Objects(self.numbers[index], self.classes[index], self.boxes[index])
+
+
+def masks_of(numbers: Tensor, most: int) -> Tensor:
+    """Return the pixels of objects 1 to `most`, bool (N, M, H, W), from numbers (N, H, W)."""
+    number = 1 + torch.arange(most, device=numbers.device)
+    return numbers[:, None] == number[:, None, None]
 
 
 def boxes_of(masks: Tensor) -> Tensor:
@@ -131,8 +136,7 @@ def _known(covers: Tensor, classes: Tensor) -> Objects:
     ink = covers > INK
     number = 1 + torch.arange(ink.shape[1], dtype=torch.uint8)
     numbers = torch.where(ink, number[:, None, None], 0).amax(1).to(torch.uint8)
-    seen = numbers[:, None] == number[:, None, None]
-    return Objects(numbers, classes, boxes_of(seen))
+    return Objects(numbers, classes, boxes_of(masks_of(numbers, ink.shape[1])))
 
 
 def _in_chunks(

@@ -48,6 +48,7 @@ from torch.nn import functional as F
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
+from capsule_zoo.models.parts import poses
 
 GROUNDS = ("black", "learned", "color")
 SPREAD = 1.5  # deviation of the logits of a color
@@ -141,7 +142,7 @@ def moved(pictures: Tensor, pose: Tensor, size: tuple[int, int], usual: Tensor) 
         usual: half the usual size in half canvases, along x and y, (2,).
     """
     batch = pictures.shape[:-3]
-    inverse = _inverse(window(pose, usual)).reshape(-1, 2, 3)
+    inverse = poses.inverse(poses.from_matrix(window(pose, usual))).reshape(-1, 2, 3)
     flat = pictures.reshape(-1, *pictures.shape[-3:])
     grid = F.affine_grid(inverse, [len(flat), flat.shape[1], *size], align_corners=False)
     found = F.grid_sample(flat, grid, align_corners=False)
@@ -173,12 +174,10 @@ def _upto(number: int, like: Tensor) -> Tensor:
     return torch.arange(number, dtype=like.dtype, device=like.device)
 
 
-def _inverse(maps: Tensor) -> Tensor:
-    """Return the inverses of affine maps (*batch, 2, 3)."""
-    (a, b), (c, d) = (row.unbind(-1) for row in maps[..., :2].unbind(-2))
-    linear = torch.stack([torch.stack([d, -b], -1), torch.stack([-c, a], -1)], -2)
-    linear = linear / (a * d - b * c)[..., None, None]
-    return torch.cat([linear, -linear @ maps[..., 2:]], dim=-1)
+def _log_binomials(slots: int, like: Tensor) -> Tensor:
+    """Return the log number of sets of 0 to `slots` of the slots, (S + 1,)."""
+    number = _upto(slots + 1, like)
+    return math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
 
 
 class CountLaw(dist.TorchDistribution):
@@ -219,11 +218,9 @@ class CountLaw(dist.TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         slots = self.event_shape[0]
         count = value.sum(-1).round().long()
-        number = _upto(slots + 1, value)
-        orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
         shape = torch.broadcast_shapes(count.shape, self.batch_shape)
-        each, count = (self.log_counts - orders).expand(*shape, -1), count.expand(shape)
-        return each.gather(-1, count[..., None])[..., 0]
+        each = (self.log_counts - _log_binomials(slots, value)).expand(*shape, -1)
+        return each.gather(-1, count.expand(shape)[..., None])[..., 0]
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         values = subsets_of(self.event_shape[0], self.log_counts)
@@ -390,8 +387,7 @@ class Scenes(Model):
     def _log_counts_of_rate(self, slots: int, like: Tensor) -> Tensor:
         """Return the log probabilities of 0 to `slots` objects that `rate` gives, (S + 1,)."""
         number = _upto(slots + 1, like)
-        orders = math.lgamma(slots + 1) - (number + 1).lgamma() - (slots - number + 1).lgamma()
-        return (orders + number * math.log(self.rate)).log_softmax(-1)
+        return (_log_binomials(slots, like) + number * math.log(self.rate)).log_softmax(-1)
 
     @pyro_method
     def presence_law(self, like: Tensor) -> CountLaw:

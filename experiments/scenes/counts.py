@@ -13,7 +13,7 @@ import pyro
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import over_seeds
+from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Checks, evaluate
@@ -114,9 +114,7 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 def accuracy(entry: Entry, scenes: Split, draws: int) -> Number:
     """Return the share of the scenes whose number of objects is right."""
     found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
-    right = (found.counts == scenes.objects.counts).float()
-    error = (right.var() / len(right)).sqrt() if len(right) > 1 else right.new_zeros(())
-    return right.mean().item(), error.item(), len(right)
+    return mean_and_error((found.counts == scenes.objects.counts).float())
 
 
 def with_digits(number: int, test: int, options: Options) -> Split:

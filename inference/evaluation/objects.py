@@ -7,12 +7,13 @@ and the most likely draw among those of the most likely number is the one that i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from capsule_zoo.data.scenes import Objects, boxes_of
+from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
@@ -33,7 +34,6 @@ class FoundObjects:
         owners: the slot, from 1, that covers most of each pixel, however little; 0 where none does,
             (B, H, W).
         cover: share of each pixel that objects cover, (B, H, W).
-        boxes: left, top, right and bottom edge of what each shows, in pixels, (B, S, 4).
         unexplained: mean square of what the shown draw leaves of a pixel, (B,).
         log_evidence: log p(image), estimated from below by the draws, (B,), in nats.
     """
@@ -43,7 +43,6 @@ class FoundObjects:
     pose: Tensor
     owners: Tensor
     cover: Tensor
-    boxes: Tensor
     unexplained: Tensor
     log_evidence: Tensor
 
@@ -60,8 +59,12 @@ class FoundObjects:
     @property
     def masks(self) -> Tensor:
         """The pixels that each object shows, bool (B, S, H, W)."""
-        number = 1 + torch.arange(self.presence.shape[1], device=self.owners.device)
-        return self.numbers[:, None] == number[:, None, None]
+        return masks_of(self.numbers, self.presence.shape[1])
+
+    @cached_property
+    def boxes(self) -> Tensor:
+        """Left, top, right and bottom edge of what each shows, in pixels, (B, S, 4)."""
+        return boxes_of(self.masks)
 
 
 @torch.no_grad()
@@ -123,13 +126,10 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
         share = share * pictures.depth.exp()[..., None, None]
     most = share.max(1)
     owners = torch.where(most.values > 0, 1 + most.indices, 0)
-    shown = torch.where(cover >= SHOWN, owners, 0)[:, None]
-    slots = 1 + torch.arange(on.shape[1], device=on.device)
-    boxes = boxes_of(shown == slots[:, None, None])
     left = (mean - images).square().flatten(1).mean(1)
     draws_less = torch.tensor(float(draws)).log()
     posterior = (of_count - evidence[:, None]).exp()
-    return posterior, on > 0, pose, owners, cover, boxes, left, evidence - draws_less
+    return posterior, on > 0, pose, owners, cover, left, evidence - draws_less
 
 
 def foreground_ari(owners: Tensor, known: Objects) -> Tensor:

@@ -45,7 +45,7 @@ class SummedPresences(Objective):
         found = guide.found(images)
         law = guide.presence_law(images, found)
         if law.baseline is not None:
-            return _loss_of_a_draw(law, found.score)
+            return _loss_of_a_draw(law, law.baseline, found.score)
         bound = law.log_total
         if torch.is_grad_enabled() and guide.training:
             left = max(0.0, 1 - self.done / self.updates)
@@ -59,15 +59,14 @@ class SummedPresences(Objective):
         return -(bound + (bound.detach() * (score - score.detach()))).mean()
 
 
-def _loss_of_a_draw(law: SubsetLaw, score: Tensor) -> Tensor:
+def _loss_of_a_draw(law: SubsetLaw, baseline: Tensor, score: Tensor) -> Tensor:
     """Return the mean of log q(z | u) - log w_z for one draw of each scene, in nats.
 
     Args:
+        baseline: what is expected of it, in nats, (B,).
         score: the log density of other draws without a gradient of their own, (B,).
     """
-    row, baseline = law.drawn(), law.baseline
-    if baseline is None:
-        baseline = torch.zeros_like(law.log_total)
+    row = law.drawn()
     log_q, weight = (x.gather(1, row)[:, 0] for x in (law.log_q, law.log_weight))
     bound = weight - log_q
     credit = (bound - baseline).detach() * log_q + bound.detach() * score

@@ -54,7 +54,7 @@ def test_the_mean_gradient_of_a_draw_is_that_of_the_bound(monkeypatch):
     for row in range(4):
         law = SubsetLaw(weight, rows, log_q=log_q, baseline=baseline)
         monkeypatch.setattr(law, "drawn", lambda row=row: torch.full((2, 1), row))
-        loss = summed_presences._loss_of_a_draw(law, torch.zeros(2))
+        loss = summed_presences._loss_of_a_draw(law, baseline, torch.zeros(2))
         slopes = torch.autograd.grad(loss, (logits, weight, baseline), retain_graph=True)
         q = log_q[:, row].exp().detach()
         for total, slope in zip(found, slopes, strict=False):
