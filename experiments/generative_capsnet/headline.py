@@ -238,12 +238,16 @@ _register(
 
 @dataclass(frozen=True)
 class Task:
-    """The training of one decoder: the requests, the settings, and a guide if not its usual one."""
+    """The training of one decoder: the requests, the settings, a guide if not its usual one.
+
+    `split` names the images that it is measured on.
+    """
 
     decoder: str
     protocol: Protocol
     settings: Trainings
     guide: str | None = None
+    split: str = "test"
 
 
 Errors = dict[str, np.ndarray]  # by line: (rare classes, points)
@@ -338,7 +342,8 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)
-    errors = errors_of_rare(entry, data, protocol, settings.images)
+    measured_on = replace(data, test=getattr(data, task.split))
+    errors = errors_of_rare(entry, measured_on, protocol, settings.images)
     return {"steps": steps, "errors": {line: found.tolist() for line, found in errors.items()}}
 
 

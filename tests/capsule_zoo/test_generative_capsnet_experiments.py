@@ -182,6 +182,28 @@ def test_a_record_at_length_holds_its_own_experiment_and_decoders(small, tmp_pat
     assert pictures == {f"{name}_{kind}" for kind in (protocol, f"{protocol}_painted")}
 
 
+def test_rates_are_compared_on_validation_images(small, tmp_path, monkeypatch):
+    """Every decoder at every rate, of which zero learns nothing; test images are not looked at."""
+    seen = []
+
+    def noted(entry, data, *given):
+        seen.append(data.test.images.data_ptr() == small.validation.images.data_ptr())
+        return errors_of_rare(entry, data, *given)
+
+    monkeypatch.setattr(generative_capsnet, "errors_of_rare", noted)
+    settings = {**SMALL, "decoders": ("autoencoder",), "seeds": 1, "rates": (1e-4, 3e-3)}
+    reproduce("generative-capsnet/rates", OPTIONS, folder=tmp_path, **settings)
+    metrics = read_record("generative-capsnet/rates", tmp_path)["metrics"]
+    assert seen == [True, True]
+    names = {
+        f"rotate_autoencoder_{where}_{r}"
+        for where in ("inside", "outside")
+        for r in ("0_0001", "0_003")
+    }
+    assert set(metrics) == names
+    assert metrics["rotate_autoencoder_inside_0_0001"] != metrics["rotate_autoencoder_inside_0_003"]
+
+
 def test_the_variants_are_a_long_code_and_learned_addresses():
     long, learned = (KNOWN[name] for name in ("autoencoder_long", "digit_capsules_learned"))
     assert create(long.entry, **long.sizes).model.latent == 128
