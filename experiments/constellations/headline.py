@@ -200,7 +200,7 @@ def papers(
     *,
     scenes: int = 1024,
     sigmas: tuple[float, ...] = (0.0, 0.1, 0.25),
-    guides: tuple[str, ...] = ("exact", "ransac"),
+    guides: tuple[str, ...] = ("exact", "ransac", "sinkhorn", "mixture"),
 ) -> Result:
     """Parse the scenes of `parse` and measure as the papers do, beside our measure (minutes).
 
