@@ -24,7 +24,8 @@ Variables = dict[str, tuple[list[str], np.ndarray]]
 def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> InferenceData:
     """Make an InferenceData (a DataTree from arviz 1.0 on) with the given groups.
 
-    Every dim gets the coordinates 0, 1, ...
+    Every dim gets the coordinates 0, 1, ... A slash in a name, as in `slot_0/image_code`, becomes a
+    dot, because netCDF and trees read it as a path.
 
     Args:
         groups: (dims, array) by group and variable.
@@ -33,7 +34,11 @@ def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> 
     import xarray
 
     datasets = {}
-    for group, variables in groups.items():
+    for group, named in groups.items():
+        variables = {
+            name.replace("/", "."): ([dim.replace("/", ".") for dim in dims], array)
+            for name, (dims, array) in named.items()
+        }
         sizes = {
             dim: size
             for dims, array in variables.values()

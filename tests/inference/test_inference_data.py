@@ -121,7 +121,7 @@ def test_a_model_of_another_form_gets_names_that_are_unique_and_images_where_the
         np.testing.assert_allclose(seen, [0, 0.5, 1], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["part-whole", "vae"])
+@pytest.mark.parametrize("name", ["part-whole", "vae", "scenes"])  # sites of scenes have slashes
 def test_an_evaluation_survives_a_file(name, tmp_path):
     entry = small(name)
     idata = evaluate(entry.model, entry.guide, images_for(entry.model), num_particles=3)
