@@ -124,13 +124,13 @@ class Peeling(WindowReader):
     def _peeled(self, images: Tensor, ground: Tensor, number: int, blur: float) -> list[Proposal]:
         """Return proposals for `number` slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
-        canvas = ground.expand_as(images)
-        for _ in range(number):
+        for done in range(number):
+            present = images.new_ones(len(images), done)
+            canvas = self._canvas(proposals, ground, present) if done else ground.expand_as(images)
             left = self.unexplained(images, canvas).detach()
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = highest(blurred(left, max(1.0, self.model.size * blur)))
             proposals.append(self.propose(self._read, images, left, about))
-            canvas = self._canvas(proposals, ground, images.new_ones(len(images), len(proposals)))
         return proposals
 
     def _again(self, images: Tensor, ground: Tensor, proposals: list[Proposal]) -> list[Proposal]:

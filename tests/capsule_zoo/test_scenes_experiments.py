@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 
 from capsule_zoo.cli import main
 from capsule_zoo.data.scenes import SCENES
 from capsule_zoo.experiments import Options, find_experiment
+from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.registry import load, small_sizes
 from capsule_zoo.runs import folder as runs
 
@@ -31,6 +33,35 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
     result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1, narrow=1)
     ways = ("peeling", "two_sweeps", "narrow_slots")
     assert result.metrics["count_accuracy_3_digits"].keys() == set(ways)
+
+
+def test_counts_beside_air(mnist_root, monkeypatch):
+    monkeypatch.setattr(
+        "capsule_zoo.experiments.scenes.beside_air.DATA", "multi-mnist:train=80,test=4"
+    )
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.beside_air.MARKS", (0.001, 60))
+    options = Options(data_root=mnist_root, progress=False)
+    chosen = dict(ours=0.002, air=0.002, every=2, tested=4)
+    result = find_experiment("scenes/beside-air")(options, **chosen)
+    assert "count_accuracy_60_minutes" not in result.metrics
+    for name in ("updates", "seconds"):
+        assert result.metrics[name].keys() == {"scenes", "air"}
+    assert [line.get_label() for line in result.figures[""].axes[0].lines[:2]] == ["scenes", "air"]
+
+
+def test_air_of_the_tutorial():
+    air = TutorialAir(20)
+    left = torch.cat([air.more.new_ones(1), air.more.cumprod(0)])
+    law = left - torch.cat([left[1:], left.new_zeros(1)])
+    torch.testing.assert_close(law[1:] / law[:-1], torch.full((3,), 0.01))
+    pictures, shift = torch.rand(2, 9, 9), torch.tensor([[0.1, -0.2], [0.0, 0.3]])
+    scale = torch.tensor([3.0, 2.0])
+    there = warped(pictures, scale, shift, 90)
+    back = warped(there, 1 / scale, -shift / scale[:, None], 9)
+    assert (back - pictures)[:, 2:-2, 2:-2].abs().mean() < 0.05
+    before = [p.clone() for p in air.parameters()]
+    air.svi().step(torch.rand(4, 1, 20, 20))
+    assert all((p != q).any() for p, q in zip(air.parameters(), before, strict=True))
 
 
 def test_segmentation(tmp_path, mnist_root, monkeypatch):

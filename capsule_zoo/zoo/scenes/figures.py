@@ -53,20 +53,22 @@ def found_objects(entry: Entry, images: Tensor) -> Figure:
 
 
 def counts_against_time(
-    curves: Sequence[Sequence[tuple[float, float]]], published: float
+    curves: Sequence[Sequence[tuple[float, float]]], published: float, names: Sequence[str] = ()
 ) -> Figure:
     """Draw the share of right counts against minutes of training, a line for each seed.
 
     Args:
         curves: for each seed, pairs of seconds and share.
         published: a published share, drawn as a level line.
+        names: of the curves, where they are not those of seeds.
     """
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(4.5, 3), layout="constrained")
-    for seed, curve in enumerate(curves):
+    names = names or [f"seed {number}" for number in range(len(curves))]
+    for name, curve in zip(names, curves, strict=True):
         seconds, share = zip(*curve, strict=True)
-        axes.plot([s / 60 for s in seconds], share, lw=1, marker=".", label=f"seed {seed}")
+        axes.plot([s / 60 for s in seconds], share, lw=1, marker=".", label=name)
     axes.axhline(published, color="gray", ls="--", lw=1, label="attend, infer, repeat")
     axes.set(xlabel="minutes of training", ylabel="share of counts that are right")
     axes.legend(fontsize=7)

@@ -1,0 +1,134 @@
+"""Time an update of scenes, compared with the same loss in plain torch and with AIR.
+
+An update is a loss, its gradient and a step of Adam. `plain_torch` is the loss of the default
+entry, a VAE as the object and the peeling guide, written by hand from the same networks, with the
+same random draws; both are checked to be equal. `air` is the model of Pyro's tutorial of the same
+pictures, another model: its time says how many updates a second each makes. `large` is an update of
+scenes of 128x128 pixels with ten objects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pyro
+import torch
+from harness import Benchmark, Contestant, Contestants, check_same_gradients, main
+from torch import Tensor
+
+from capsule_zoo.experiments.scenes.air import TutorialAir
+from capsule_zoo.guides.scenes.peeling import blurred, highest
+from capsule_zoo.models.scenes import crop, moved, subsets_of
+from capsule_zoo.registry import Entry, create
+
+BATCH = 64
+
+
+class ByHand:
+    """The loss of scenes of gray VAEs on black, in nats per image, written without Pyro."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.model, self.guide = entry.model, entry.guide
+
+    def __call__(self, images: Tensor) -> Tensor:
+        model, guide = self.model, self.guide
+        usual, size = model.usual(images), model.image_shape[1:]
+        unit = torch.cat([usual.new_ones(1), usual])
+        spread = images.new_tensor([model.size_spread, 0.7, 0.7])
+        canvas, free, ratios = torch.zeros_like(images), [], []
+        for _ in range(model.slots):
+            left = (images - canvas).clamp(0, 1)
+            seen = torch.cat([left, images], 1)
+            focus = highest(blurred(left, model.size * guide.blur))
+            about = torch.cat([torch.zeros_like(focus[:, :1]), focus], -1)
+            wide = about + images.new_tensor([math.log(guide.wide), 0.0, 0.0])
+            looked = guide.where(guide.look(crop(seen, wide, (guide.glimpse,) * 2, usual)))
+            mean, log_scale = looked.chunk(2, -1)
+            pose, ratio = draw(about + unit * mean, unit * log_scale.exp(), spread)
+            window = crop(seen, pose, model.thing.image_shape[1:], usual).clamp(0, 1)
+            mean, log_scale = guide.reader.code(guide.reader.encoder(window)).chunk(2, -1)
+            code, own = draw(mean, log_scale.exp(), torch.ones_like(mean))
+            cover = moved(model.thing.decoder(code).sigmoid(), pose, size, usual)
+            free.append((-(1 - 1e-4) * cover).log1p().flatten(1))
+            ratios.append(ratio + own)
+            canvas = 1 - torch.stack(free).sum(0).exp().detach().unflatten(1, images.shape[1:])
+        rows = subsets_of(model.slots, images)
+        means = 1 - (rows @ torch.stack(free, 1)).exp()  # (B, 2^S, pixels)
+        error = (images.flatten(1)[:, None] - means).square().sum(-1) / model.sigma_image**2
+        constant = means.shape[-1] * math.log(model.sigma_image * math.sqrt(math.tau))
+        prior = (rows * math.log(model.rate) - math.log1p(model.rate)).sum(-1)
+        used = torch.stack(ratios, -1) @ rows.T
+        return -(used + prior - 0.5 * error - constant).logsumexp(-1).mean()
+
+
+def draw(mean: Tensor, scale: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a draw (B, n), and log p of the draw about zero less log q, (B,)."""
+    noise = torch.normal(torch.zeros_like(mean), torch.ones_like(mean))
+    value = mean + scale * noise
+    ratio = 0.5 * (noise.square() - (value / usual).square()) + scale.log() - usual.log()
+    return value, ratio.sum(-1)
+
+
+def prepare(dtype: torch.dtype = torch.float32) -> tuple[Entry, Tensor]:
+    """Return an untrained entry whose presences are no longer flattened, and a batch of noise."""
+    pyro.set_rng_seed(0)
+    entry = create("scenes")
+    entry.objective.done = entry.objective.updates
+    entry.model.to(dtype)
+    entry.guide.to(dtype)
+    return entry, torch.rand(BATCH, *entry.model.image_shape, dtype=dtype)
+
+
+def losses(entry: Entry, images: Tensor) -> dict[str, Callable[[], Tensor]]:
+    by_hand = ByHand(entry)
+    return {
+        "zoo": lambda: entry.objective.differentiable_loss(entry.model, entry.guide, images),
+        "plain_torch": lambda: by_hand(images),
+    }
+
+
+def update(entry: Entry, loss: Callable[[], Tensor]) -> Contestant:
+    """Return a call that makes an update by the gradient of a loss."""
+    adam = torch.optim.Adam([*entry.model.parameters(), *entry.guide.parameters()], 1e-3)
+
+    def step() -> None:
+        adam.zero_grad()
+        loss().backward()
+        adam.step()
+
+    return step
+
+
+def large() -> Contestant:
+    """Return an update of ten objects on 128x128 pixels."""
+    entry = create("scenes", image_shape=(1, 128, 128), slots=10)
+    images = torch.rand(BATCH, *entry.model.image_shape)
+    return update(entry, losses(entry, images)["zoo"])
+
+
+def make() -> Contestants:
+    entry, images = prepare()
+    svi = TutorialAir(images.shape[-1]).svi()
+
+    def air() -> None:
+        svi.step(images)
+
+    return {
+        **{name: update(entry, loss) for name, loss in losses(entry, images).items()},
+        "air": air,
+        "large": large(),
+    }
+
+
+def check() -> None:
+    """Check that the losses agree in float64, where only the last digits may differ."""
+    entry, images = prepare(torch.float64)
+    parameters = [*entry.model.parameters(), *entry.guide.parameters()]
+    check_same_gradients(losses(entry, images[:8]).values(), parameters, rtol=1e-7, atol=1e-7)
+
+
+if __name__ == "__main__":
+    words = f"{BATCH} images of noise, 50x50 pixels and 3 slots; large: 128x128 pixels and 10 slots"
+    peers = ("plain_torch", "air", "large")
+    main(Benchmark("scenes", make, check, "zoo", peers, words, about="scenes"))

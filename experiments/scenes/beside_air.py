@@ -1,0 +1,110 @@
+"""How fast scenes and AIR learn to count the digits of the same pictures, in one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import torch
+
+from capsule_zoo.data import load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.experiments.scenes.air import TutorialAir
+from capsule_zoo.experiments.scenes.counts import PUBLISHED, accuracy
+from capsule_zoo.experiments.training import train
+from capsule_zoo.inference import Checks, Pace
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.records import Number
+from capsule_zoo.registry import create
+from capsule_zoo.zoo.scenes.figures import counts_against_time
+
+DATA = "multi-mnist:train=30000"
+MARKS = (1, 3, 5, 12, 60)  # minutes
+
+
+class Curve(list[tuple[float, int, Number]]):
+    """Measurements (processor seconds, updates, share of right counts); measuring takes no time.
+
+    Args:
+        measure: returns the share of right counts.
+    """
+
+    def __init__(self, measure: Callable[[], Number]) -> None:
+        super().__init__()
+        self.measure, self.begun = measure, time.process_time()
+
+    def note(self, updates: int) -> float:
+        """Measure after a number of updates, and return the minutes that they took."""
+        seconds = time.process_time() - self.begun
+        self.append((seconds, updates, self.measure()))
+        self.begun = time.process_time() - seconds
+        return seconds / 60
+
+    @property
+    def at_marks(self) -> dict[int, Number]:
+        """The last measurement within each number of minutes that the curve reaches."""
+        within = {mark: [row[2] for row in self if row[0] <= 60 * mark] for mark in MARKS}
+        reached = [mark for mark in MARKS if within[mark] and self[-1][0] > 54 * mark]
+        return {mark: within[mark][-1] for mark in reached}
+
+
+@experiment("scenes/beside-air", data="multi-mnist", minutes=17, role="comparison")
+def beside_air(
+    options: Options,
+    *,
+    ours: float = 5.0,
+    air: float = 12.0,
+    every: int = 200,
+    tested: int = 1000,
+) -> Result:
+    """Train scenes and AIR, as Pyro's tutorial has it, and count digits meanwhile (17 minutes).
+
+    Seconds are of the processor. One draw of each guide counts the digits of a scene.
+
+    Args:
+        ours, air: minutes of the processor for each.
+        every: updates between two measurements.
+        tested: test scenes whose digits are counted.
+    """
+    options.refuse_run()
+    data = load_dataset(DATA, options.data_root)
+    test = data.test[:tested]
+    pyro.set_rng_seed(options.seed)
+    entry = create("scenes", image_shape=data.image_shape, counts="learned")
+    curves = {"scenes": Curve(lambda: accuracy(entry, test, draws=1))}
+    checks = Checks(every=every, callbacks=[lambda c: curves["scenes"].note(c.step) >= ours])
+    train(entry, data.train, options, steps=10**6, pace=Pace("constant"), checks=checks)
+
+    network, images = TutorialAir(data.image_shape[-1]), data.train.images
+
+    @torch.no_grad()
+    def counted() -> Number:
+        with seeded(0):
+            found = torch.cat([network.guide(some) for some in test.images.split(100)])
+        return mean_and_error((found == test.objects.counts).float())
+
+    curves["air"] = Curve(counted)
+    svi, updates, passed = network.svi(), 0, 0.0
+    while passed < air:
+        for _ in range(every):
+            svi.step(images[torch.randint(len(images), (64,))])
+        updates += every
+        passed = curves["air"].note(updates)
+        options.say(f"AIR after {updates} updates")
+    return Result(*summary(curves))
+
+
+def summary(curves: dict[str, Curve]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the curves say, as quantities of variants, and their figure."""
+    found: dict[str, Any] = {}
+    for name, curve in curves.items():
+        seconds, updates, _ = curve[-1]
+        for mark, number in curve.at_marks.items():
+            found.setdefault(f"count_accuracy_{mark}_minutes", {})[name] = number
+        found.setdefault("updates", {})[name] = (float(updates), None, 1)
+        found.setdefault("seconds", {})[name] = (seconds, None, 1)
+    lines = [[(seconds, number[0]) for seconds, _, number in c] for c in curves.values()]
+    return found, {"": counts_against_time(lines, PUBLISHED, list(curves))}
