@@ -23,6 +23,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import SVI, TraceGraph_ELBO
+from pyro.optim import Adam
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,6 +47,9 @@ def warped(pictures: Tensor, scale: Tensor, shift: Tensor, size: int) -> Tensor:
 
 class TutorialAir(nn.Module):
     """The model and the guide, described at the top of this file, for images (B, 1, n, n)."""
+
+    more: Tensor
+    usual: Tensor
 
     def __init__(self, canvas: int = 50) -> None:
         super().__init__()
@@ -112,4 +116,4 @@ class TutorialAir(nn.Module):
         def rate(name: str) -> dict[str, float]:
             return {"lr": 0.1 if "baseline" in name else 1e-4}
 
-        return SVI(self.model, self.guide, pyro.optim.Adam(rate), TraceGraph_ELBO())
+        return SVI(self.model, self.guide, Adam(rate), TraceGraph_ELBO())
