@@ -23,7 +23,7 @@ import pyro.distributions as dist
 import torch
 from pyro import poutine
 from pyro.infer import SVI, TraceGraph_ELBO
-from pyro.optim import Adam
+from pyro.optim import Adam  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torch.nn import functional as F
 
