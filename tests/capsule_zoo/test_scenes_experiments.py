@@ -35,6 +35,18 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
     assert result.metrics["count_accuracy_3_digits"].keys() == set(ways)
 
 
+def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
+    data = "multi-mnist:canvas=60,most=3,overlap=1,train=40,test=24"
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.overlap.DATA", data)
+    options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
+    chosen = dict(length=0.005, draws=1, narrow=1, sizes=SIZES)
+    result = find_experiment("scenes/overlap")(options, **chosen)
+    own = [result.metrics[f"count_accuracy_{number}_digits"] for number in range(4)]
+    for name, (share, _, tested) in result.metrics["count_accuracy"].items():
+        assert sum(found[name][2] for found in own) == tested == 24
+        assert sum(found[name][0] * found[name][2] for found in own) == pytest.approx(24 * share)
+
+
 def test_counts_beside_air(mnist_root, monkeypatch):
     monkeypatch.setattr(
         "capsule_zoo.experiments.scenes.beside_air.DATA", "multi-mnist:train=80,test=4"

@@ -1,0 +1,58 @@
+"""How many digits a scene has where they may hide each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyro
+
+from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.scenes.counts import accuracy
+from capsule_zoo.experiments.scenes.reading import ways
+from capsule_zoo.experiments.training import train
+from capsule_zoo.registry import create
+from capsule_zoo.zoo.scenes.figures import found_objects
+
+DATA = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
+OURS: dict[str, Any] = dict(slots=4, counts="learned")
+
+
+def of_count(scenes: Split, number: int) -> Split:
+    """Return the scenes of exactly this many objects."""
+    return scenes[scenes.objects.counts == number]
+
+
+@experiment("scenes/overlap", data="multi-mnist", minutes=16)
+def overlap(
+    options: Options,
+    *,
+    length: float = 15.0,
+    tested: int = 2000,
+    draws: int = 5,
+    narrow: int = 3,
+    sizes: Any = None,
+) -> Result:
+    """Train on 0 to 3 digits that may hide each other, and count them in three ways (16 minutes).
+
+    Args:
+        length: minutes of training.
+        tested: test scenes.
+        draws: draws of the guide that are combined.
+        narrow: slots that are added with a sharper attention when counts are read.
+        sizes: sizes of the entry that replace ours.
+    """
+    options.refuse_run()
+    data = load_dataset(DATA, options.data_root)
+    pyro.set_rng_seed(options.seed)
+    entry = create("scenes", image_shape=data.image_shape, **(sizes or OURS))
+    train(entry, data, options, options.minutes or length)
+    test = data.test[:tested]
+    found: dict[str, Any] = {}
+    for name, way in ways(entry, narrow).items():
+        options.say(f"Counting by {name}")
+        found.setdefault("count_accuracy", {})[name] = accuracy(way, test, draws)
+        for number in range(4):
+            own = found.setdefault(f"count_accuracy_{number}_digits", {})
+            own[name] = accuracy(way, of_count(test, number), draws)
+    return Result(found, {"": found_objects(entry, test.images)})
