@@ -8,6 +8,9 @@ For s = 1 .. S, with r what the slots so far leave unexplained:
     read   : the object model's guide reads the window of that pose, in r (and in the image)
     paint  : the object model paints what was read, and r is computed anew
 
+Where objects have one color each, only pixels of the color of the focus count: r is multiplied by
+exp(-|image - color|^2 / 2 .15^2), so that a window holds one object though others touch it.
+
 No order is learned and no state is carried along: attention is routed by what is left to explain.
 Every slot then holds a proposal, and the presences are summed out; see `guides.scenes.proposals`.
 
@@ -36,6 +39,8 @@ from capsule_zoo.guides.scenes.windows import WindowReader, pose_head
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.scenes import Scenes, crop, together
 
+ALIKE = 0.15  # deviation of colors that are alike, in units of their range
+
 
 def blurred(maps: Tensor, deviation: float) -> Tensor:
     """Blur maps (B, 1, H, W) by a Gaussian, deviation in pixels; nothing lies outside."""
@@ -55,6 +60,18 @@ def highest(maps: Tensor) -> Tensor:
     index = maps.flatten(1).argmax(1)
     row, column = index // width, index % width
     return torch.stack([(2 * column + 1) / width - 1, (2 * row + 1) / height - 1], -1).to(maps)
+
+
+def alike(images: Tensor, color: Tensor) -> Tensor:
+    """Return how alike each pixel of images (B, C, H, W) is to a color (B, C), (B, 1, H, W)."""
+    difference = (images - color[..., None, None]) / ALIKE
+    return (-0.5 * difference.square().sum(1, keepdim=True)).exp()
+
+
+def color_at(images: Tensor, maps: Tensor) -> Tensor:
+    """Return the color (B, C) of images (B, C, H, W) where maps (B, 1, H, W) are largest."""
+    index = maps.flatten(2).argmax(-1, keepdim=True).expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, index)[..., 0]
 
 
 class Peeling(WindowReader):
@@ -124,12 +141,17 @@ class Peeling(WindowReader):
     def _peeled(self, images: Tensor, ground: Tensor, number: int, blur: float) -> list[Proposal]:
         """Return proposals for `number` slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
+        deviation = max(1.0, self.model.size * blur)
         for done in range(number):
             present = images.new_ones(len(images), done)
             canvas = self._canvas(proposals, ground, present) if done else ground.expand_as(images)
             left = self.unexplained(images, canvas).detach()
+            seen = blurred(left, deviation)
+            if self.model.tinted:
+                left = left * alike(images, color_at(images, blurred(left, 1.0) * seen))
+                seen = blurred(left, deviation)
             about = images.new_zeros(len(images), self.model.pose_size)
-            about[:, 1:3] = highest(blurred(left, max(1.0, self.model.size * blur)))
+            about[:, 1:3] = highest(seen)
             proposals.append(self.propose(self._read, images, left, about))
         return proposals
 
@@ -142,6 +164,8 @@ class Peeling(WindowReader):
             others = present.clone()
             others[:, number] = 0
             left = self.unexplained(images, self._canvas(proposals, ground, others))
+            if proposal.drawn.color is not None:
+                left = left * alike(images, proposal.drawn.color.detach().sigmoid())
             proposals[number] = self.propose(self._read, images, left, proposal.drawn.pose.detach())
         return proposals
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from pyro.infer import TraceGraph_ELBO
 
+from capsule_zoo.guides.scenes.peeling import alike, color_at
 from capsule_zoo.guides.scenes.proposals import SubsetLaw
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
 from capsule_zoo.inference.evaluation.objects import find_objects
@@ -140,3 +141,17 @@ def test_general_guides_of_drawn_presences_are_refused_in_one_line():
     with pytest.raises(ValueError, match="general guide") as error:
         entry.fit_guide("free_form", images)
     assert "\n" not in str(error.value)
+
+
+def test_attention_keeps_to_one_color_where_objects_touch():
+    """Both halves of a picture are unexplained; the color is that of the higher map."""
+    red, blue = torch.eye(3)[[0, 2]]
+    images = torch.zeros(2, 3, 8, 8)
+    images[:, :, 2:6, :4], images[:, :, 2:6, 4:] = red[:, None, None], blue[:, None, None]
+    maps = torch.zeros(2, 1, 8, 8)
+    maps[0, 0, 3, 1] = maps[1, 0, 3, 6] = 1
+    color = color_at(images, maps)
+    torch.testing.assert_close(color, torch.stack([red, blue]))
+    near = alike(images, color)
+    assert (near[0, 0, 2:6, :4] == 1).all() and (near[1, 0, 2:6, 4:] == 1).all()
+    assert near[0, 0, :, 4:].max() < 1e-6 and near[1, 0, :, :4].max() < 1e-6
