@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture
 def benchmark(load_benchmark, monkeypatch):
-    scenes = load_benchmark("scenes")
-    monkeypatch.setattr(scenes, "BATCH", 2)
-    return scenes
+    scene_step = load_benchmark("scene_step")
+    monkeypatch.setattr(scene_step, "BATCH", 2)
+    return scene_step
 
 
 def test_both_agree_and_all_contestants_run(benchmark):
