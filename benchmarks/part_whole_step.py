@@ -27,11 +27,13 @@ from torch import Tensor
 from torch.distributions.utils import clamp_probs
 from torch.utils.flop_counter import FlopCounterMode
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.selection import log_presence
+from capsule_zoo.sizes import sized
 
 BATCH = 128
 
@@ -39,7 +41,7 @@ BATCH = 128
 class ByHand:
     """The loss of a two-level model with delta poses, in nats per image, written without Pyro."""
 
-    def __init__(self, model: PartWholeCapsules, guide: AmortizedPartWhole) -> None:
+    def __init__(self, model: PartWholeCapsules, guide: PartWholeGuide) -> None:
         self.model = model
         self.guide = guide
 
@@ -64,7 +66,7 @@ class ByHand:
         batch, number = parts.presence.shape
         identity = torch.eye(number).to(parts.pose).expand(batch, number, number)
         members = torch.cat([parts.pose, parts.presence.sigmoid()[..., None], identity], dim=-1)
-        networks = self.guide.infer_parents
+        networks = self.guide.infer_objects
         read = networks.transformers[0](members)
         return networks.balance[0](read[..., 0]), poses.from_parameters(read[..., 1:7])
 
@@ -91,7 +93,7 @@ class ByHand:
         return (
             joint.logsumexp(-1).sum()
             + self.concrete(model.presence_logits, objects.presence).sum()
-            + normal(objects.pose, identity, model.sigma_top).sum()
+            + normal(objects.pose, identity, model.pose.sigma_top).sum()
             + normal(images, mean, model.sigma_image).sum()
         )
 
@@ -121,8 +123,8 @@ def normal(value: Tensor, mean: Tensor, scale: Tensor | float) -> Tensor:
 def prepare(dtype: torch.dtype = torch.float32) -> tuple[ByHand, Tensor]:
     """Return an untrained pair and a batch of noise."""
     pyro.set_rng_seed(0)
-    model = PartWholeCapsules(objects=16, parts=24, template_size=11)
-    guide = AmortizedPartWhole(model, "delta", channels=128, width=128, blocks=3)
+    model = PartWholeCapsules(objects=16, parts=24, painting=Painting(template_size=11))
+    guide = sized(PartWholeGuide, model, "delta", channels=128, width=128, blocks=3)
     images = torch.rand(BATCH, *model.image_shape, dtype=dtype)
     return ByHand(model.to(dtype), guide.to(dtype)), images
 

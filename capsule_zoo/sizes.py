@@ -7,7 +7,8 @@ A factory has sizes in its signature, and passes further ones (`**sizes`, or a m
     def vae(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry: ...
 
 All sizes are read from the signatures and their annotations, so there is only one list of them. The
-constructors check that numbers are in range.
+constructors check that numbers are in range. Where an argument is a frozen dataclass with defaults,
+such as `PartWholeCapsules(painting=Painting())`, its fields are sizes, and `sized` puts them in.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from capsule_zoo.nearest import unknown
 
 _REFERRED = re.compile(r"(?:arguments? of|as for(?: every)?|see) `([\w-]+)`")
+T = TypeVar("T")
 _OWN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -89,6 +91,24 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
         if further[name].what:  # the factory's docstring refers to the constructor's
             own[name] = replace(own[name], what=further[name].what)
     return own | {name: size for name, size in further.items() if name not in own}
+
+
+def sized(kind: type[T], *arguments: Any, **sizes: Any) -> T:
+    """Return a new object of a class from sizes by name.
+
+    >>> sized(PartWholeCapsules, objects=8, template_size=7)
+    PartWholeCapsules(objects=8, painting=Painting(template_size=7))
+
+    Args:
+        arguments, sizes: of its constructor; sizes may be fields of arguments that are dataclasses.
+    """
+    for parameter in inspect.signature(kind).parameters.values():
+        default = parameter.default
+        if is_dataclass(default) and not isinstance(default, type):
+            own = {f.name: sizes.pop(f.name) for f in fields(default) if f.name in sizes}
+            if own:
+                sizes[parameter.name] = replace(sizes.get(parameter.name, default), **own)
+    return kind(*arguments, **sizes)
 
 
 def is_open(factory: Callable, takes: Mapping[str, Takes]) -> bool:
@@ -236,7 +256,11 @@ def _constructor_parameters(kind: type) -> Iterator[tuple[inspect.Parameter, Any
         described = _words_of_all(base)
         parameters = list(inspect.signature(constructor).parameters.values())[1:]  # not self
         for parameter in parameters:
-            if parameter.kind in _OWN:
+            default = parameter.default
+            if is_dataclass(default):  # its fields are sizes
+                for inner, hint, what in _constructor_parameters(type(default)):
+                    yield inner.replace(default=getattr(default, inner.name)), hint, what
+            elif parameter.kind in _OWN:
                 what = _followed(described.get(parameter.name, ""), parameter.name, base.__module__)
                 yield parameter, hints.get(parameter.name, Any), what
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -20,13 +20,14 @@ from capsule_zoo.guides.learned_routing import (
     SelfRouting,
     UncertainRouting,
 )
+from capsule_zoo.guides.parts.em import EMObjects
+from capsule_zoo.guides.parts.kind_network import KindNetwork
 from capsule_zoo.guides.parts.part_reader import PartReader
-from capsule_zoo.guides.parts.part_whole import AmortizedPartWhole, PartWholeGuide
-from capsule_zoo.guides.parts.routing_part_whole import EMObjects, RoutingPartWhole
-from capsule_zoo.guides.parts.routing_shape_codes import RoutingShapeCodes
+from capsule_zoo.guides.parts.part_whole import PartWholeGuide
+from capsule_zoo.guides.parts.ridge import RidgeKinds
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.guides.parts.set_transformers import SetTransformers
-from capsule_zoo.guides.parts.shape_codes import AmortizedShapeCodes
+from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import StackedCapsuleGuide
 from capsule_zoo.guides.parts.stacked_objects import (
     EMConstellations,
@@ -64,8 +65,6 @@ from capsule_zoo.models.routing.votes import Votes
 
 __all__ = [
     "AmortizedMatching",
-    "AmortizedPartWhole",
-    "AmortizedShapeCodes",
     "AnnealedRouting",
     "AttendInferRepeat",
     "Belief",
@@ -83,6 +82,7 @@ __all__ = [
     "FreeForm",
     "GaussNewton",
     "Guide",
+    "KindNetwork",
     "KnownLatents",
     "LearnedRouting",
     "LengthRouting",
@@ -96,17 +96,17 @@ __all__ = [
     "RansacMatching",
     "RecognitionMachine",
     "RecurrentEncoder",
+    "RidgeKinds",
     "RoutedCapsules",
     "RoutedParents",
     "Routing",
-    "RoutingPartWhole",
-    "RoutingShapeCodes",
     "RoutingSlots",
     "SceneGuide",
     "SelfAttentionRouting",
     "SelfRouting",
     "SetTransformerObjects",
     "SetTransformers",
+    "ShapeCodesGuide",
     "SinkhornMatching",
     "SlotAttention",
     "StackedCapsuleGuide",

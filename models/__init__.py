@@ -20,22 +20,27 @@ from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.networks.on_request import OnRequest
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses, templates
-from capsule_zoo.models.parts.parent_selection import Capsules
-from capsule_zoo.models.recurrent_capsules import RecurrentCapsules
+from capsule_zoo.models.parts.object_votes import VoteSizes
+from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
+from capsule_zoo.models.parts.parent_selection import Belonging, Capsules
+from capsule_zoo.models.recurrent_capsules import Canvas, RecurrentCapsules
 from capsule_zoo.models.routing.parent_law import free_energy
 from capsule_zoo.models.routing.votes import Votes
 from capsule_zoo.models.scenes import Scenes
 from capsule_zoo.models.shape_codes import ShapeCodes
-from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
+from capsule_zoo.models.stacked_capsule_autoencoder import Clutter, StackedCapsuleAutoencoder
 from capsule_zoo.models.switchable_gaussians import SwitchableGaussians
 
 __all__ = [
     "RBM",
+    "Belonging",
+    "Canvas",
     "CapsuleHelmholtzMachine",
     "CapsuleNetwork",
     "CapsuleRBM",
     "Capsules",
     "Classifier",
+    "Clutter",
     "ConditionalAutoencoder",
     "Constellations",
     "ContinuousCapsNet",
@@ -44,8 +49,10 @@ __all__ = [
     "ImageSpace",
     "MatrixCapsules",
     "Model",
+    "ObjectPose",
     "ObservationSpace",
     "OnRequest",
+    "Painting",
     "PartWholeCapsules",
     "RecurrentCapsules",
     "Scenes",
@@ -54,6 +61,7 @@ __all__ = [
     "StackedCapsuleAutoencoder",
     "SwitchableGaussians",
     "VariationalAutoencoder",
+    "VoteSizes",
     "Votes",
     "check_at_least",
     "check_one_of",

@@ -33,7 +33,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
@@ -41,9 +40,13 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import per_image
-from capsule_zoo.models.parts.painted_parts import PaintedParts
-from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentSelection
-from capsule_zoo.models.parts.selection import pose_about_rotations
+from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
+from capsule_zoo.models.parts.parent_selection import (
+    Belonging,
+    Capsules,
+    Level,
+    ParentSelection,
+)
 
 
 class PartWholeCapsules(PaintedParts):
@@ -53,25 +56,12 @@ class PartWholeCapsules(PaintedParts):
         image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
         objects, parts: capsules of the usual two levels.
         layers: capsules of every level from the top down, two or more; overrides both.
-        template_size: height and width of a part's template, in template pixels.
         selection: "marginal" or "enumerate"; the same density either way.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.
-        sigma_image: deviation of a pixel, in units of its range.
-        sigma_top: deviation of an object's pose from the identity, by coordinate. Where it is wide,
-            objects copy the poses of their parts, and their presences carry no information.
-        sigma_place: the same for the position alone, x and y; by default `sigma_top`.
-        rotations: number of rotations, spread evenly over the circle and equally likely, that are
-            the means of an object's pose. With 1 the only mean is the identity. Many rotations are
-            nearly a uniform law.
-        instances: parts that share a template: part i is drawn with template i // instances.
-        sigma_min: least deviation of a child's pose from its parent's vote.
-        sigma_off, sigma_dummy: the same for children that are off, or whose parent is the dummy.
-        epsilon: weight of the dummy parent, compared with the parents' rho.
-        dummy_presence: probability that a child of the dummy is present.
-        background: "black", or "learned" for a trained image behind the parts.
-        likelihood: "composite" (parts laid over each other, as in the paper) or "mixture" (each
-            pixel from one part, as in stacked capsule autoencoders; `PixelMixture`).
+        painting: how parts paint the image.
+        pose: the prior of an object's pose.
+        belonging: weights and deviations of children.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option.
@@ -89,57 +79,33 @@ class PartWholeCapsules(PaintedParts):
         parts: int = 16,
         *,
         layers: tuple[int, ...] | None = None,
-        template_size: int = 11,
         selection: str = "marginal",
         presence: str = "relaxed",
         temperature: float = 0.5,
-        sigma_image: float = 0.15,
-        sigma_top: float = 0.1,
-        sigma_place: float | None = None,
-        rotations: int = 1,
-        instances: int = 1,
-        sigma_min: float = 0.02,
-        sigma_off: float = 1.0,
-        sigma_dummy: float = 1.0,
-        epsilon: float = 0.02,
-        dummy_presence: float = 0.01,
-        background: str = "black",
-        likelihood: str = "composite",
+        painting: Painting = Painting(),
+        pose: ObjectPose = ObjectPose(),
+        belonging: Belonging = Belonging(),
     ) -> None:
-        super().__init__()
-        self._set_options(
-            image_shape=image_shape,
-            selection=selection,
-            presence=presence,
-            temperature=temperature,
-            sigma_image=sigma_image,
-            instances=instances,
-            background=background,
-            likelihood=likelihood,
-        )
         layers = (objects, parts) if layers is None else tuple(layers)
         if len(layers) < 2:
             raise ValueError(f"layers needs two levels or more, objects to parts, not {layers}")
         check_at_least(1, objects=objects, parts=parts, layers=layers)
-        self._set_object_pose(rotations, sigma_top, sigma_place)
-
-        self.levels = _name_levels(layers)
+        super().__init__(
+            image_shape,
+            _name_levels(layers),
+            selection=selection,
+            presence=presence,
+            temperature=temperature,
+            painting=painting,
+            pose=pose,
+        )
         self.plate_dims = {"images": -2, **{level.plate: -1 for level in self.levels}}
         self.presence_logits = nn.Parameter(torch.zeros(layers[0]))  # logit of pi
         self.selections = PyroModule[nn.ModuleList](
-            ParentSelection(
-                children,
-                parents,
-                epsilon=epsilon,
-                dummy_presence=dummy_presence,
-                sigma_min=sigma_min,
-                sigma_off=sigma_off,
-                sigma_dummy=sigma_dummy,
-                child_scale=0.3 ** (1 / (len(layers) - 1)),
-            )
+            ParentSelection(children, parents, belonging, 0.3 ** (1 / (len(layers) - 1)))
             for parents, children in pairwise(layers)
         )
-        self._make_templates(template_size)
+        self._make_templates()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -152,10 +118,6 @@ class PartWholeCapsules(PaintedParts):
             found.append(Site(f"{level.name}_pose", plates, event_dim=1))
         return tuple(found)
 
-    def object_pose_law(self) -> dist.TorchDistribution:
-        """Return the law of an object's pose."""
-        return pose_about_rotations(self.rotations, self.object_pose_scale(self.presence_logits))
-
     def forward(
         self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
     ) -> Tensor:
@@ -166,7 +128,7 @@ class PartWholeCapsules(PaintedParts):
             with pyro.plate(top.plate, top.size, dim=-1):
                 logits = per_image(self.presence_logits, 1)
                 presence = pyro.sample("object_presence", self.presence_law(logits))
-                pose = pyro.sample("object_pose", self.object_pose_law())
+                pose = pyro.sample("object_pose", self.pose.law(logits))
             capsules = Capsules.drawn(top, presence, pose)
             for level, selection in zip(below, self.selections, strict=True):
                 law = selection(capsules, self.relaxed)

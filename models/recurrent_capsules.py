@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyro
@@ -117,6 +118,31 @@ class Drawn(NamedTuple):
     length: Tensor | None
 
 
+@dataclass(frozen=True)
+class Canvas:
+    """The settings of how the canvas is painted, and what it says of pixels.
+
+    Args:
+        attention: whether the model paints and the guide reads through a window of attention.
+            Capsules that look at every step see the whole image.
+        window: N, filters of the window along each axis.
+        likelihood: "normal" or "bernoulli", as for the `VariationalAutoencoder`.
+        sigma_image: deviation of a normal pixel.
+
+    Raises:
+        ValueError: a deviation that is not positive, or an unknown likelihood.
+    """
+
+    attention: bool = True
+    window: int = 12
+    likelihood: str = "bernoulli"
+    sigma_image: float = 0.15
+
+    def __post_init__(self) -> None:
+        check_positive(sigma_image=self.sigma_image)
+        check_one_of("likelihood", self.likelihood, LIKELIHOODS)
+
+
 class RecurrentCapsules(Model):
     """The recurrent capsule network, described at the top of this file.
 
@@ -131,11 +157,7 @@ class RecurrentCapsules(Model):
         capsules: "every" step, "once", or "none", which is plain DRAW and takes no labels.
         channels: of the convolution next to the image and of the one next to the capsules.
         types: of primary capsules.
-        attention: whether the model paints and the guide reads through a window of attention.
-            Capsules that look at every step see the whole image.
-        window: N, filters of the window along each axis.
-        likelihood: "normal" or "bernoulli", as for the `VariationalAutoencoder`.
-        sigma_image: deviation of a normal pixel.
+        canvas: how it is painted, and what it says of pixels.
         label_weight: nats for one unit of the margin loss.
 
     Raises:
@@ -157,29 +179,23 @@ class RecurrentCapsules(Model):
         capsules: str = "once",
         channels: tuple[int, int] = (16, 16),
         types: int = 8,
-        attention: bool = True,
-        window: int = 12,
-        likelihood: str = "bernoulli",
-        sigma_image: float = 0.15,
+        canvas: Canvas = Canvas(),
         label_weight: float = 1000.0,
     ) -> None:
         super().__init__()
         check_at_least(1, steps=steps, latent=latent, units=units, classes=classes)
         check_at_least(1, channels=channels, types=types)
         check_at_least(0, label_weight=label_weight)
-        check_positive(sigma_image=sigma_image)
         check_one_of("capsules", capsules, ("every", "once", "none"))
-        check_one_of("likelihood", likelihood, LIKELIHOODS)
         self.space = ImageSpace(image_shape)
         self.num_classes = classes
         self.steps = steps
         self.latent = latent
         self.units = units
         self.capsules = capsules
-        self.likelihood = likelihood
-        self.sigma_image = sigma_image
+        self.canvas = canvas
         self.label_weight = label_weight
-        self.window_size = window if attention else None
+        self.window_size = canvas.window if canvas.attention else None
         self.blank = nn.Parameter(torch.zeros(image_shape))  # c_0
         colors, height, width = image_shape
         inputs = latent
@@ -195,11 +211,12 @@ class RecurrentCapsules(Model):
             )
             inputs = classes * CLASS
         self.cell = CoupledLSTM(inputs, units)
-        self.patch_shape = (colors, window, window) if attention else image_shape
+        square = (colors, canvas.window, canvas.window)
+        self.patch_shape = square if canvas.attention else image_shape
         self.paint = PyroModule[nn.Linear](units, math.prod(self.patch_shape))
         nn.init.normal_(self.paint.weight, std=0.25)  # with less, codes fade before they are used
-        if attention:
-            self.aim = Aim(units, window, (height, width))
+        if canvas.attention:
+            self.aim = Aim(units, canvas.window, (height, width))
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -256,7 +273,7 @@ class RecurrentCapsules(Model):
 
     def image_law(self, drawing: Drawing) -> dist.TorchDistribution:
         """Return the law of the image site if the drawing ended here."""
-        return pixel_law(drawing.canvas, self.likelihood, self.sigma_image)
+        return pixel_law(drawing.canvas, self.canvas.likelihood, self.canvas.sigma_image)
 
     def window(self, drawing: Drawing) -> Window:
         """Return the window in which the last step painted."""

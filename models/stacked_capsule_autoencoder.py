@@ -41,6 +41,7 @@ References:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Self
 
 import pyro
@@ -58,6 +59,7 @@ from capsule_zoo.models.parts.object_votes import (
     ObjectVotes,
     PartRelation,
     VoteNetwork,
+    VoteSizes,
     log_parents,
     noisy_or,
     part_pose_law,
@@ -72,6 +74,29 @@ _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors
 _BRIGHT = 2.0  # logit of the first colors: templates learn shapes before they are tinted
 
 
+@dataclass(frozen=True)
+class Clutter:
+    """The settings of parts that no object explains.
+
+    Args:
+        sigma_dummy: deviation from zero of the pose of a part that belongs to the dummy.
+        epsilon: weight of the dummy, compared with t_k a_km.
+        leak: probability that a part for which no object votes is present.
+
+    Raises:
+        ValueError: a deviation or weight that is not positive, or a leak outside (0, 1).
+    """
+
+    sigma_dummy: float = 0.75
+    epsilon: float = 0.01
+    leak: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_positive(sigma_dummy=self.sigma_dummy, epsilon=self.epsilon)
+        if not 0 < self.leak < 1:
+            raise ValueError(f"leak must lie inside (0, 1), not {self.leak!r}")
+
+
 class StackedCapsuleAutoencoder(Model):
     """The generative model of stacked capsule autoencoders, described at the top of this file.
 
@@ -79,21 +104,18 @@ class StackedCapsuleAutoencoder(Model):
         image_shape: (channels, height, width).
         objects, parts: numbers of capsules.
         template_size: height and width of a part's template, in template pixels.
-        object_features, part_features: sizes of the feature vectors.
-        hidden: hidden units of each object's perceptron.
-        deformable: whether an object's feature bends the constellation of its parts.
+        part_features: size of a part's feature vector.
+        votes: sizes of the networks by which objects vote.
         classes: kinds of images; an object is present in one of them.
         presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
         temperature: of the relaxed presences.
         sigma_image: deviation of a pixel, in units of its range.
         sigma_top: deviation of an object's pose from the identity.
-        sigma_dummy: deviation from zero of the pose of a part that belongs to the dummy.
-        epsilon: weight of the dummy, compared with t_k a_km.
-        leak: probability that a part for which no object votes is present.
+        clutter: parts that no object explains.
 
     Raises:
-        ValueError: a size below 1, fewer than two classes, a deviation or weight that is not
-            positive, a leak outside (0, 1), or an unknown presence.
+        ValueError: a size below 1, fewer than two classes, a deviation that is not positive, or an
+            unknown presence.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W).
@@ -108,44 +130,34 @@ class StackedCapsuleAutoencoder(Model):
         parts: int = 24,
         *,
         template_size: int = 11,
-        object_features: int = 32,
         part_features: int = 16,
-        hidden: int = 128,
-        deformable: bool = True,
+        votes: VoteSizes = VoteSizes(),
         classes: int = 10,
         presence: str = "relaxed",
         temperature: float = 0.5,
         sigma_image: float = 0.3,
         sigma_top: float = 0.5,
-        sigma_dummy: float = 0.75,
-        epsilon: float = 0.01,
-        leak: float = 0.01,
+        clutter: Clutter = Clutter(),
     ) -> None:
         super().__init__()
         check_at_least(1, objects=objects, parts=parts, template_size=template_size)
-        check_at_least(1, object_features=object_features, part_features=part_features)
-        check_at_least(1, hidden=hidden)
+        check_at_least(1, part_features=part_features)
         check_at_least(2, classes=classes)
         check_one_of("presence", presence, ("relaxed", "discrete"))
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
-        check_positive(sigma_dummy=sigma_dummy, epsilon=epsilon)
-        if not 0 < leak < 1:
-            raise ValueError(f"leak must lie inside (0, 1), not {leak!r}")
         self.space = ImageSpace(image_shape)
         self.painted = self.space
         self.scope = "scene"
         self.levels = Level("object", objects), Level("part", parts)
-        self.object_features = object_features
+        self.object_features = votes.object_features
         self.part_features = part_features
         self.classes = classes
         self.presence = presence
         self.temperature = temperature
         self.sigma_image = sigma_image
         self.sigma_top = sigma_top
-        self.sigma_dummy = sigma_dummy
-        self.epsilon = epsilon
-        self.leak = leak
-        self.relation = VoteNetwork(objects, parts, object_features, hidden, deformable)
+        self.clutter = clutter
+        self.relation = VoteNetwork(objects, parts, votes)
         channels = image_shape[0]
         shape = (parts, channels + 1, template_size, template_size)
         self.template_logits = nn.Parameter(templates.faint(shape))  # gray or color, then alpha
@@ -164,6 +176,11 @@ class StackedCapsuleAutoencoder(Model):
             found.append(Site(f"{level.name}_pose", plates, event_dim=1))
             found.append(Site(f"{level.name}_feature", plates, event_dim=1))
         return tuple(found)
+
+    @property
+    def dummy(self) -> tuple[float, float]:
+        """The weight of the dummy, and the deviation of its parts' poses."""
+        return self.clutter.epsilon, self.clutter.sigma_dummy
 
     @property
     def relaxed(self) -> bool:
@@ -226,14 +243,13 @@ class StackedCapsuleAutoencoder(Model):
         """Draw the parts by the votes of objects; without objects, from broad laws."""
         like, level = self.template_logits, self.levels[1]
         with pyro.plate("parts", level.size, dim=-1):
-            odds = like.new_zeros(()) if votes is None else noisy_or(votes, self.leak)
+            odds = like.new_zeros(()) if votes is None else noisy_or(votes, self.clutter.leak)
             presence = pyro.sample("part_presence", self.presence_law(odds))
             pose_law: dist.TorchDistribution
             if votes is None:
-                pose_law = dist.Normal(like.new_zeros(6), self.sigma_dummy).to_event(1)
+                pose_law = dist.Normal(like.new_zeros(6), self.clutter.sigma_dummy).to_event(1)
             else:
-                dummy = self.epsilon, self.sigma_dummy
-                pose_law = part_pose_law(votes, presence, self.relaxed, *dummy)
+                pose_law = part_pose_law(votes, presence, self.relaxed, *self.dummy)
             pose = pyro.sample("part_pose", pose_law)
             feature = self._draw_feature("part_feature", self.part_features)
         return FeaturedCapsules.drawn(level, presence, pose, feature)
@@ -294,8 +310,7 @@ class StackedCapsuleAutoencoder(Model):
 
     def responsibilities(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> Tensor:
         """Compute p(s_m | objects, pose of part m), (B, M, 1 + K); column 0 is the dummy."""
-        dummy = self.epsilon, self.sigma_dummy
-        return log_parents(self.votes(objects), parts.pose, *dummy).softmax(-1)
+        return log_parents(self.votes(objects), parts.pose, *self.dummy).softmax(-1)
 
     def predicted(self, objects: FeaturedCapsules, parts: FeaturedCapsules) -> FeaturedCapsules:
         """Return the parts with the poses that the most responsible objects vote for."""

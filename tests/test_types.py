@@ -6,12 +6,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """
-from capsule_zoo.guides import AmortizedPartWhole, Guide
+from capsule_zoo.guides import PartWholeGuide, Guide
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.zoo.part_whole.entry import part_whole
 
 model = PartWholeCapsules(objects=3, parts=4)
-guide = AmortizedPartWhole(model)
+guide = PartWholeGuide(model)
 entry = part_whole(objects=3)
 """
 KNOWN = """
@@ -20,7 +20,7 @@ class Own(Guide[VariationalAutoencoder]):
         return self.model.latent + self.num_parameters
 
 size: int = guide.model.levels[0].size
-turned: AmortizedPartWhole = guide.with_turns(2)
+turned: PartWholeGuide = guide.with_turns(2)
 parts: int = entry.model.levels[1].size
 wide = entry.guide.with_poses("normal")
 """
@@ -29,8 +29,8 @@ REFUSED = {
     "guide.model.levelz": '"PartWholeCapsules" has no attribute "levelz"; maybe "levels"?',
     "entry.model.levelz": '"PartWholeCapsules" has no attribute "levelz"',
     "entry.guide.with_pose(2)": '"PartWholeGuide" has no attribute "with_pose"',
-    "guide.with_turn(2)": '"AmortizedPartWhole" has no attribute "with_turn"',
-    "AmortizedPartWhole(VariationalAutoencoder())": 'expected "PartWholeCapsules"',
+    "guide.with_turn(2)": '"PartWholeGuide" has no attribute "with_turn"',
+    "PartWholeGuide(VariationalAutoencoder())": 'expected "PartWholeCapsules"',
 }
 
 

@@ -191,7 +191,7 @@ def remedy(
     codes = on_parts_of(entry, kinds=settings.kinds)
     views = torch.stack([*sets_at_turns(codes.guide, train, settings.turns)])
     start_turned_kinds(codes.model, views, seed)
-    codes.guide.start_at_posterior()
+    codes.guide.infer_objects.start_at_posterior(codes.model)
     given = read_at_own_turns(codes.guide, views, READING.temperature).features()
     probe = fit_probe(given, train.labels, READING.penalty)
     found: dict[str, Accuracy] = {}

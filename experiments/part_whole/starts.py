@@ -31,10 +31,11 @@ from capsule_zoo.experiments.part_whole.headline import (
     tighten,
 )
 from capsule_zoo.experiments.training import checkpoints
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import Inputs, fit
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.records import Numbers
+from capsule_zoo.sizes import sized
 
 SETS_OF_SIZES: Mapping[str, Mapping[str, Any]] = {  # "few" as in the README and `part-whole/digits`
     "few": dict(objects=16, parts=12),
@@ -63,9 +64,9 @@ class Start(NamedTuple):
 def start(options: Options, *, data: str, sizes: Mapping[str, Any], steps: int) -> list:
     """Train constructors' defaults by plain `fit`; return the losses, and a blank canvas's loss."""
     digits = load_dataset(data, root=options.data_root)
-    model = PartWholeCapsules(digits.image_shape, **sizes)
+    model = sized(PartWholeCapsules, digits.image_shape, **sizes)
     saved = checkpoints(options, "")  # a job shows no progress
-    guide = AmortizedPartWhole(model)
+    guide = PartWholeGuide(model)
     run = fit(model, guide, digits.train, steps=steps, seed=options.seed, checks=saved)
     return [run.history["loss"].tolist(), blank_loss(model, digits.train.images)]
 

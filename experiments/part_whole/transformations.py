@@ -103,7 +103,7 @@ FEATURES: dict[str, Features] = {
 
 def best_turns(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
     """Return the turn at which the model explains each image best, if objects had free angles."""
-    model = guide.model.sharing_parameters(rotations=turns)
+    model = guide.model.sharing_parameters(pose=replace(guide.model.pose, rotations=turns))
     return torch.cat([best_turn(guide, few, turns, model) for few in images.split(AT_ONCE)])
 
 

@@ -13,7 +13,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.part_whole.headline import automatic as fitted
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.zoo.guide_swaps import opened
-from capsule_zoo.guides import AmortizedShapeCodes
+from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.inference import Checks, compare, fit
 from capsule_zoo.registry import Entry
 
@@ -57,7 +57,7 @@ def automatic(
     return Result(measures(table), {"": table.draw()}, table, entry)
 
 
-def normal_network(entry: Entry, train: Split, options: Options, steps: int) -> AmortizedShapeCodes:
+def normal_network(entry: Entry, train: Split, options: Options, steps: int) -> ShapeCodesGuide:
     """Return the entry's guide with normal laws, tuned with the model frozen."""
     network = entry.guide.with_laws("normal", "normal")
     how: dict[str, Any] = dict(

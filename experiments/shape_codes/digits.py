@@ -16,7 +16,7 @@ from capsule_zoo.experiments.part_whole.headline import JITTER, tighten
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
 from capsule_zoo.experiments.training import train
-from capsule_zoo.guides import RoutingShapeCodes
+from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.inference import Inputs, compare
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.probe import linear_probe
@@ -57,7 +57,7 @@ def digits(
     )
     few = data.test[:images]
     options.say(f"Comparing guides on {len(few)} held-out digits")
-    routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(RoutingShapeCodes)
+    routing = replace(entry, guide=normal.guide).use_guide("routing").guide_of(ShapeCodesGuide)
     guides: dict[str, nn.Module] = {
         "network": normal.guide,
         "routing": routing.with_poses("normal"),

@@ -14,6 +14,8 @@ from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.shape_codes.headline import read_objects
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.models import Capsules, ShapeCodes
+from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.models.shape_codes import from_part_sets
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load
@@ -102,10 +104,9 @@ def with_two_slots(model: ShapeCodes) -> ShapeCodes:
         2 * model.levels[-1].size,
         model.codes,
         slots=2,
-        instances=2,
-        template_size=model.template_logits.shape[-1],
-        sigma_min=shapes.sigma_min,
-        sigma_top=model.sigma_top,
+        painting=Painting(instances=2, template_size=model.template_logits.shape[-1]),
+        belonging=Belonging(sigma_min=shapes.sigma_min),
+        pose=ObjectPose(sigma_top=model.pose.sigma_top),
     )
     with torch.no_grad():
         two.kind_logits.copy_(model.kind_logits)

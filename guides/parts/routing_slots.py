@@ -7,7 +7,7 @@ The objects of a scene are found one after the other, and then together:
     together      r_is = p(s_i = slot s | t, A_1..P, objects); every slot is fitted again, in all
                   kinds, to its share of the parts, and the best kind stays
 
-Each fit is the pair of ridge regressions of `guides.parts.routing_shape_codes`. Slots that begin
+Each fit is the pair of ridge regressions of `guides.parts.ridge`. Slots that begin
 with the wrong kind seldom recover, so that several kinds are tried for the first slot, and the
 scene with the largest joint density wins. All of it is coordinate ascent on the model's log joint.
 
@@ -18,7 +18,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -26,15 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.guides.parts.part_reader import moved
-from capsule_zoo.guides.parts.routing_shape_codes import (
-    bend,
-    directions,
-    fit_code,
-    fit_pose,
-    presence_shift,
-)
-from capsule_zoo.guides.parts.shape_codes import KindProposals, ShapeCodesGuide
+from capsule_zoo.guides.parts.kind_network import KindProposals
+from capsule_zoo.guides.parts.part_reader import PartReader, moved
+from capsule_zoo.guides.parts.ridge import RidgeKinds, alternate
+from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
@@ -67,7 +62,7 @@ class RoutingSlots(ShapeCodesGuide):
         model, pose, objects: as for every `ShapeCodesGuide`.
         rounds: assignments of all parts to all slots, after these were found one by one.
         starts: kinds that are tried for the first slot.
-        reader: arguments of `PartReader`.
+        reader: the settings of the reader of parts.
 
     Raises:
         ValueError: `rounds` or `starts` below 1.
@@ -81,15 +76,14 @@ class RoutingSlots(ShapeCodesGuide):
         pose: str = "delta",
         *,
         objects: str = "normal",
+        reader: PartReader = PartReader(),
         rounds: int = 4,
         starts: int = 4,
-        **reader: Any,
     ) -> None:
         check_at_least(1, rounds=rounds, starts=starts)
-        super().__init__(model, pose, objects=objects, **reader)
+        super().__init__(model, pose, objects=objects, reader=reader, above=RidgeKinds())
         self.rounds = rounds
         self.starts = min(starts, model.kinds)
-        self.options |= dict(rounds=rounds, starts=starts)
 
     def _draw_object(self, parts: Capsules, frame: Tensor | None, labels: Tensor | None) -> None:
         """Draw kind, pose and code of every slot."""
@@ -158,27 +152,7 @@ class RoutingSlots(ShapeCodesGuide):
 
     def _fit(self, parts: Capsules, share: Tensor) -> KindProposals:
         """Fit an object of every kind to its share (B, K, P) of the parts."""
-        shapes = self.model.shapes
-        there = as_presence(parts.presence, self.model.relaxed)[:, None]
-        target = parts.pose[:, None]
-        weight = (share * there)[..., None] / shapes.scale.square()
-        precision = self.model.object_pose_scale(target) ** -2
-        code = share.new_zeros(*share.shape[:2], self.model.codes)
-        for _ in range(_ALTERNATIONS):
-            arrangement = shapes.place + bend(shapes.pose_codes, code)
-            pose, pose_scale = fit_pose(target, arrangement, weight, precision)
-            shift = presence_shift(shapes.presence_codes, code)
-            believed = (shapes.presence_logits + shift).sigmoid()
-            curve = share * believed * (1 - believed)
-            code, code_scale = fit_code(
-                target - poses.compose(pose[..., None, :], shapes.place),
-                directions(pose, shapes.pose_codes),
-                weight,
-                shapes.presence_codes,
-                share * (there - believed) + curve * shift,
-                curve,
-            )
-        return KindProposals(pose, code, pose_scale, code_scale)
+        return alternate(self.model, parts, lambda *_: share, _ALTERNATIONS, counted=share)
 
     def _log_density(
         self, parts: Capsules, found: KindProposals, scale: Tensor | None = None
@@ -198,7 +172,7 @@ class RoutingSlots(ShapeCodesGuide):
 
     def _log_prior(self, found: KindProposals) -> Tensor:
         """Compute log p(k, A, c), (B, K)."""
-        pose = self.model.object_pose_law().log_prob(found.pose)
+        pose = self.model.pose.law(found.pose).log_prob(found.pose)
         code = self.model.object_code_law().log_prob(found.code)
         return self.model.kind_logits.log_softmax(-1) + pose + code
 

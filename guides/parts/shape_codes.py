@@ -13,93 +13,64 @@ a cost that grows with the number of kinds:
 
     ELBO = sum_k q(k) (log pi_k + ELBO_k - log q(k)) = log sum_k pi_k exp(ELBO_k)    at the best q
 
-`AmortizedShapeCodes` computes the proposals of all kinds by one network on the parts.
-`RoutingShapeCodes` computes them by alternating ridge regressions, without a network.
+What computes the proposals of all kinds is an argument:
+
+>>> ShapeCodesGuide(model, above=KindNetwork(width=384))    # one network on the parts
+>>> ShapeCodesGuide(model, above=RidgeKinds(5))             # ridge regressions, without a network
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, Protocol, Self
 
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.nn.functional as F
-from pyro.nn import PyroModule
-from pyro.ops.indexing import Vindex
-from torch import Tensor, nn
+from torch import Tensor
 
-from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
+from capsule_zoo.guides.parts.kind_network import KindNetwork, KindProposals
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
-from capsule_zoo.guides.parts.part_whole import FIT_SETTINGS, PoseHead
-from capsule_zoo.guides.parts.turns import best_turn
-from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
-from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.checks import check_labels, check_one_of
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
 from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes, from_part_sets
 
-LAWS = ("delta", "normal")
 _AT_ONCE = 2**16  # numbers of poses of all kinds whose densities are computed at a time
-_INITIAL_SCALE = 0.1  # deviation of a fresh code, whose prior has 1
-_INITIAL_POSE_SCALE = 0.02
 
 
-class KindProposals(NamedTuple):
-    """The laws q(A, c | parts, k) of the object's pose and code for every kind.
+class AboveParts(Protocol):
+    """The settings of whatever proposes an object of every kind, such as `KindNetwork`."""
 
-    Attributes:
-        pose, pose_scale: means and deviations of the pose, (B, K, 6).
-        code, code_scale: means and deviations of the code, (B, K, d).
+    def build(self, model: ShapeCodes, objects: str) -> Callable[..., KindProposals]:
+        """Return what computes proposals from a model and its parts.
 
-    The deviations are None where pose and code are points.
-    """
-
-    pose: Tensor
-    code: Tensor
-    pose_scale: Tensor | None = None
-    code_scale: Tensor | None = None
-
-    def log_density_at_centers(self) -> Tensor | float:
-        """Return log q(a_k, m_k | k), (B, K), in nats; 0 for points."""
-        if self.pose_scale is None or self.code_scale is None:
-            return 0.0
-        pose = dist.Normal(self.pose, self.pose_scale).to_event(1)
-        code = dist.Normal(self.code, self.code_scale).to_event(1)
-        return pose.log_prob(self.pose) + code.log_prob(self.code)
-
-    def laws(self, kind: Tensor) -> tuple[dist.TorchDistribution, dist.TorchDistribution]:
-        """Return the laws of the pose and of the code for a kind (B, 1), perhaps enumerated."""
-        pose, code = (Vindex(x.unsqueeze(-3))[..., kind, :] for x in self[:2])
-        if self.pose_scale is None or self.code_scale is None:
-            return dist.Delta(pose, event_dim=1), dist.Delta(code, event_dim=1)
-        scales = (self.pose_scale, self.code_scale)
-        pose_scale, code_scale = (Vindex(x.unsqueeze(-3))[..., kind, :] for x in scales)
-        return dist.Normal(pose, pose_scale).to_event(1), dist.Normal(code, code_scale).to_event(1)
+        Args:
+            objects: the law of pose and code. Where it is "delta" only centers are used.
+        """
 
 
-class ShapeCodesGuide(Guide[ShapeCodes]):
-    """The base of the guides to shape codes; subclasses write `propose`.
+class ShapeCodesGuide(PartsGuide[ShapeCodes]):
+    """The guide that reads parts off the image, and proposes an object of every kind from them.
+
+    It is described at the top of this file.
 
     Args:
         model: the model to invert. A guide to a model in another scope draws the sites of that
             scope alone.
         pose: the law of the parts' poses, "delta" or "normal".
         objects: the law of the object's pose and code, "delta" or "normal".
-        channels, max_scale, anisotropy, coordinates, turns, centered: arguments of `PartReader`.
-
-    Attributes:
         reader: the settings of the reader of parts.
-        options: all arguments but the model and `pose`.
+        above: the settings of what proposes the objects, `KindNetwork` or `RidgeKinds`.
 
     Raises:
         ValueError: another kind of model, an unknown law, or a size below 1.
     """
 
     fit_settings = FIT_SETTINGS
+    of_parts = ("read_parts.", "pose_head.")
     most_slots = 1
 
     def __init__(
@@ -108,16 +79,11 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         pose: str = "delta",
         *,
         objects: str = "normal",
-        channels: int = 64,
-        max_scale: float = 0.8,
-        anisotropy: float | None = 1.6,
-        coordinates: bool = False,
-        turns: int = 1,
-        centered: bool = False,
+        reader: PartReader = PartReader(),
+        above: AboveParts = KindNetwork(),
     ) -> None:
-        check_one_of("pose", pose, LAWS)
-        check_one_of("objects", objects, LAWS)
-        super().__init__(model)
+        check_one_of("objects", objects, self.poses)
+        super().__init__(model, pose, reader, above)
         if model.slots > self.most_slots:
             raise ValueError(
                 f"no guide of shape-codes reads several objects, but slots={model.slots}; leave "
@@ -125,45 +91,23 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
                 "(--set thing='\"shape-codes\"'), or build the pair in Python: "
                 "RoutingSlots(ShapeCodes(slots=2, ...))"
             )
-        self.pose = pose
         self.objects = objects
         self.kind = "drawn"
-        self.reader = PartReader(channels, max_scale, anisotropy, coordinates, turns, centered)
-        self.options: dict[str, Any] = dict(objects=objects, **vars(self.reader))
-        parts = model.levels[-1].size
-        self.read_parts = self.reader.build(model.image_shape, parts)
-        self.pose_head = PoseHead(OUTPUTS, parts, pose)
+        self.pose_head = PoseHead(OUTPUTS, model.levels[-1].size, pose)
+        self.infer_objects: Any = above.build(model, objects)
 
-    def with_laws(self, pose: str, objects: str) -> ShapeCodesGuide:
+    def with_laws(self, pose: str, objects: str) -> Self:
         """Return a guide to the same model with other laws, and copies of the same weights.
 
         Train with points for the parts first. A new normal law of a part's pose starts at the point
         with a deviation of .02.
         """
-        options = {**self.options, "objects": objects}
-        return type(self)(self.model, pose, **options).copy_matching(self)
-
-    def with_poses(self, pose: str) -> ShapeCodesGuide:
-        """Return `with_laws(pose, ...)` with the present law of the objects."""
-        return self.with_laws(pose, self.objects)
-
-    def with_turns(self, turns: int) -> ShapeCodesGuide:
-        """Return a guide with the same parameters that tries `turns` turns of the image."""
-        reader = replace(self.reader, turns=turns)
-        reader.check_images_turn(self.model.image_shape)
-        return self.sharing_parameters(reader=reader, options={**self.options, "turns": turns})
-
-    def copy_matching(self, source: nn.Module) -> Self:
-        """Copy every tensor that another module, such as a guide, has under the same name."""
-        self.to(next(source.parameters()))
-        mine, theirs = self.state_dict(), source.state_dict()
-        same = {k: v for k, v in theirs.items() if k in mine and mine[k].shape == v.shape}
-        self.load_state_dict({**mine, **same})
-        return self
+        return self._varied(pose=pose, objects=objects)
 
     def propose(self, parts: Capsules) -> KindProposals:
         """Return the laws of the object's pose and code for every kind, given the parts."""
-        raise NotImplementedError(f"{type(self).__name__} must write propose")
+        found = self.infer_objects(self.model, parts)
+        return found.points() if self.objects == "delta" else found
 
     def with_scope(self, scope: str) -> ShapeCodesGuide:
         """Return a guide with the same parameters for the model's `with_scope`."""
@@ -188,10 +132,9 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
             if self.model.scope == "objects":
                 parts, frame = from_part_sets(images), None
             else:
-                if angle is None and self.reader.turns > 1:
-                    angle = best_turn(self, images, self.reader.turns)
-                seen, frame = self.reader.view(images, angle)
-                parts = self._draw_parts(self.read_parts(seen), frame)
+                seen, frame = self._view(images, angle)
+                level = self.model.levels[-1]
+                parts = self._draw(level, self.pose_head, self.read_parts(seen), frame)
             if self.model.scope != "parts":
                 self._draw_object(parts, frame, labels)
         return parts
@@ -237,106 +180,13 @@ class ShapeCodesGuide(Guide[ShapeCodes]):
         """
         return self.kind_logits(parts, self.propose(parts)).logsumexp(-1)
 
-    def _draw_parts(self, proposal: Proposal, frame: Tensor | None) -> Capsules:
-        """Draw the parts; the normal law of a part that is off is as wide as the model's own."""
-        level = self.model.levels[-1]
-        if frame is not None:
-            proposal = moved(proposal, frame)
-        with pyro.plate(level.plate, level.size, dim=-1):
-            presence_law = self.model.presence_law(proposal.logits)
-            presence = pyro.sample(f"{level.name}_presence", presence_law)
-            law = self.pose_head(proposal.pose, proposal.features)
-            if self.pose == "normal":
-                there = as_presence(presence, self.model.relaxed)[..., None]
-                scale = law.base_dist.scale
-                scale = there * scale + (1 - there) * self.model.shapes.sigma_off
-                law = dist.Normal(proposal.pose, scale).to_event(1)
-            return Capsules.drawn(level, presence, pyro.sample(f"{level.name}_pose", law))
-
-
-class AmortizedShapeCodes(ShapeCodesGuide):
-    """The guide whose proposals for all kinds come from one network on the parts.
-
-    The centers are a linear map of the parts, which the posterior would be if all parts were
-    present, plus the output of a perceptron.
-
-    Args:
-        model, pose, objects: as for every `ShapeCodesGuide`.
-        width: units of each hidden layer.
-        hidden: number of hidden layers.
-        reader: arguments of `PartReader`.
-    """
-
-    def __init__(
-        self,
-        model: ShapeCodes,
-        pose: str = "delta",
-        *,
-        objects: str = "normal",
-        width: int = 384,
-        hidden: int = 2,
-        **reader: Any,
-    ) -> None:
-        super().__init__(model, pose, objects=objects, **reader)
-        check_at_least(1, width=width, hidden=hidden)
-        self.options |= dict(width=width, hidden=hidden)
-        layers: list[nn.Module] = []
-        inputs = 7 * model.levels[-1].size
-        for _ in range(hidden):
-            layers += [PyroModule[nn.Linear](inputs, width), nn.ELU()]
-            inputs = width
-        self.body = PyroModule[nn.Sequential](*layers)
-        outputs = model.kinds * (6 + model.codes)
-        self.center = PyroModule[nn.Linear](width, outputs)
-        self.center.weight.data *= 0.1  # objects start near the identity, with codes near zero
-        if objects == "normal":
-            self.spread = PyroModule[nn.Linear](width, outputs)
-            self.spread.weight.data *= 0.1
-        with seeded(0):  # its draws are not used
-            self.direct = PyroModule[nn.Linear](7 * model.levels[-1].size, outputs, bias=False)
-        self.direct.weight.data.zero_()
-
-    @torch.no_grad()
-    def start_at_posterior(self) -> None:
-        """Set the proposals to the posterior of codes given parts, for objects at the identity.
-
-        They are exact where all parts are present, none is the dummy's, presences do not depend on
-        codes, and the numbers of a code are independent given the parts. Models that start from
-        factor analyzers, by `start_kinds`, are such. What the perceptron adds begins at zero.
-        """
-        shapes = self.model.shapes
-        precision = shapes.scale**-2  # (K, P, 6)
-        weighted = precision[..., None] * shapes.pose_codes  # (K, P, 6, d)
-        code = 1 + (weighted * shapes.pose_codes).sum((1, 2))  # (K, d)
-        by_pose = weighted / code[:, None, None]
-        by_presence = -torch.einsum("kpid,kpi->kpd", by_pose, shapes.place)
-        by_part = torch.cat([by_presence[:, :, None], by_pose], dim=2)  # (K, P, 7, d)
-        onto_code = by_part.flatten(1, 2).mT  # (K, d, 7 P)
-        self.direct.weight.copy_(F.pad(onto_code, (0, 0, 6, 0)).flatten(0, 1))
-        self.center.weight.zero_()
-        self.center.bias.zero_()
-        if self.objects == "normal":
-            place = poses.to_matrix(shapes.place).square()
-            rows = precision.unflatten(-1, (2, 3))
-            pose = torch.einsum("kprl,kpjl->krj", rows, place).flatten(1)
-            pose = pose + self.model.object_pose_scale(pose) ** -2
-            first = pose.rsqrt() / _INITIAL_POSE_SCALE, code.rsqrt() / _INITIAL_SCALE
-            self.spread.weight.zero_()
-            self.spread.bias.copy_(torch.cat(first, dim=-1).log().flatten())
-
-    def propose(self, parts: Capsules) -> KindProposals:
-        there = as_presence(parts.presence, self.model.relaxed)[..., None]
-        seen = torch.cat([there, there * parts.pose], dim=-1).flatten(-2)
-        hidden = self.body(seen)
-        pose, code = self._by_kind(self.center(hidden) + self.direct(seen))
-        pose = poses.identity_like(pose) + pose
-        if self.objects == "delta":
-            return KindProposals(pose, code)
-        pose_spread, code_spread = self._by_kind(self.spread(hidden))
-        scales = _INITIAL_POSE_SCALE * pose_spread.exp(), _INITIAL_SCALE * code_spread.exp()
-        return KindProposals(pose, code, *scales)
-
-    def _by_kind(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        numbers = numbers.unflatten(-1, (self.model.kinds, 6 + self.model.codes))
-        pose, code = numbers.split([6, self.model.codes], dim=-1)
-        return pose, code
+    def _pose_law(
+        self, head: PoseHead, proposal: Proposal, presence: Tensor
+    ) -> dist.TorchDistribution:
+        """Return the law of poses; where a part is off it is as wide as the model's own."""
+        law = head(proposal.pose, proposal.features)
+        if self.pose == "delta":
+            return law
+        there = as_presence(presence, self.model.relaxed)[..., None]
+        scale = there * law.base_dist.scale + (1 - there) * self.model.shapes.sigma_off
+        return dist.Normal(proposal.pose, scale).to_event(1)

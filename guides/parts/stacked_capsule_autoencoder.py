@@ -3,11 +3,11 @@
     d_m, x_m, z_m     ~ q(. | read_parts(image))            # presence, pose, feature of each part
     t_k, OV_k, c_k    ~ q(. | infer_objects({d, x, z}))     # the same of each object
 
-As in the part-whole guides, the objects are an argument:
+As in the part-whole guides, what infers the objects is an argument:
 
->>> StackedCapsuleGuide(model, objects=SetTransformerObjects())   # the paper's encoder
->>> StackedCapsuleGuide(model, objects=PerceptronObjects())       # one perceptron; learns sooner
->>> StackedCapsuleGuide(model, objects=EMConstellations(3))       # EM steps, no network
+>>> StackedCapsuleGuide(model, above=SetTransformerObjects())   # the paper's encoder
+>>> StackedCapsuleGuide(model, above=PerceptronObjects())       # one perceptron; learns sooner
+>>> StackedCapsuleGuide(model, above=EMConstellations(3))       # EM steps, no network
 
 Poses and features are points (`pose="delta"`, as in the paper) or normal. A presence is relaxed by
 noise on its logit. With `noise="uniform"` it is the paper's, uniform and of width 4; with
@@ -35,10 +35,9 @@ from typing import Any, Self
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.nn import PyroModule
-from torch import Tensor, nn
+from torch import Tensor
 
-from capsule_zoo.guides.base import Guide
+from capsule_zoo.guides.parts.guide import PartsGuide, PoseHead
 from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
 from capsule_zoo.guides.parts.stacked_objects import (
     FeaturedProposal,
@@ -49,9 +48,7 @@ from capsule_zoo.models.checks import check_one_of, check_positive
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
-POSES = ("delta", "normal")
 NOISES = ("uniform", "concrete", "none")
-_INITIAL_SCALE = 0.02  # deviation of a fresh normal law: close to the point that it replaces
 
 
 class NoisyLogit(dist.Uniform):
@@ -90,31 +87,7 @@ class SureLogit(dist.Delta):
         return SureLogit(self.logits.expand(batch_shape))
 
 
-class CenteredLaw(PyroModule):
-    """A law of vectors around given centers: points, or normal laws with learned deviations.
-
-    Args:
-        capsules: capsules of the level.
-        numbers: size of the vector from which the deviations of a capsule are computed.
-        size: size of the vectors.
-        kind: "delta" or "normal".
-    """
-
-    def __init__(self, capsules: int, numbers: int, size: int, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        if kind == "normal":
-            self.weight = nn.Parameter(torch.zeros(capsules, numbers, size))
-            self.bias = nn.Parameter(torch.zeros(capsules, size))
-
-    def forward(self, center: Tensor, numbers: Tensor) -> dist.TorchDistribution:
-        if self.kind == "delta":
-            return dist.Delta(center, event_dim=1)
-        raw = torch.einsum("...cn,cns->...cs", numbers, self.weight) + self.bias
-        return dist.Normal(center, _INITIAL_SCALE * raw.exp()).to_event(1)
-
-
-class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
+class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
     """The guide that reads parts off the image and infers the objects from the parts.
 
     It is described at the top of this file.
@@ -123,7 +96,7 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         model: the model to invert.
         pose: the law of poses and features, "delta" or "normal".
         reader: the settings of the reader of parts. It must see each image as it is.
-        objects: the settings of what infers the objects.
+        above: the settings of what infers the objects.
         noise: "uniform", "concrete" or "none".
         noise_width: width of the uniform noise on a logit.
         stop_inputs: whether presences and poses of the parts reach the objects without gradients.
@@ -133,49 +106,43 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
             positive, or a reader that turns or centers images.
     """
 
+    of_parts = ("read_parts.", "part_")
+
     def __init__(
         self,
         model: StackedCapsuleAutoencoder,
         pose: str = "delta",
         *,
-        reader: PartReader = PartReader(),  # noqa: B008  # frozen
-        objects: Objects = SetTransformerObjects(),  # noqa: B008  # frozen
+        reader: PartReader = PartReader(),
+        above: Objects = SetTransformerObjects(),
         noise: str = "uniform",
         noise_width: float = 4.0,
         stop_inputs: bool = True,
     ) -> None:
-        super().__init__(model)
-        check_one_of("pose", pose, POSES)
         _check_noise(noise, noise_width)
+        super().__init__(model, pose, reader, above)
+        self.noise = noise
+        self.noise_width = noise_width
+        self.stop_inputs = stop_inputs
+        objects, parts = model.levels
+        self.infer_objects = above.build(model)
+        numbers = self.infer_objects.numbers
+        self.part_pose_law = PoseHead(self.outputs, parts.size, pose)
+        self.part_feature_law = PoseHead(self.outputs, parts.size, pose, size=model.part_features)
+        self.object_pose_law = PoseHead(numbers, objects.size, pose)
+        features = model.object_features
+        self.object_feature_law = PoseHead(numbers, objects.size, pose, size=features)
+
+    @property
+    def outputs(self) -> int:
+        return 7 + self.model.part_features
+
+    def _check_reader(self, reader: PartReader) -> None:
         if reader.turns > 1 or reader.centered:
             raise ValueError(
                 f"reader must see each image as it is, not with turns={reader.turns} and "
                 f"centered={reader.centered}; give a PartReader with turns=1 and centered=False"
             )
-        self.pose = pose
-        self.reader = reader
-        self.objects = objects
-        self.noise = noise
-        self.noise_width = noise_width
-        self.stop_inputs = stop_inputs
-        objects_level, parts_level = model.levels
-        outputs = 7 + model.part_features
-        self.read_parts = reader.build(model.image_shape, parts_level.size, outputs)
-        self.infer_objects = objects.build(model)
-        parts = parts_level.size, outputs
-        wholes = objects_level.size, self.infer_objects.numbers
-        self.part_pose_law = CenteredLaw(*parts, 6, pose)
-        self.part_feature_law = CenteredLaw(*parts, model.part_features, pose)
-        self.object_pose_law = CenteredLaw(*wholes, 6, pose)
-        self.object_feature_law = CenteredLaw(*wholes, model.object_features, pose)
-
-    def with_poses(self, pose: str) -> StackedCapsuleGuide:
-        """Return a guide with copies of the weights and another law of poses and features."""
-        return self._varied(pose, self.objects)
-
-    def with_objects(self, objects: Objects) -> StackedCapsuleGuide:
-        """Return a guide with a copy of the reader of parts, and other objects above the parts."""
-        return self._varied(self.pose, objects)
 
     def with_scope(self, scope: str) -> Self:
         """Return a guide with the same parameters for the model's `with_scope`."""
@@ -197,24 +164,6 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         stop_inputs = self.stop_inputs if stop_inputs is None else stop_inputs
         return self.sharing_parameters(noise=noise, noise_width=width, stop_inputs=stop_inputs)
 
-    def _varied(self, pose: str, objects: Objects) -> StackedCapsuleGuide:
-        made = StackedCapsuleGuide(
-            self.model,
-            pose,
-            reader=self.reader,
-            objects=objects,
-            noise=self.noise,
-            noise_width=self.noise_width,
-            stop_inputs=self.stop_inputs,
-        )
-        made.to(next(self.parameters()))
-        theirs, mine = self.state_dict(), made.state_dict()
-        kept = {k: v for k, v in theirs.items() if k in mine and v.shape == mine[k].shape}
-        if objects != self.objects:
-            kept = {k: v for k, v in kept.items() if k.startswith(("read_parts.", "part_"))}
-        made.load_state_dict({**mine, **kept})
-        return made
-
     def forward(self, images: Tensor, labels: Tensor | None = None) -> FeaturedCapsules:
         """Draw parts and objects, and return the objects; in the scope "parts", the parts."""
         scope = self.model.scope
@@ -222,16 +171,16 @@ class StackedCapsuleGuide(Guide[StackedCapsuleAutoencoder]):
         feature = read.features[..., 7:]  # behind the presence and the pose, from -1 to infinity
         proposal = FeaturedProposal(read.logits, read.pose, feature, read.features)
         with pyro.plate("images", len(images), dim=-2):
-            parts = self._draw(1, proposal, self.part_pose_law, self.part_feature_law)
+            parts = self._drawn(1, proposal, self.part_pose_law, self.part_feature_law)
             if scope == "parts":
                 return parts
             if self.stop_inputs:
                 still = parts.presence.detach(), parts.pose.detach()
                 parts = FeaturedCapsules(*still, parts.feature)
             proposal = self.infer_objects(self.model, parts)
-            return self._draw(0, proposal, self.object_pose_law, self.object_feature_law)
+            return self._drawn(0, proposal, self.object_pose_law, self.object_feature_law)
 
-    def _draw(
+    def _drawn(
         self, index: int, proposal: FeaturedProposal, pose_law: Any, feature_law: Any
     ) -> FeaturedCapsules:
         level = self.model.levels[index]

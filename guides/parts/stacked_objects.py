@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.parts.routing_part_whole import activation, best_pose
+from capsule_zoo.guides.parts.em import Evidence, route
 from capsule_zoo.guides.parts.set_transformers import FULL_SIZE, TransformerSizes, as_set
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.networks.layers import BalancedLogits
@@ -201,31 +201,20 @@ class RoutedObjects(PyroModule):
         self, model: StackedCapsuleAutoencoder, parts: FeaturedCapsules
     ) -> FeaturedProposal:
         relation = model.relation_of(self.feature)
-        identity = poses.identity_like(parts.pose)
-        transform = (relation.pose - identity).transpose(0, 1)  # (M, K, 6)
+        transform = relation.pose - poses.identity_like(parts.pose)  # (K, M, 6)
+        affinity = F.logsigmoid(relation.presence_logits).T, model.clutter.epsilon
+        prior = parts.pose.new_full((model.levels[0].size,), model.prior_logit)
         precision = parts.pose.new_tensor([model.sigma_top**-2] * 3)
         there = as_presence(parts.presence, model.relaxed)[..., None]
-        batch, number = parts.presence.shape[:-1], model.levels[0].size
-        logits = parts.pose.new_full((*batch, number), model.prior_logit)
-        pose = identity.expand(*batch, number, 6)
-        for _ in range(self.iterations):
-            votes = placed(relation, pose, F.logsigmoid(logits))
-            density = self._density(model, votes, parts, there)
-            share = (density + mixing_logits(votes, model.epsilon)).softmax(-1)[..., 1:]
-            weight = there * share / votes.scale.square()
-            pose = best_pose(parts.pose, transform, weight, precision)
-            votes = placed(relation, pose, F.logsigmoid(logits))
-            density = self._density(model, votes, parts, there)
-            affinity = F.logsigmoid(relation.presence_logits).T
-            logits = model.prior_logit + activation(logits, affinity, density, model.epsilon)
-        feature = self.feature.expand(*batch, *self.feature.shape)
-        numbers = torch.cat([logits[..., None].tanh(), pose], dim=-1)
-        return FeaturedProposal(logits, pose, feature, numbers)
 
-    @staticmethod
-    def _density(
-        model: StackedCapsuleAutoencoder, votes: Any, parts: FeaturedCapsules, there: Tensor
-    ) -> Tensor:
-        """Return the log density of each part's pose by its parent, zero for absent parts."""
-        law = component_law(votes, model.sigma_dummy)
-        return there * law.log_prob(parts.pose[..., None, :])
+        def seen(logits: Tensor, pose: Tensor) -> Evidence:
+            votes = placed(relation, pose, F.logsigmoid(logits))
+            law = component_law(votes, model.clutter.sigma_dummy)
+            density = there * law.log_prob(parts.pose[..., None, :])  # zero for absent parts
+            weights = mixing_logits(votes, model.clutter.epsilon)
+            return Evidence(density, weights, there / votes.scale.square())
+
+        steps = transform.transpose(0, 1), affinity, prior, precision, self.iterations
+        found = route(seen, parts.pose, *steps)
+        feature = self.feature.expand(*parts.presence.shape[:-1], *self.feature.shape)
+        return FeaturedProposal(found.logits, found.pose, feature, found.features)

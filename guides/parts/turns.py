@@ -72,7 +72,7 @@ def best_turn(
         images: (B, C, H, H).
         model: the model that scores; the guide's own by default. A model that was trained with
             upright objects scores turned objects fairly as
-            `model.sharing_parameters(rotations=turns)`.
+            `model.sharing_parameters(pose=replace(model.pose, rotations=turns))`.
 
     Returns:
         (B,), in radians; to be passed to the guide or to `turned`.

@@ -160,7 +160,7 @@ class StackedCapsuleObjective(Objective):
         pose = parts.pose
         if self.stop_targets:
             there, pose = there.detach(), pose.detach()
-        log_joint = log_parents(votes, pose, model.epsilon, model.sigma_dummy, self.normalized)
+        log_joint = log_parents(votes, pose, *model.dummy, self.normalized)
         log_parts = (there * log_joint.logsumexp(-1)).sum(-1)  # (B,)
         explained = log_joint.softmax(-1)[..., 1:].mean(-2)  # (B, objects), share of all parts
         presence = votes.log_presence.exp().amax(-2)  # (B, objects)

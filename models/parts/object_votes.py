@@ -15,6 +15,7 @@ References:
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import pyro.distributions as dist
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules, Level
 from capsule_zoo.models.parts.selection import ParentMixture, log_presence
@@ -93,6 +95,27 @@ class ObjectVotes(NamedTuple):
     dynamic: Tensor
 
 
+@dataclass(frozen=True)
+class VoteSizes:
+    """The sizes of the networks by which objects vote for their parts.
+
+    Args:
+        object_features: size of an object's feature vector.
+        hidden: hidden units of each object's perceptron.
+        deformable: whether an object's feature bends the constellation of its parts.
+
+    Raises:
+        ValueError: a size below 1.
+    """
+
+    object_features: int = 32
+    hidden: int = 128
+    deformable: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, object_features=self.object_features, hidden=self.hidden)
+
+
 class VoteNetwork(PyroModule):
     """The networks that compute the relation of every object to its parts from its feature.
 
@@ -100,18 +123,15 @@ class VoteNetwork(PyroModule):
 
     Args:
         objects, parts: numbers of capsules.
-        features: size F of the feature of an object.
-        hidden: hidden units of the perceptron of each object.
-        deformable: whether the relation has a dynamic part.
+        sizes: of the feature of an object and of its perceptron.
     """
 
-    def __init__(
-        self, objects: int, parts: int, features: int, hidden: int, deformable: bool
-    ) -> None:
+    def __init__(self, objects: int, parts: int, sizes: VoteSizes) -> None:
         super().__init__()
         self.parts = parts
-        self.deformable = deformable
-        numbers = (8 if deformable else 2) * parts
+        self.deformable = sizes.deformable
+        features, hidden = sizes.object_features, sizes.hidden
+        numbers = (8 if sizes.deformable else 2) * parts
         self.hidden_weight = nn.Parameter(torch.randn(objects, features, hidden) / features**0.5)
         self.hidden_bias = nn.Parameter(torch.zeros(objects, hidden))
         # small at first, so that the static relation is learned before it is deformed

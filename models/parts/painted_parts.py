@@ -11,6 +11,7 @@ summed out, and then the image from the parts:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 import pyro
@@ -32,75 +33,133 @@ from capsule_zoo.models.parts.selection import (
     LogitRelaxedBernoulli,
     ParentMixture,
     as_presence,
+    pose_about_rotations,
 )
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
 
 
+@dataclass(frozen=True)
+class Painting:
+    """The settings of how parts paint the image.
+
+    Args:
+        template_size: height and width of a part's template, in template pixels.
+        instances: parts that share a template: part i is drawn with template i // instances.
+        sigma_image: deviation of a pixel, in units of its range.
+        background: "black", or "learned" for a trained image behind the parts.
+        likelihood: "composite" (parts laid over each other, as in the paper of part-whole
+            capsules) or "mixture" (each pixel from one part, as in stacked capsule autoencoders;
+            `PixelMixture`).
+
+    Raises:
+        ValueError: a size below 1, a deviation that is not positive, an unknown option.
+    """
+
+    template_size: int = 11
+    instances: int = 1
+    sigma_image: float = 0.15
+    background: str = "black"
+    likelihood: str = "composite"
+
+    def __post_init__(self) -> None:
+        check_at_least(1, template_size=self.template_size, instances=self.instances)
+        check_positive(sigma_image=self.sigma_image)
+        check_one_of("background", self.background, ("black", "learned"))
+        check_one_of("likelihood", self.likelihood, ("composite", "mixture"))
+
+
+@dataclass(frozen=True)
+class ObjectPose:
+    """The prior of an object's pose: normal about one of several rotations.
+
+    Args:
+        sigma_top: deviation of an object's pose from a rotation, by coordinate. Where it is wide,
+            objects copy the poses of their parts, and their presences carry no information.
+        sigma_place: the same for the position alone, x and y; by default `sigma_top`.
+        rotations: number of rotations, spread evenly over the circle and equally likely, that are
+            the means of an object's pose. With 1 the only mean is the identity. Many rotations are
+            nearly a uniform law.
+
+    Raises:
+        ValueError: `rotations` below 1, or a deviation that is not positive.
+    """
+
+    sigma_top: float = 0.1
+    sigma_place: float | None = None
+    rotations: int = 1
+
+    def __post_init__(self) -> None:
+        check_at_least(1, rotations=self.rotations)
+        check_positive(sigma_top=self.sigma_top)
+        if self.sigma_place is not None:
+            check_positive(sigma_place=self.sigma_place)
+
+    def scale(self, like: Tensor) -> Tensor:
+        """Return the deviations of a pose, (6,), with the type of `like`."""
+        place = self.sigma_top if self.sigma_place is None else self.sigma_place
+        return like.new_tensor([self.sigma_top, self.sigma_top, place] * 2)
+
+    def law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of a pose, with the type of `like`."""
+        return pose_about_rotations(self.rotations, self.scale(like))
+
+
 class PaintedParts(Model):
     """The base of models whose parts paint the image; subclasses write the story above the parts.
 
-    A subclass sets `levels`, whose last level is the parts, and calls `_set_options`,
-    `_set_object_pose` and `_make_templates` in its constructor. Their arguments are arguments of
-    `PartWholeCapsules`.
+    A subclass makes its own parameters and then calls `_make_templates`.
+
+    Args:
+        image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
+        levels: levels of capsules from the top down; the last is the parts.
+        selection: how the choice of a parent is summed out, "marginal" or "enumerate"; the same
+            density either way.
+        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
+        temperature: of the relaxed presences.
+        painting: how parts paint the image.
+        pose: the prior of an object's pose.
     """
 
-    levels: tuple[Level, ...]
-
-    def _set_options(
+    def __init__(
         self,
-        *,
         image_shape: tuple[int, int, int],
+        levels: tuple[Level, ...],
+        *,
         selection: str,
         presence: str,
         temperature: float,
-        sigma_image: float,
-        instances: int,
-        background: str,
-        likelihood: str,
+        painting: Painting,
+        pose: ObjectPose,
     ) -> None:
-        """Check and keep the options of how parts are drawn and painted."""
-        check_at_least(1, image_shape=image_shape, instances=instances)
-        check_positive(temperature=temperature, sigma_image=sigma_image)
+        super().__init__()
+        check_at_least(1, image_shape=image_shape)
+        check_positive(temperature=temperature)
         if len(image_shape) != 3 or image_shape[0] not in (1, 3):
             raise ValueError(
                 f"image_shape must be (1 or 3 channels, height, width), not {image_shape!r}"
             )
         check_one_of("selection", selection, ("marginal", "enumerate"))
         check_one_of("presence", presence, ("relaxed", "discrete"))
-        check_one_of("background", background, ("black", "learned"))
-        check_one_of("likelihood", likelihood, ("composite", "mixture"))
         self.space = ImageSpace(image_shape)
+        self.levels = levels
         self.selection = selection
         self.presence = presence
         self.temperature = temperature
-        self.sigma_image = sigma_image
-        self.instances = instances
-        self.background = background
-        self.likelihood = likelihood
+        self.painting = painting
+        self.pose = pose
 
-    def _set_object_pose(self, rotations: int, sigma_top: float, sigma_place: float | None) -> None:
-        """Check and keep the prior of an object's pose; `sigma_place` is `sigma_top` by default."""
-        sigma_place = sigma_top if sigma_place is None else sigma_place
-        check_at_least(1, rotations=rotations)
-        check_positive(sigma_top=sigma_top, sigma_place=sigma_place)
-        self.rotations = rotations
-        self.sigma_top = sigma_top
-        self.sigma_place = sigma_place
+    @property
+    def sigma_image(self) -> float:
+        """The deviation of a pixel."""
+        return self.painting.sigma_image
 
-    def object_pose_scale(self, like: Tensor) -> Tensor:
-        """Return the prior deviations of an object's pose, (6,), with the type of `like`."""
-        row = [self.sigma_top, self.sigma_top, self.sigma_place]
-        return like.new_tensor(row + row)
-
-    def _make_templates(self, template_size: int) -> None:
+    def _make_templates(self) -> None:
         """Make the parameters of the templates and of the background."""
-        check_at_least(1, template_size=template_size)
-        channels = self.image_shape[0]
-        number = -(-self.levels[-1].size // self.instances)
-        shape = (number, channels + 1, template_size, template_size)
-        self.template_logits = nn.Parameter(templates.faint(shape))  # color, then alpha
-        if self.background == "learned":
+        size, channels = self.painting.template_size, self.image_shape[0]
+        number = -(-self.levels[-1].size // self.painting.instances)
+        self.template_logits = nn.Parameter(templates.faint((number, channels + 1, size, size)))
+        if self.painting.background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
 
     @property
@@ -157,7 +216,11 @@ class PaintedParts(Model):
         return self._paint().split([self.image_shape[0], 1], dim=-3)
 
     def _paint(self) -> Tensor:
-        paint = per_image(self.template_logits, 4).sigmoid().repeat_interleave(self.instances, -4)
+        paint = (
+            per_image(self.template_logits, 4)
+            .sigmoid()
+            .repeat_interleave(self.painting.instances, -4)
+        )
         return paint[..., : self.levels[-1].size, :, :, :]
 
     def layers(self, parts: Capsules) -> tuple[Tensor, Tensor]:
@@ -177,7 +240,7 @@ class PaintedParts(Model):
         Args:
             like: the alpha of the parts, (parts, 1, B, H, W).
         """
-        if self.background == "learned":
+        if self.painting.background == "learned":
             behind = flat_batch(per_image(self.background_logits, 3).sigmoid(), 3)
             if behind.dim() == 3:
                 return behind[:, None]
@@ -186,7 +249,7 @@ class PaintedParts(Model):
 
     def image_law(self, parts: Capsules) -> dist.TorchDistribution:
         """Return the law of the image site, with batch shape (B, 1) and event shape (C, H, W)."""
-        if self.likelihood == "mixture":
+        if self.painting.likelihood == "mixture":
             return self._pixel_mixture(*self.layers(parts), parts.presence.shape[:-1])
         return dist.Normal(self.render(parts).unsqueeze(-4), self.sigma_image).to_event(3)
 
@@ -194,7 +257,7 @@ class PaintedParts(Model):
         """Render the mean image (B, C, H, W) for the parts' presences and poses."""
         batch = parts.presence.shape[:-1]
         color, alpha = self.layers(parts)
-        if self.likelihood == "mixture":
+        if self.painting.likelihood == "mixture":
             return self._pixel_mixture(color, alpha, batch).mean.squeeze(-4)
         canvas = templates.over(color, alpha, self.canvas(alpha))
         return unflat_batch(canvas.transpose(0, 1), 0, batch)

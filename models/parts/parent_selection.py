@@ -6,6 +6,7 @@ Every child chooses a parent that is present, or the dummy; see `models.part_who
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyro.distributions as dist
@@ -100,38 +101,47 @@ class ChildLaw(NamedTuple):
         return dist.Normal(vote, scale[..., None]).to_event(1)
 
 
-class Relation(PyroModule):
-    """The base of learned relations between children and their parents, one of which is the dummy.
+@dataclass(frozen=True)
+class Belonging:
+    """The settings of how children belong to their parents, or to the dummy.
 
     Args:
-        epsilon: weight of the dummy, compared with rho.
+        epsilon: weight of the dummy, compared with the parents' rho.
         dummy_presence: probability that a child of the dummy is present.
         sigma_min: least deviation of a child's pose from its parent's vote.
-        sigma_off, sigma_dummy: the same for children that are off, or that belong to the dummy.
+        sigma_off, sigma_dummy: the same for children that are off, or whose parent is the dummy.
 
     Raises:
         ValueError: a weight or a deviation is not positive, or the probability is not in (0, 1).
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float,
-        dummy_presence: float,
-        sigma_min: float,
-        sigma_off: float,
-        sigma_dummy: float,
-    ) -> None:
+    epsilon: float = 0.02
+    dummy_presence: float = 0.01
+    sigma_min: float = 0.02
+    sigma_off: float = 1.0
+    sigma_dummy: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon, sigma_min=self.sigma_min)
+        check_positive(sigma_off=self.sigma_off, sigma_dummy=self.sigma_dummy)
+        if not 0 < self.dummy_presence < 1:
+            raise ValueError(f"dummy_presence must lie inside (0, 1), not {self.dummy_presence!r}")
+
+
+class Relation(PyroModule):
+    """The base of learned relations between children and their parents, one of which is the dummy.
+
+    Args:
+        belonging: weights and deviations.
+    """
+
+    def __init__(self, belonging: Belonging) -> None:
         super().__init__()
-        check_positive(epsilon=epsilon)
-        check_positive(sigma_min=sigma_min, sigma_off=sigma_off, sigma_dummy=sigma_dummy)
-        if not 0 < dummy_presence < 1:
-            raise ValueError(f"dummy_presence must lie inside (0, 1), not {dummy_presence!r}")
-        self.epsilon = epsilon
-        self.sigma_min = sigma_min
-        self.sigma_off = sigma_off
-        self.sigma_dummy = sigma_dummy
-        self.dummy_logit = math.log(dummy_presence / (1 - dummy_presence))
+        self.epsilon = belonging.epsilon
+        self.sigma_min = belonging.sigma_min
+        self.sigma_off = belonging.sigma_off
+        self.sigma_dummy = belonging.sigma_dummy
+        self.dummy_logit = math.log(belonging.dummy_presence / (1 - belonging.dummy_presence))
 
 
 def first_transform(alike: tuple[int, int], size: tuple[int, int], scale: float) -> Tensor:
@@ -157,19 +167,14 @@ class ParentSelection(Relation):
 
     Args:
         children, parents: numbers of capsules of the two levels.
+        belonging: weights and deviations.
         child_scale: size of a child in the frame of its parent, at first.
-        dummy: arguments of `Relation`.
     """
 
     def __init__(
-        self,
-        children: int,
-        parents: int,
-        *,
-        child_scale: float,
-        **dummy: float,
+        self, children: int, parents: int, belonging: Belonging, child_scale: float
     ) -> None:
-        super().__init__(**dummy)
+        super().__init__(belonging)
         self.log_affinity = nn.Parameter(torch.zeros(children, parents))
         self.presence_logits = nn.Parameter(torch.zeros(children, parents))
         self.raw_scale = nn.Parameter(torch.full((children, parents), -1.0))

@@ -56,9 +56,8 @@ from capsule_zoo.models.checks import (
 )
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.painted_parts import PaintedParts
-from capsule_zoo.models.parts.parent_selection import Capsules, Level
-from capsule_zoo.models.parts.selection import pose_about_rotations
+from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
+from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level
 from capsule_zoo.models.shape_codes.kinds import ShapeKinds
 from capsule_zoo.models.shape_codes.slots import SlotsLaw
 
@@ -74,23 +73,7 @@ class ShapeCodes(PaintedParts):
         parts: parts of an image.
         codes: numbers of a shape code.
         slots: S, objects in a scene; more than 1 in Python only, with the guide `RoutingSlots`.
-        template_size: height and width of a part's template, in template pixels.
-        selection: how the choice of the dummy or the object is summed out, "marginal" or
-            "enumerate"; the same density either way.
-        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
-        temperature: of the relaxed presences.
-        sigma_image: deviation of a pixel, in units of its range.
-        sigma_top: deviation of the object's pose from a rotation, by coordinate.
-        sigma_place: the same for the position alone, x and y; by default `sigma_top`.
-        rotations: number of rotations, spread evenly over the circle and equally likely, that are
-            the means of the object's pose. With 1 the only mean is the identity.
-        instances: parts that share a template: part i is drawn with template i // instances.
-        sigma_min: least deviation of a part's pose from the object's vote.
-        sigma_off, sigma_dummy: the same for parts that are off, or that belong to the dummy.
-        epsilon: weight of the dummy, compared with rho.
-        dummy_presence: probability that a part of the dummy is present.
-        background: "black", or "learned" for a trained image behind the parts.
-        likelihood: "composite" or "mixture"; see `PartWholeCapsules`.
+        selection, presence, temperature, painting, pose, belonging: as for `PartWholeCapsules`.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option.
@@ -108,37 +91,23 @@ class ShapeCodes(PaintedParts):
         codes: int = 16,
         *,
         slots: int = 1,
-        template_size: int = 11,
         selection: str = "marginal",
         presence: str = "relaxed",
         temperature: float = 0.5,
-        sigma_image: float = 0.15,
-        sigma_top: float = 0.1,
-        sigma_place: float | None = None,
-        rotations: int = 1,
-        instances: int = 1,
-        sigma_min: float = 0.02,
-        sigma_off: float = 1.0,
-        sigma_dummy: float = 1.0,
-        epsilon: float = 0.02,
-        dummy_presence: float = 0.01,
-        background: str = "black",
-        likelihood: str = "composite",
+        painting: Painting = Painting(),
+        pose: ObjectPose = ObjectPose(),
+        belonging: Belonging = Belonging(),
     ) -> None:
-        super().__init__()
-        self._set_options(
-            image_shape=image_shape,
+        check_at_least(1, kinds=kinds, parts=parts, codes=codes, slots=slots)
+        super().__init__(
+            image_shape,
+            (Level("part", parts),),
             selection=selection,
             presence=presence,
             temperature=temperature,
-            sigma_image=sigma_image,
-            instances=instances,
-            background=background,
-            likelihood=likelihood,
+            painting=painting,
+            pose=pose,
         )
-        check_at_least(1, kinds=kinds, parts=parts, codes=codes, slots=slots)
-        self._set_object_pose(rotations, sigma_top, sigma_place)
-        self.levels = (Level("part", parts),)
         self.plate_dims = {"images": -2, "parts": -1} | ({"slots": -1} if slots > 1 else {})
         self.codes = codes
         self.slots = slots
@@ -146,17 +115,8 @@ class ShapeCodes(PaintedParts):
         self.kind = "guided"
         self.painted = self.space
         self.kind_logits = nn.Parameter(torch.zeros(kinds))  # log pi
-        self.shapes = ShapeKinds(
-            kinds,
-            parts,
-            codes,
-            epsilon=epsilon,
-            dummy_presence=dummy_presence,
-            sigma_min=sigma_min,
-            sigma_off=sigma_off,
-            sigma_dummy=sigma_dummy,
-        )
-        self._make_templates(template_size)
+        self.shapes = ShapeKinds(kinds, parts, codes, belonging)
+        self._make_templates()
 
     @property
     def kinds(self) -> int:
@@ -215,10 +175,6 @@ class ShapeCodes(PaintedParts):
                 "it with slots=1"
             )
 
-    def object_pose_law(self) -> dist.TorchDistribution:
-        """Return the law of the object's pose."""
-        return pose_about_rotations(self.rotations, self.object_pose_scale(self.kind_logits))
-
     def object_code_law(self) -> dist.TorchDistribution:
         """Return the law of the object's shape code."""
         return dist.Normal(self.kind_logits.new_zeros(self.codes), 1.0).to_event(1)
@@ -256,7 +212,7 @@ class ShapeCodes(PaintedParts):
         each = pyro.plate("slots", self.slots, dim=-1) if self.slots > 1 else nullcontext()
         with each:
             kind = pyro.sample("object_kind", dist.Categorical(logits=self.kind_logits), **options)
-            pose = pyro.sample("object_pose", self.object_pose_law())
+            pose = pyro.sample("object_pose", self.pose.law(self.kind_logits))
             return kind, pose, pyro.sample("object_code", self.object_code_law())
 
     def _observed_part_law(
@@ -286,7 +242,7 @@ class ShapeCodes(PaintedParts):
             parts: values of the parts' sites.
             kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
         """
-        top = self.object_pose_law().log_prob(pose) + self.object_code_law().log_prob(code)
+        top = self.pose.law(self.kind_logits).log_prob(pose) + self.object_code_law().log_prob(code)
         top = top + self.kind_logits.log_softmax(-1)[kind]
         if self.scope == "objects":
             value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
@@ -313,7 +269,7 @@ class ShapeCodes(PaintedParts):
         kinds = torch.arange(self.kinds, device=pose.device)
         kind = kinds.view(-1, *[1] * (pose.dim() - 1))  # (K, 1, ..., 1)
         pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))  # (K, B, 1, ...)
-        top = self.object_pose_law().log_prob(pose) + self.object_code_law().log_prob(code)
+        top = self.pose.law(self.kind_logits).log_prob(pose) + self.object_code_law().log_prob(code)
         below = self._log_density_of_parts(parts, kind, pose, code)
         joint = (top.squeeze(-1) + below).movedim(0, -1)
         return joint + self.kind_logits.log_softmax(-1)

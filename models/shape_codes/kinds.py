@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import ChildLaw, Relation, first_transform
+from capsule_zoo.models.parts.parent_selection import Belonging, ChildLaw, Relation, first_transform
 
 _INITIAL_CODES = 0.05  # size of the first deformations, in units of the object's frame
 _NEAR_LEAST = 0.01  # distance of a first deviation from the least one, in units of the least
@@ -60,11 +60,11 @@ class ShapeKinds(Relation):
 
     Args:
         kinds, parts, codes: K, P and d.
-        dummy: arguments of `Relation`.
+        belonging: weights and deviations.
     """
 
-    def __init__(self, kinds: int, parts: int, codes: int, **dummy: float) -> None:
-        super().__init__(**dummy)
+    def __init__(self, kinds: int, parts: int, codes: int, belonging: Belonging) -> None:
+        super().__init__(belonging)
         self.log_affinity = nn.Parameter(torch.zeros(kinds, parts))
         self.presence_logits = nn.Parameter(torch.zeros(kinds, parts))
         self.presence_codes = nn.Parameter(_INITIAL_CODES * torch.randn(kinds, parts, codes))

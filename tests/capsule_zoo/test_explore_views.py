@@ -17,6 +17,8 @@ from capsule_zoo.models import Capsules, GenerativeCapsNet, PartWholeCapsules
 from capsule_zoo.models.generative_capsnet import Parts
 from capsule_zoo.models.networks.on_request import leaky_sigmoid
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.registry import create, small_sizes
 from capsule_zoo.zoo.generative_capsnet.view import CODE, REQUEST, RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
@@ -24,7 +26,12 @@ from capsule_zoo.zoo.part_whole.view import PartWholeView
 
 def part_whole_view(layers=(2, 4), off=()):
     """Return a view whose guide gives fixed poses, with all capsules present except `off`."""
-    model = PartWholeCapsules((1, 12, 12), layers=layers, template_size=5, epsilon=1e-6)
+    model = PartWholeCapsules(
+        (1, 12, 12),
+        layers=layers,
+        painting=Painting(template_size=5),
+        belonging=Belonging(epsilon=1e-6),
+    )
     torch.nn.init.normal_(model.template_logits, std=3)
     image = torch.rand(1, 1, 12, 12)
     guide = FreeForm(model, image)

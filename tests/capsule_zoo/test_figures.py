@@ -1,5 +1,7 @@
 """Pictures show what they claim: colours add up to the image, rows are labeled."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,8 +9,10 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.figures import grids
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.sizes import sized
 from capsule_zoo.zoo.matrix_capsules.figures import by_iterations
 from capsule_zoo.zoo.part_whole import figures as part_whole
 
@@ -16,12 +20,14 @@ from capsule_zoo.zoo.part_whole import figures as part_whole
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return PartWholeCapsules((1, 12, 12), objects=3, parts=5, template_size=5).discretized()
+    return PartWholeCapsules(
+        (1, 12, 12), objects=3, parts=5, painting=Painting(template_size=5)
+    ).discretized()
 
 
 @pytest.mark.parametrize("likelihood", ["composite", "mixture"])
 def test_parts_in_one_color_add_up_to_the_image(model, likelihood, monkeypatch):
-    model = model.sharing_parameters(likelihood=likelihood)
+    model = model.sharing_parameters(painting=replace(model.painting, likelihood=likelihood))
     nodes = poutine.trace(model).get_trace(batch_size=4).nodes
     parts = Capsules(nodes["part_presence"]["value"], nodes["part_pose"]["value"])
     monkeypatch.setattr(part_whole, "part_colors", lambda number: torch.ones(number, 3))
@@ -43,7 +49,7 @@ def test_part_colors_are_all_different():
 
 
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
-    guide = AmortizedPartWhole(model, channels=4, width=8, heads=2, blocks=1, inducing=2).train()
+    guide = sized(PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2).train()
     figure = part_whole.parses(model, guide, torch.rand(5, 1, 12, 12))
     labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
     assert labels == ["image", "reconstruction", "parts"] and guide.training

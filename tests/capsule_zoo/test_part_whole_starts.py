@@ -15,12 +15,14 @@ from capsule_zoo.experiments.part_whole import headline as part_whole
 from capsule_zoo.experiments.part_whole import starts as part_whole_starts
 from capsule_zoo.experiments.part_whole.starts import Start, blank_loss
 from capsule_zoo.experiments.training import train
-from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
+from capsule_zoo.guides import EMObjects, PartWholeGuide
 from capsule_zoo.inference import Checks, Pace, fit
 from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
+from capsule_zoo.sizes import sized
 
 WIDE = dict(channels=128, width=128, blocks=3)
 
@@ -29,8 +31,8 @@ def start_small(seed: int, wide: bool, **settings) -> Start:
     """Train briefly on digits of 14 pixels, with rates that do not fall."""
     images = load_dataset("digits", size=14).train.images[:512]
     pyro.set_rng_seed(seed)
-    model = PartWholeCapsules((1, 14, 14), objects=16, parts=12, template_size=7)
-    guide = AmortizedPartWhole(model, **(WIDE if wide else {}))
+    model = PartWholeCapsules((1, 14, 14), objects=16, parts=12, painting=Painting(template_size=7))
+    guide = sized(PartWholeGuide, model, **WIDE if wide else {})
     short = dict(steps=45, pace=Pace("constant"), batch_size=32, checks=Checks(progress=False))
     run = fit(model, guide, images, seed=seed, **short, **settings)
     return Start(run.history["loss"].tolist(), blank_loss(model, images))
@@ -50,15 +52,15 @@ def test_constructors_and_registry_give_one_pair():
     again = create("part-whole")
     torch.manual_seed(0)
     model = PartWholeCapsules()
-    guide = AmortizedPartWhole(model)
+    guide = PartWholeGuide(model)
     for ours, theirs in ((model, again.model), (guide, again.guide)):
         mine, its = ours.state_dict(), theirs.state_dict()
         assert mine.keys() == its.keys()
         assert all(torch.equal(mine[name], its[name]) for name in mine)
     selections = zip(model.selections, again.model.selections, strict=True)
     assert all(a.sigma_min == b.sigma_min for a, b in selections)
-    assert model.sigma_top == again.model.sigma_top and guide.reader == again.guide.reader
-    assert guide.fit_settings == RoutingPartWhole(model).fit_settings
+    assert model.pose.sigma_top == again.model.pose.sigma_top and guide.reader == again.guide.reader
+    assert guide.fit_settings == PartWholeGuide(model, above=EMObjects()).fit_settings
     assert entry.training == paced(guide.fit_settings)
     assert entry.training.keys() <= inspect.signature(fit).parameters.keys()
 

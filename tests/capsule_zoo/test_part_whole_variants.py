@@ -50,7 +50,7 @@ def test_variants_start_alike(digits):
     for kind in ("composite", "mixture"):
         made, _ = learn(kind, Variant(digits, {"likelihood": kind}), OPTIONS, 1e-9)
         starts.append(made.model.state_dict())
-        assert made.model.likelihood == kind
+        assert made.model.painting.likelihood == kind
     assert all(torch.equal(value, starts[1][name]) for name, value in starts[0].items())
 
 

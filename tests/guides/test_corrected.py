@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import AmortizedPartWhole, Corrected, Guide
+from capsule_zoo.guides import Corrected, Guide, PartWholeGuide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.log_weight import log_weights
@@ -173,6 +173,6 @@ def test_what_cannot_be_corrected_is_named():
     with pytest.raises(ValueError, match="guide must be a Guide, not Conv"):
         Corrected(torch.nn.Conv2d(1, 1, 1), images)
     part_whole = create("part-whole", **small_sizes("part-whole"))
-    assert isinstance(part_whole.guide, AmortizedPartWhole)
+    assert isinstance(part_whole.guide, PartWholeGuide)
     with pytest.raises(ValueError, match="law 'corrected' corrects the laws of one guide"):
         refine(part_whole.model, None, images, law="corrected")

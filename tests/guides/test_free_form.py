@@ -7,9 +7,11 @@ from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from pyro.infer.autoguide.initialization import init_to_sample
 
-from capsule_zoo.guides import AmortizedPartWhole, FreeForm
+from capsule_zoo.guides import FreeForm, PartWholeGuide
 from capsule_zoo.inference import Checks, check_pair, evaluate, fit, summarize
 from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.sizes import sized
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 
@@ -17,8 +19,10 @@ SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 @pytest.fixture
 def pair():
     torch.manual_seed(0)
-    model = PartWholeCapsules((1, 12, 12), objects=3, parts=4, template_size=5).double()
-    return model, AmortizedPartWhole(model, "delta", **SMALL).double().eval()
+    model = PartWholeCapsules(
+        (1, 12, 12), objects=3, parts=4, painting=Painting(template_size=5)
+    ).double()
+    return model, sized(PartWholeGuide, model, "delta", **SMALL).double().eval()
 
 
 @pytest.fixture

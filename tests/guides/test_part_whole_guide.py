@@ -5,10 +5,12 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.sizes import sized
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 
@@ -16,7 +18,9 @@ SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 @pytest.fixture(params=[(3, 4), (2, 3, 4)], ids=["two levels", "three levels"])
 def model(request):
     torch.manual_seed(0)
-    return PartWholeCapsules((1, 12, 12), layers=request.param, template_size=5).double()
+    return PartWholeCapsules(
+        (1, 12, 12), layers=request.param, painting=Painting(template_size=5)
+    ).double()
 
 
 @pytest.fixture
@@ -33,12 +37,12 @@ def traced(guide, images, seed=0):
 @pytest.mark.parametrize("selection", ["marginal", "enumerate"])
 def test_every_pose_fits_every_model(model, images, pose, selection):
     model = model.with_selection(selection)
-    check_pair(model, AmortizedPartWhole(model, pose, **SMALL).double(), images)
+    check_pair(model, sized(PartWholeGuide, model, pose, **SMALL).double(), images)
 
 
 def test_objects_see_the_image_only_through_the_parts(model, images):
     """With the parts clamped, changing the image changes nothing above them."""
-    guide = AmortizedPartWhole(model, "normal", **SMALL).double()
+    guide = sized(PartWholeGuide, model, "normal", **SMALL).double()
     trace = traced(guide, images)
     below = {n: trace.nodes[n]["value"] for n in ("part_presence", "part_pose")}
     clamped = poutine.condition(guide, data=below)
@@ -55,7 +59,7 @@ def test_objects_begin_where_their_prior_has_them(seed):
     """Far from it, their prior would push the parts into the corners before they fit the image."""
     torch.manual_seed(seed)
     model = PartWholeCapsules(objects=8, parts=6)
-    found = traced(AmortizedPartWhole(model, "delta"), torch.rand(20, 1, 28, 28)).nodes
+    found = traced(PartWholeGuide(model, "delta"), torch.rand(20, 1, 28, 28)).nodes
     upright = torch.eye(2, 3).flatten()
     away = found["object_pose"]["value"] - upright
     anywhere = poses.from_parameters(torch.randn(1000, 6)) - upright
@@ -64,7 +68,7 @@ def test_objects_begin_where_their_prior_has_them(seed):
 
 @pytest.mark.parametrize("pose", ["normal", "low_rank"])
 def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
-    points = AmortizedPartWhole(model, "delta", **SMALL).double()
+    points = sized(PartWholeGuide, model, "delta", **SMALL).double()
     tight = points.with_poses(pose)
     assert tight.pose == pose and tight.model is model
     center = traced(points, images).nodes["part_pose"]["value"]
@@ -77,7 +81,7 @@ def test_with_poses_keeps_the_centers_and_starts_close(model, images, pose):
 
 
 def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
-    guide = AmortizedPartWhole(model, "low_rank", rank=3, **SMALL).double()
+    guide = sized(PartWholeGuide, model, "low_rank", rank=3, **SMALL).double()
     law = traced(guide, images).nodes["part_pose"]["fn"]
     assert isinstance(law, dist.LowRankMultivariateNormal) and law.cov_factor.shape[-1] == 3
     dense = dist.MultivariateNormal(law.loc, law.covariance_matrix)
@@ -86,7 +90,7 @@ def test_low_rank_covariance_is_factor_plus_diagonal(model, images):
 
 
 def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
-    guide = AmortizedPartWhole(model, "delta", **SMALL).double()
+    guide = sized(PartWholeGuide, model, "delta", **SMALL).double()
     discrete = guide.discretized()
     relaxed_node, node = (traced(g, images).nodes["part_presence"] for g in (guide, discrete))
     assert set(node["value"].unique().tolist()) <= {0.0, 1.0}
@@ -96,8 +100,8 @@ def test_discrete_guide_shares_weights_and_draws_zeros_and_ones(model, images):
 
 def test_refusals(model):
     with pytest.raises(ValueError, match="pose must be one of 'delta', 'normal', 'low_rank'"):
-        AmortizedPartWhole(model, "gamma")
+        PartWholeGuide(model, "gamma")
     with pytest.raises(ValueError, match="rank must be at least 1"):
-        AmortizedPartWhole(model, "low_rank", rank=0)
+        PartWholeGuide(model, "low_rank", rank=0)
     with pytest.raises(ValueError, match=r"must be \(B, 1, 12, 12\)"):
-        AmortizedPartWhole(model, **SMALL).double()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))
+        sized(PartWholeGuide, model, **SMALL).double()(torch.zeros(1, 1, 8, 8, dtype=torch.float64))

@@ -4,11 +4,13 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import EMObjects, RoutingPartWhole
-from capsule_zoo.guides.parts.routing_part_whole import activation, best_pose, child_log_density
+from capsule_zoo.guides import EMObjects, PartWholeGuide
+from capsule_zoo.guides.parts.em import activation, best_pose, child_log_density
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
+from capsule_zoo.sizes import sized
 
 LARGE = 60.0  # a logit so large that the presence is one to the last digit
 
@@ -17,7 +19,11 @@ LARGE = 60.0  # a logit so large that the presence is one to the last digit
 def model():
     torch.manual_seed(0)
     model = PartWholeCapsules(
-        (1, 12, 12), objects=3, parts=5, template_size=5, sigma_top=0.5
+        (1, 12, 12),
+        objects=3,
+        parts=5,
+        painting=Painting(template_size=5),
+        pose=ObjectPose(sigma_top=0.5),
     ).double()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -73,7 +79,7 @@ def test_the_best_pose_minimizes_the_weighted_distance(model):
 
 def test_parts_placed_exactly_by_one_object_give_it_back(model):
     """Noise-free parts of a single object: routing switches it on and finds its pose."""
-    model.sigma_top = model.sigma_place = 50.0  # the prior pulls towards the identity
+    model.pose = ObjectPose(sigma_top=50.0)  # the prior pulls towards the identity
     chosen = poses.rotation(torch.tensor([0.4])).double()[0]
     identity = poses.identity_like(chosen)
     with torch.no_grad():
@@ -86,7 +92,9 @@ def test_parts_placed_exactly_by_one_object_give_it_back(model):
 
 
 def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
-    model = PartWholeCapsules((1, 12, 12), objects=1, parts=5, template_size=5).double()
+    model = PartWholeCapsules(
+        (1, 12, 12), objects=1, parts=5, painting=Painting(template_size=5)
+    ).double()
     torch.nn.init.constant_(model.presence_logits, -2.0)
     model = model.discretized()
     _, parts = draw(model)
@@ -101,8 +109,10 @@ def test_a_single_object_has_the_posterior_odds_that_the_model_gives_it():
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
 @pytest.mark.parametrize("layers", [(3, 4), (2, 3, 4)])
 def test_it_fits_every_model_and_trains(layers, pose):
-    model = PartWholeCapsules((1, 12, 12), layers=layers, template_size=5).double()
-    guide = RoutingPartWhole(model, pose, channels=4).double()
+    model = PartWholeCapsules(
+        (1, 12, 12), layers=layers, painting=Painting(template_size=5)
+    ).double()
+    guide = sized(PartWholeGuide, model, pose, above=EMObjects(), channels=4).double()
     images = torch.rand(3, 1, 12, 12, dtype=torch.float64)
     check_pair(model, guide, images)
     trace = poutine.trace(guide).get_trace(images)
@@ -114,6 +124,6 @@ def test_it_fits_every_model_and_trains(layers, pose):
 
 def test_iterations_are_checked():
     with pytest.raises(ValueError, match="iterations must be at least 1"):
-        RoutingPartWhole(PartWholeCapsules((1, 12, 12), objects=3, parts=4), iterations=0)
+        PartWholeGuide(PartWholeCapsules((1, 12, 12), objects=3, parts=4), above=EMObjects(0))
     with pytest.raises(ValueError, match="iterations must be at least 1"):
         EMObjects(0)

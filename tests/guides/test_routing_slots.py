@@ -11,17 +11,20 @@ from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Split
 from capsule_zoo.experiments.shape_codes.overlap import different, paired, with_two_slots
+from capsule_zoo.guides import PartReader
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.inference import check_pair, loss_per_image
 from capsule_zoo.models import Capsules, ShapeCodes
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.sizes import sized
 
 
 def made(slots: int = 2) -> ShapeCodes:
     """A model of two kinds whose parts stand clearly in other places, with codes of one number."""
     pyro.set_rng_seed(0)
     sizes = dict(image_shape=(1, 6, 6), template_size=4, sigma_min=0.02, sigma_top=0.01)
-    model = ShapeCodes(kinds=2, parts=8, codes=1, slots=slots, instances=2, **sizes).double()
+    model = sized(ShapeCodes, kinds=2, parts=8, codes=1, slots=slots, instances=2, **sizes).double()
     with torch.no_grad():
         model.shapes.raw_scale.fill_(-20)
         model.shapes.presence_logits.fill_(8)
@@ -72,14 +75,14 @@ def test_more_starts_and_rounds_never_explain_less():
 @pytest.mark.parametrize("objects", ["delta", "normal"])
 def test_it_is_a_guide_to_scenes_of_several_objects(objects):
     model = made().with_scope("objects")
-    guide = RoutingSlots(model, objects=objects, starts=1, channels=2).double()
+    guide = RoutingSlots(model, objects=objects, starts=1, reader=PartReader(channels=2)).double()
     parts, _, _ = scenes(model, 3)
     sets = as_part_sets(parts)
     check_pair(model, guide, sets)
     assert torch.isfinite(loss_per_image(Trace_ELBO(), model, guide, sets)).all()
     whole = made()
     images = torch.rand(3, 1, 6, 6, generator=torch.Generator().manual_seed(0)).double()
-    guide = RoutingSlots(whole, objects=objects, starts=1, channels=2).double()
+    guide = RoutingSlots(whole, objects=objects, starts=1, reader=PartReader(channels=2)).double()
     check_pair(whole, guide, images)
 
 
@@ -104,7 +107,7 @@ def test_pairs_keep_every_part_and_say_whose_it_is():
 
 
 def test_one_object_in_a_model_of_two_has_the_parts_of_a_model_of_one():
-    one = ShapeCodes((1, 6, 6), kinds=2, parts=3, codes=2, template_size=4)
+    one = ShapeCodes((1, 6, 6), kinds=2, parts=3, codes=2, painting=Painting(template_size=4))
     two = with_two_slots(one)
     kind, pose = torch.tensor([[1, 0]]), torch.tensor([1.0, 0, 0, 0, 1, 0]).expand(1, 2, 6)
     code = torch.randn(1, 2, 2, generator=torch.Generator().manual_seed(0))

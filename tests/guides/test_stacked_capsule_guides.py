@@ -14,7 +14,7 @@ from capsule_zoo.guides import (
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import NoisyLogit, SureLogit
 from capsule_zoo.inference import latents
 from capsule_zoo.models import StackedCapsuleAutoencoder, poses
-from capsule_zoo.models.parts.object_votes import FeaturedCapsules
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules, VoteSizes
 
 READER = PartReader(channels=4)
 
@@ -22,7 +22,9 @@ READER = PartReader(channels=4)
 @pytest.fixture
 def model():
     pyro.set_rng_seed(0)
-    return StackedCapsuleAutoencoder((1, 8, 8), objects=3, parts=6, template_size=4, hidden=5)
+    return StackedCapsuleAutoencoder(
+        (1, 8, 8), objects=3, parts=6, template_size=4, votes=VoteSizes(hidden=5)
+    )
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_a_normal_guide_starts_close_to_the_points_that_it_replaces(model, image
 
 def test_other_objects_keep_the_trained_reader(model, images):
     guide = StackedCapsuleGuide(model, reader=READER, noise="none")
-    routed = guide.with_objects(EMConstellations(2))
+    routed = guide.with_above(EMConstellations(2))
     before, after = values(guide, images), values(routed, images)
     for name in ("part_presence", "part_pose", "part_feature"):
         assert torch.equal(before[name], after[name])
@@ -85,7 +87,7 @@ def test_em_finds_the_object_whose_constellation_the_parts_form(model):
     identity = torch.tensor(poses.IDENTITY, dtype=torch.float64)
     pose = identity + 0.1 * torch.tensor([1.0, -1, 2, 1, 0.5, -1], dtype=torch.float64)
     parts = constellation(model, pose)
-    guide = StackedCapsuleGuide(model, reader=READER, objects=EMConstellations(20)).double()
+    guide = StackedCapsuleGuide(model, reader=READER, above=EMConstellations(20)).double()
     found = guide.infer_objects(model, parts)
     assert found.logits[0].argmax() == 1
     assert found.logits[0, 1] > 10

@@ -9,6 +9,7 @@ from capsule_zoo.guides import PartReader, PerceptronObjects, StackedCapsuleGuid
 from capsule_zoo.guides.parts.stacked_capsule_autoencoder import as_reads, from_reads
 from capsule_zoo.models import StackedCapsuleAutoencoder
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
+from capsule_zoo.sizes import sized
 
 SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 
@@ -16,9 +17,9 @@ SIZES = dict(object_features=4, part_features=3, template_size=4, hidden=5)
 @pytest.fixture
 def guide():
     pyro.set_rng_seed(0)
-    model = StackedCapsuleAutoencoder((1, 8, 8), objects=2, parts=3, **SIZES)
+    model = sized(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=3, **SIZES)
     reader, objects = PartReader(channels=4), PerceptronObjects(width=16)
-    return StackedCapsuleGuide(model, reader=reader, objects=objects, noise="none").double()
+    return StackedCapsuleGuide(model, reader=reader, above=objects, noise="none").double()
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_presences_spread_over_images_around_the_prior(guide):
 
 
 def test_presences_that_are_not_balanced_hardly_differ_at_first(guide):
-    free = guide.with_objects(PerceptronObjects(width=16, spread=None)).double()
+    free = guide.with_above(PerceptronObjects(width=16, spread=None)).double()
     assert free.infer_objects(guide.model, some_parts()).logits.std(0).max() < 0.5
 
 

@@ -1,6 +1,7 @@
 """Laws of guides that try several turns: equivariance, the best turn wins, nothing is disturbed."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pyro
@@ -9,12 +10,15 @@ import torch
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 
-from capsule_zoo.guides import AmortizedPartWhole, RoutingPartWhole
+from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
 from capsule_zoo.guides.parts.turns import best_turn, centered, turned
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
+from capsule_zoo.sizes import sized
 
 SMALL = dict(channels=8, width=16, heads=2, blocks=1, inducing=4)
 QUARTER = math.pi / 2
@@ -24,7 +28,11 @@ QUARTER = math.pi / 2
 def model(request):
     """Return a model that is invariant under quarter turns; its upright dummy has no weight."""
     model = PartWholeCapsules(
-        (1, 12, 12), layers=request.param, template_size=5, rotations=4, epsilon=1e-300
+        (1, 12, 12),
+        layers=request.param,
+        painting=Painting(template_size=5),
+        pose=ObjectPose(rotations=4),
+        belonging=Belonging(epsilon=1e-300),
     )
     return model.double()
 
@@ -49,7 +57,7 @@ def turn_poses(values, angle):
 
 @pytest.mark.parametrize("turns", [4, 8])
 def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns):
-    guide = AmortizedPartWhole(model, turns=turns, **SMALL).double().eval()
+    guide = sized(PartWholeGuide, model, turns=turns, **SMALL).double().eval()
     expected = turn_poses(drawn(guide, images), QUARTER)
     found = drawn(guide, images.rot90(1, (2, 3)))
     for name, value in expected.items():
@@ -59,7 +67,7 @@ def test_an_untrained_guide_is_equivariant_under_its_turns(model, images, turns)
 
 
 def test_the_turn_that_the_model_explains_best_is_chosen(model, images):
-    guide = AmortizedPartWhole(model, "normal", **SMALL).double().eval()
+    guide = sized(PartWholeGuide, model, "normal", **SMALL).double().eval()
     torch.nn.init.normal_(guide.pose_heads[-1].weight, std=3)  # log q differs from turn to turn
     torch.manual_seed(0)
     seed = int(torch.randint(2**31, ()))
@@ -77,12 +85,16 @@ def test_the_turn_that_the_model_explains_best_is_chosen(model, images):
 def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
     """However the images are held, the same views are chosen; not so by a model of upright ones."""
     model = PartWholeCapsules(
-        (1, 12, 12), objects=3, parts=4, template_size=5, epsilon=1e-300
+        (1, 12, 12),
+        objects=3,
+        parts=4,
+        painting=Painting(template_size=5),
+        belonging=Belonging(epsilon=1e-300),
     ).double()
-    guide = AmortizedPartWhole(model, **SMALL).double().eval()
+    guide = sized(PartWholeGuide, model, **SMALL).double().eval()
     fewer = {}
     for rotations in (1, 4):
-        scored_by = model.sharing_parameters(rotations=rotations)
+        scored_by = model.sharing_parameters(pose=replace(model.pose, rotations=rotations))
         chosen = []
         for held in (images, images.rot90(1, (2, 3))):
             torch.manual_seed(1)
@@ -93,7 +105,7 @@ def test_upright_objects_are_scored_fairly_by_a_model_of_turned_ones(images):
 
 
 def test_no_turn_is_what_the_guide_does_without_turns(model, images):
-    guide = AmortizedPartWhole(model, "normal", **SMALL).double()
+    guide = sized(PartWholeGuide, model, "normal", **SMALL).double()
     still = drawn(guide, images, angle=torch.zeros(6, dtype=torch.float64))
     for name, value in drawn(guide, images).items():
         torch.testing.assert_close(still[name], value)
@@ -104,8 +116,10 @@ def test_no_turn_is_what_the_guide_does_without_turns(model, images):
 def test_a_centered_guide_is_equivariant_under_shifts(pose, turns):
     """No ink is lost here; the model is not equivariant, so both use the same turn."""
     torch.manual_seed(0)
-    model = PartWholeCapsules((1, 16, 16), layers=(2, 3, 4), template_size=5).double()
-    guide = AmortizedPartWhole(model, pose, turns=turns, centered=True, **SMALL).double().eval()
+    model = PartWholeCapsules(
+        (1, 16, 16), layers=(2, 3, 4), painting=Painting(template_size=5)
+    ).double()
+    guide = sized(PartWholeGuide, model, pose, turns=turns, centered=True, **SMALL).double().eval()
     images = torch.zeros(5, 1, 16, 16, dtype=torch.float64)
     images[..., 5:10, 4:10] = torch.rand(5, 1, 5, 6, dtype=torch.float64)
     angle = torch.linspace(0, 2, 5, dtype=torch.float64) if turns > 1 else None
@@ -133,18 +147,18 @@ def test_quarter_turns_of_images_are_exact(images):
 
 def test_choosing_leaves_the_running_statistics_alone(model, images):
     torch.manual_seed(0)
-    guide = AmortizedPartWhole(model, turns=3, **SMALL).double().train()
+    guide = sized(PartWholeGuide, model, turns=3, **SMALL).double().train()
     before = [buffer.clone() for buffer in guide.buffers()]
     best_turn(guide, images, 3)
     assert guide.training and before
     assert all(torch.equal(a, b) for a, b in zip(before, guide.buffers(), strict=True))
 
 
-@pytest.mark.parametrize("kind", [AmortizedPartWhole, RoutingPartWhole])
+@pytest.mark.parametrize("above", [SetTransformers(8, 2, 1, 2), EMObjects()], ids=["network", "em"])
 @pytest.mark.parametrize("pose", ["delta", "normal", "low_rank"])
-def test_guides_that_turn_fit_and_train(model, images, kind, pose):
-    sizes = SMALL if kind is AmortizedPartWhole else {"channels": 8}
-    guide = kind(model, pose, turns=3, **sizes).double()
+def test_guides_that_turn_fit_and_train(model, images, above, pose):
+    reader = PartReader(channels=8, turns=3)
+    guide = PartWholeGuide(model, pose, reader=reader, above=above).double()
     check_pair(model, guide, images)
     check_pair(model.discretized(), guide.discretized(), images)
     before = {name: p.detach().clone() for name, p in guide.named_parameters()}
@@ -155,7 +169,7 @@ def test_guides_that_turn_fit_and_train(model, images, kind, pose):
 
 
 def test_turns_share_parameters(model):
-    guide = AmortizedPartWhole(model, **SMALL)
+    guide = sized(PartWholeGuide, model, **SMALL)
     twin = guide.with_turns(5)
     assert (guide.reader.turns, twin.reader.turns) == (1, 5)
     assert all(a is b for a, b in zip(guide.parameters(), twin.parameters(), strict=True))
@@ -163,12 +177,14 @@ def test_turns_share_parameters(model):
 
 def test_coordinates_tell_places_apart_that_convolutions_cannot():
     """The images are a blob far from the edges and the same blob four pixels further."""
-    model = PartWholeCapsules((1, 64, 64), objects=2, parts=3, template_size=5).double()
+    model = PartWholeCapsules(
+        (1, 64, 64), objects=2, parts=3, painting=Painting(template_size=5)
+    ).double()
     blob = torch.zeros(1, 1, 64, 64, dtype=torch.float64)
     blob[..., 28:34, 28:33] = torch.rand(6, 5)
     poses_found = {}
     for known in (False, True):
-        guide = AmortizedPartWhole(model, coordinates=known, **SMALL).double()
+        guide = sized(PartWholeGuide, model, coordinates=known, **SMALL).double()
         parts = [drawn(guide, x)["part_pose"] for x in (blob, blob.roll(4, 3))]
         poses_found[known] = parts[1] - parts[0]
     assert poses_found[False].abs().max() < 1e-12
@@ -178,6 +194,6 @@ def test_coordinates_tell_places_apart_that_convolutions_cannot():
 def test_refusals():
     wide = PartWholeCapsules((1, 12, 16), objects=2, parts=3)
     with pytest.raises(ValueError, match="turns must be at least 1, not 0"):
-        AmortizedPartWhole(wide, turns=0, **SMALL)
+        sized(PartWholeGuide, wide, turns=0, **SMALL)
     with pytest.raises(ValueError, match="need square images, not 12x16"):
-        AmortizedPartWhole(wide, **SMALL).with_turns(4)
+        sized(PartWholeGuide, wide, **SMALL).with_turns(4)

@@ -3,7 +3,7 @@
 import pyro.distributions as dist
 import torch
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference.evaluation.ancestral import (
     image_log_likelihood,
     infer,
@@ -12,12 +12,13 @@ from capsule_zoo.inference.evaluation.ancestral import (
 )
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.sizes import sized
 
 
 def pair(**options):
     torch.manual_seed(0)
-    model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, template_size=5, **options)
-    guide = AmortizedPartWhole(model, channels=6, width=8, heads=2, blocks=1, inducing=3)
+    model = sized(PartWholeCapsules, (1, 12, 12), objects=2, parts=3, template_size=5, **options)
+    guide = sized(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     return model, guide, torch.rand(7, 1, 12, 12)
 
 
@@ -61,7 +62,7 @@ def test_log_prior_is_that_of_the_top():
     parsed = infer(guide, images, ["object_presence", "object_pose"])
     presence = dist.Bernoulli(logits=model.presence_logits).log_prob(parsed["object_presence"])
     identity = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0])
-    pose = dist.Normal(identity, model.sigma_top).log_prob(parsed["object_pose"])
+    pose = dist.Normal(identity, model.pose.sigma_top).log_prob(parsed["object_pose"])
     expected = presence.sum(1) + pose.sum((1, 2))
     torch.testing.assert_close(log_prior(model, parsed, batch_size=4), expected)
 

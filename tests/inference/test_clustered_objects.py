@@ -15,6 +15,7 @@ from capsule_zoo.inference.training.starts.clustered_objects import (
 from capsule_zoo.inference.training.starts.factor_analyzers import FactorAnalyzers
 from capsule_zoo.models import Capsules, StackedCapsuleAutoencoder, poses
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
+from capsule_zoo.sizes import sized
 
 NUMBER, PARTS = 300, 4
 
@@ -30,9 +31,9 @@ def scene():
     """Return a guide, reads of images of two kinds, the kinds, and the mean arrangement of each."""
     pyro.set_rng_seed(0)
     sizes = dict(object_features=4, part_features=3, template_size=4, hidden=8)
-    model = StackedCapsuleAutoencoder((1, 8, 8), objects=2, parts=PARTS, **sizes)
+    model = sized(StackedCapsuleAutoencoder, (1, 8, 8), objects=2, parts=PARTS, **sizes)
     objects = PerceptronObjects(width=32)
-    guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), objects=objects)
+    guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), above=objects)
     means = some_poses(2, PARTS)
     kinds = torch.arange(NUMBER) % 2
     bend = torch.randn(NUMBER, 1, 1) * 0.1 * torch.tensor([0.0, 0, 1, 0, 0, 0])  # x of all parts
@@ -106,7 +107,7 @@ def test_parameters_give_back_their_poses():
 
 def test_steps_of_em_keep_their_features(scene):
     guide, reads, _, _ = scene
-    routed = guide.with_objects(EMConstellations(2))
+    routed = guide.with_above(EMConstellations(2))
     before = routed.infer_objects.feature.clone()
     start_objects(routed, reads, updates=5)
     assert torch.equal(routed.infer_objects.feature, before)

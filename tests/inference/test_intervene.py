@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import tensor
 
-from capsule_zoo.guides import AmortizedPartWhole, Guide
+from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.inference import intervene
 from capsule_zoo.models import ImageSpace, Model, PartWholeCapsules, Site
 from capsule_zoo.registry import create, small_sizes
+from capsule_zoo.sizes import sized
 
 EVERY_PIXEL = ImageSpace((1, 1, 2), (-float("inf"), float("inf")))
 
@@ -220,9 +221,9 @@ def test_a_site_that_is_summed_out_is_drawn_from_its_posterior():
 def test_the_parts_of_an_object_move_with_it():
     """With one object and no dummy to speak of, each part keeps its distance from the vote."""
     sizes = dict(image_shape=(1, 8, 8), template_size=3, epsilon=1e-9, dummy_presence=1e-9)
-    model = PartWholeCapsules(objects=1, parts=3, **sizes)
+    model = sized(PartWholeCapsules, objects=1, parts=3, **sizes)
     reader = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
-    guide = AmortizedPartWhole(model, "normal", **reader)
+    guide = sized(PartWholeGuide, model, "normal", **reader)
     images = torch.rand(3, 1, 8, 8)
     shift = tensor([0.0, 0.0, 0.5, 0.0, 0.0, -0.25])
     action = {"object_pose": lambda pose: pose + shift, "object_presence": 1.0}

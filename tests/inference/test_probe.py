@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference.evaluation.probe import latents, linear_probe, probe_scores
 from capsule_zoo.models import PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.sizes import sized
 
 
 def test_separable_latents_are_told_apart_and_noise_is_not():
@@ -58,8 +60,8 @@ def test_information_of_an_answer_that_is_all_but_excluded_is_finite(classes):
 
 def test_latents_are_probabilities_and_poses_in_the_order_asked():
     torch.manual_seed(0)
-    model = PartWholeCapsules((1, 12, 12), objects=3, parts=4, template_size=5)
-    guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    model = PartWholeCapsules((1, 12, 12), objects=3, parts=4, painting=Painting(template_size=5))
+    guide = sized(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     images = torch.rand(7, 1, 12, 12)
     features = latents(guide, images, ["object_presence", "part_pose"], batch_size=3)
     assert features.shape == (7, 3 + 4 * 6)
@@ -71,6 +73,6 @@ def test_latents_are_probabilities_and_poses_in_the_order_asked():
 def test_refusals():
     with pytest.raises(ValueError, match="train has 3 rows but 2 labels"):
         linear_probe(np.zeros((3, 1)), torch.zeros(2), np.zeros((1, 1)), torch.zeros(1))
-    model = PartWholeCapsules((1, 12, 12), objects=2, parts=2, template_size=5)
+    model = PartWholeCapsules((1, 12, 12), objects=2, parts=2, painting=Painting(template_size=5))
     with pytest.raises(ValueError, match=r"sites holds \['wing_pose'\]"):
-        latents(AmortizedPartWhole(model), torch.rand(1, 1, 12, 12), ["wing_pose"])
+        latents(PartWholeGuide(model), torch.rand(1, 1, 12, 12), ["wing_pose"])

@@ -7,11 +7,13 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import check_pair, evaluate, summarize
 from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.sizes import sized
 
 
 def bold(model):
@@ -23,8 +25,10 @@ def bold(model):
 @pytest.fixture
 def pair():
     torch.manual_seed(0)
-    model = bold(PartWholeCapsules((1, 16, 16), objects=3, parts=4, template_size=5)).double()
-    guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    model = bold(
+        PartWholeCapsules((1, 16, 16), objects=3, parts=4, painting=Painting(template_size=5))
+    ).double()
+    guide = sized(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     return model, guide.double()
 
 
@@ -72,9 +76,9 @@ def test_a_turned_start_is_turned_back(images):
     torch.manual_seed(0)
     wide = dict(sigma_top=100.0, sigma_min=100.0, sigma_off=100.0, sigma_dummy=100.0)
     model = bold(
-        PartWholeCapsules((1, 16, 16), objects=3, parts=4, template_size=5, **wide)
+        sized(PartWholeCapsules, (1, 16, 16), objects=3, parts=4, template_size=5, **wide)
     ).double()
-    guide = AmortizedPartWhole(model, channels=8, width=16, heads=2, blocks=1, inducing=4)
+    guide = sized(PartWholeGuide, model, channels=8, width=16, heads=2, blocks=1, inducing=4)
     upright = refine(model, guide.double(), images, steps=0, starts=4)
     quarter = images.rot90(1, (2, 3))  # counter-clockwise
     turned = refine(model, guide, quarter, steps=0, starts=4)

@@ -27,7 +27,7 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
     squared_sparsity,
 )
 from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
-from capsule_zoo.models.parts.object_votes import log_parents
+from capsule_zoo.models.parts.object_votes import VoteSizes, log_parents
 from capsule_zoo.models.parts.selection import as_presence
 
 PLAIN = dict(stop_inputs=False, stop_targets=False, noise="none")
@@ -41,10 +41,9 @@ def pair():
         objects=2,
         parts=3,
         template_size=4,
-        object_features=4,
         part_features=3,
-        hidden=5,
         classes=4,
+        votes=VoteSizes(object_features=4, hidden=5),
     )
     objects = SetTransformerObjects(8, 2, 1, 3)
     guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), objects=objects)
@@ -80,8 +79,8 @@ def test_the_terms_are_those_of_the_paper_written_out(pair, images):
     image = model.image_law(parts).log_prob(images[:, None]).mean()
     log_parts, mass = 0.0, torch.zeros(5, 2, dtype=torch.float64)
     for b, m in itertools.product(range(5), range(3)):
-        dummy = Normal(0.0, model.sigma_dummy).log_prob(parts.pose[b, m]).sum().exp()
-        terms = [model.epsilon * dummy]
+        dummy = Normal(0.0, model.clutter.sigma_dummy).log_prob(parts.pose[b, m]).sum().exp()
+        terms = [model.clutter.epsilon * dummy]
         for k in range(2):
             law = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
             density = law.log_prob(parts.pose[b, m]).sum().exp()
@@ -120,9 +119,9 @@ def test_normalized_weights_change_the_likelihood_of_parts_by_their_sum(pair, im
     model, _ = pair
     objects, parts = drawn(pair, images)
     votes = model.votes(objects)
-    arguments = votes, parts.pose, model.epsilon, model.sigma_dummy
+    arguments = votes, parts.pose, *model.dummy
     raw, normal = (log_parents(*arguments, normalized=x).logsumexp(-1) for x in (False, True))
-    total = model.epsilon + votes.log_presence.exp().sum(-1)
+    total = model.clutter.epsilon + votes.log_presence.exp().sum(-1)
     torch.testing.assert_close(raw - normal, total.log())
 
 

@@ -8,13 +8,16 @@ import torch
 from capsule_zoo.inference.evaluation.ancestral import log_prior, mean_images
 from capsule_zoo.inference.posterior.top_prior import fit_top_prior
 from capsule_zoo.models import PartWholeCapsules, VariationalAutoencoder
+from capsule_zoo.models.parts.painted_parts import Painting
 
 TOP = ("object_presence", "object_pose")
 
 
 def model():
     torch.manual_seed(0)
-    return PartWholeCapsules((1, 8, 8), objects=2, parts=3, template_size=3).double()
+    return PartWholeCapsules(
+        (1, 8, 8), objects=2, parts=3, painting=Painting(template_size=3)
+    ).double()
 
 
 def two_kinds(number, seed=1):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, VBRouting
-from capsule_zoo.guides.parts.routing_shape_codes import fit_code, fit_pose
+from capsule_zoo.guides.parts.ridge import fit_code, fit_pose
 from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp, score_credit
 from capsule_zoo.models.constellations.similarities import Noise, fit_of, log_evidence
 from capsule_zoo.models.parts import poses

@@ -12,12 +12,14 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.data import hide
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import Checks, SemiAmortized, check_pair, evaluate, fit
 from capsule_zoo.models import CapsuleRBM, Model, PartWholeCapsules, VariationalAutoencoder
 from capsule_zoo.models.common.missing_pixels import log_prob_of_pixels
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
+from capsule_zoo.sizes import sized
 
 BATCH = 3
 
@@ -201,8 +203,8 @@ def test_training_on_missing_pixels_lowers_the_loss(likelihood):
 
 def test_a_refined_guide_scores_observed_pixels_alone():
     """The same image several times over is refined once, and what the start is shown can matter."""
-    model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, template_size=5)
-    guide = AmortizedPartWhole(model, channels=6, width=8, heads=2, blocks=1, inducing=3)
+    model = PartWholeCapsules((1, 12, 12), objects=2, parts=3, painting=Painting(template_size=5))
+    guide = sized(PartWholeGuide, model, channels=6, width=8, heads=2, blocks=1, inducing=3)
     images, observed = random_images(model)
     semi = SemiAmortized(guide, steps=3)
     outcomes = []

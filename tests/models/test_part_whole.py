@@ -12,14 +12,16 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.selection import as_presence, log_presence
+from capsule_zoo.sizes import sized
 
 SIZES = dict(template_size=4, image_shape=(1, 6, 6), epsilon=0.1, dummy_presence=0.2)
 
 
 def make(layers, **options):
     torch.manual_seed(0)
-    model = PartWholeCapsules(layers=layers, **{**SIZES, **options}).double()
+    model = sized(PartWholeCapsules, layers=layers, **{**SIZES, **options}).double()
     with torch.no_grad():  # move every parameter away from its symmetric start
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -59,7 +61,7 @@ def brute_force(model, values, images):
 
     t, pose = capsules("object")
     top = law(model.presence_logits).log_prob(t)
-    top = top + dist.Normal(poses.identity_like(pose), model.sigma_top).log_prob(pose).sum(-1)
+    top = top + dist.Normal(poses.identity_like(pose), model.pose.sigma_top).log_prob(pose).sum(-1)
     total = top.sum(1)
     for level, relation in zip(model.levels[1:], model.selections, strict=True):
         log_t, parent_pose = log_presence(t, model.relaxed), poses.to_matrix(pose)
@@ -208,7 +210,10 @@ def test_the_two_selections_draw_from_one_prior():
 
 def test_size_of_the_model():
     """The paper's claim: under ten thousand numbers at 16 objects, 24 parts, 11x11 templates."""
-    assert PartWholeCapsules(objects=16, parts=24, template_size=11).num_parameters == 9_280
+    assert (
+        PartWholeCapsules(objects=16, parts=24, painting=Painting(template_size=11)).num_parameters
+        == 9_280
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def test_size_of_the_model():
 )
 def test_bad_options_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        PartWholeCapsules(**options)
+        sized(PartWholeCapsules, **options)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +286,9 @@ def test_rotations_are_summed_out_of_the_objects_poses(rotations):
     angles = 2 * math.pi * torch.arange(rotations, dtype=torch.float64) / rotations
     scale = torch.tensor([0.2, 0.2, 0.7, 0.2, 0.2, 0.7], dtype=torch.float64)
     each = dist.Normal(poses.rotation(angles), scale).log_prob(pose[:, None]).sum(-1)
-    torch.testing.assert_close(model.object_pose_law().log_prob(pose), each.exp().mean(-1).log())
+    torch.testing.assert_close(
+        model.pose.law(model.presence_logits).log_prob(pose), each.exp().mean(-1).log()
+    )
 
 
 def test_the_prior_takes_every_rotation_equally_often():

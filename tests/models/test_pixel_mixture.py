@@ -7,10 +7,12 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import AmortizedPartWhole
+from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import check_pair
 from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
+from capsule_zoo.sizes import sized
 
 
 def random_mixture(parts=3, channels=2, batch=2, size=3):
@@ -57,23 +59,25 @@ def test_draws_have_the_mean_and_variance_of_the_mixture():
 def test_the_model_takes_it_and_all_parts_off_give_the_background(channels):
     torch.manual_seed(0)
     options = dict(image_shape=(channels, 12, 12), template_size=5, likelihood="mixture")
-    model = PartWholeCapsules(objects=3, parts=4, presence="discrete", **options).double()
+    model = sized(PartWholeCapsules, objects=3, parts=4, presence="discrete", **options).double()
     off = Capsules(torch.zeros(2, 4).double(), torch.randn(2, 4, 6).double())
     images = torch.rand(2, channels, 12, 12, dtype=torch.float64)
     expected = dist.Normal(torch.zeros_like(images), model.sigma_image).log_prob(images)
     found = model.image_law(off).log_prob(images[:, None])
     torch.testing.assert_close(found[:, 0], expected.sum((1, 2, 3)))
     assert model.render(off).abs().max() == 0
-    guide = AmortizedPartWhole(model, channels=4, width=8, heads=2, blocks=1, inducing=2).double()
+    guide = sized(
+        PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2
+    ).double()
     check_pair(model, guide, images)
     assert poutine.trace(model).get_trace(batch_size=3).nodes["_RETURN"]["value"].shape[0] == 3
     with pytest.raises(ValueError, match="likelihood must be one of 'composite', 'mixture'"):
-        PartWholeCapsules(likelihood="sum")
+        PartWholeCapsules(painting=Painting(likelihood="sum"))
 
 
 def test_gradients_are_finite_where_no_part_is_seen():
     model = PartWholeCapsules(
-        (1, 12, 12), objects=2, parts=3, template_size=5, likelihood="mixture"
+        (1, 12, 12), objects=2, parts=3, painting=Painting(template_size=5, likelihood="mixture")
     ).double()
     pose = torch.zeros(1, 3, 6).double()
     pose[..., 0] = pose[..., 4] = 0.2  # small parts in the middle, nothing elsewhere

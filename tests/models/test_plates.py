@@ -14,29 +14,30 @@ from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO, TraceEnum_ELBO, config_enume
 from pyro.infer.autoguide import AutoNormal, init_to_sample
 from pyro.nn import PyroSample
 
-from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine, RoutingPartWhole
+from capsule_zoo.guides import EMObjects, PartWholeGuide, RecognitionMachine
 from capsule_zoo.models import CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
 from capsule_zoo.models.common.plates import EnumeratedPresence
 from capsule_zoo.models.networks.layers import BalancedLogits
 from capsule_zoo.models.parts import parent_selection
+from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.models.units import switched_units
+from capsule_zoo.sizes import sized
 
 NETWORKS = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
 IMAGES = torch.rand(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def part_whole_pair(objects: int, parts: int) -> tuple[PartWholeCapsules, AmortizedPartWhole]:
+def part_whole_pair(objects: int, parts: int) -> tuple[PartWholeCapsules, PartWholeGuide]:
     model = PartWholeCapsules(
         (1, 8, 8),
         objects=objects,
         parts=parts,
-        template_size=3,
         presence="discrete",
-        sigma_image=1.0,
+        painting=Painting(template_size=3, sigma_image=1.0),
     ).double()
-    return model, AmortizedPartWhole(model, **NETWORKS).double().eval()
+    return model, sized(PartWholeGuide, model, **NETWORKS).double().eval()
 
 
 def helmholtz_pair(*capsules: int) -> tuple[CapsuleHelmholtzMachine, RecognitionMachine]:
@@ -116,7 +117,7 @@ def test_parents_are_enumerated_under_particles_as_they_are_marginalized():
 
 def relaxed_model(**options) -> PartWholeCapsules:
     sizes = dict(objects=2, parts=3, image_shape=(1, 8, 8), template_size=3)
-    return PartWholeCapsules(**{**sizes, **options}).double()
+    return sized(PartWholeCapsules, **{**sizes, **options}).double()
 
 
 def nuts(model: PartWholeCapsules, samples: int) -> MCMC:
@@ -216,7 +217,7 @@ def test_routing_refuses_parameters_that_it_would_draw_again():
     model = relaxed_model()
     make_bayesian(model, selections__0__transform=3)
     with pytest.raises(ValueError, match="PyroSample"):
-        RoutingPartWhole(model, channels=4).double()(IMAGES)
+        sized(PartWholeGuide, model, above=EMObjects(), channels=4).double()(IMAGES)
 
 
 def test_a_gibbs_chain_runs_for_every_outer_index():

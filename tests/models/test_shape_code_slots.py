@@ -10,9 +10,10 @@ import torch
 from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites
 
-from capsule_zoo.guides import AmortizedShapeCodes
+from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.models import Capsules, ShapeCodes, poses
 from capsule_zoo.models.shape_codes.slots import SlotsLaw
+from capsule_zoo.sizes import sized
 
 KINDS, PARTS, CODES, BATCH, SLOTS = 2, 3, 2, 2, 2
 
@@ -22,7 +23,9 @@ def made(**options) -> ShapeCodes:
     sizes = dict(
         kinds=KINDS, parts=PARTS, codes=CODES, slots=SLOTS, image_shape=(1, 6, 6), template_size=4
     )
-    model = ShapeCodes(**{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}).double()
+    model = sized(
+        ShapeCodes, **{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}
+    ).double()
     with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -184,6 +187,6 @@ def test_what_needs_one_object_refuses_several():
     with pytest.raises(ValueError, match="slots=1"):
         model.log_joint_of_kinds(parts, pose, code)
     with pytest.raises(ValueError, match="slots=1"):
-        AmortizedShapeCodes(model)
+        ShapeCodesGuide(model)
     with pytest.raises(ValueError, match="slots"):
         ShapeCodes(slots=0)

@@ -12,11 +12,14 @@ from pyro.distributions import Delta
 from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from pyro.poutine.util import prune_subsample_sites
 
-from capsule_zoo.guides import RoutingShapeCodes
+from capsule_zoo.guides import RidgeKinds, ShapeCodesGuide
 from capsule_zoo.inference import evaluate, loss_per_image
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.models import Capsules, ShapeCodes, poses
+from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.sizes import sized
 
 KINDS, PARTS, CODES, BATCH = 3, 2, 2, 2
 
@@ -24,7 +27,9 @@ KINDS, PARTS, CODES, BATCH = 3, 2, 2, 2
 def made(seed: int = 0, **options) -> ShapeCodes:
     pyro.set_rng_seed(seed)
     sizes = dict(kinds=KINDS, parts=PARTS, codes=CODES, image_shape=(1, 6, 6), template_size=4)
-    model = ShapeCodes(**{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}).double()
+    model = sized(
+        ShapeCodes, **{**sizes, "epsilon": 0.5, "dummy_presence": 0.3, **options}
+    ).double()
     with torch.no_grad():  # no parameter keeps a value at which a mistake could hide
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -160,7 +165,13 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
     """Against the integral over a single number of code, with the object's pose nearly fixed."""
     pyro.set_rng_seed(0)
     model = ShapeCodes(
-        (1, 6, 6), kinds=2, parts=3, codes=1, template_size=4, sigma_top=1e-4, epsilon=0.5
+        (1, 6, 6),
+        kinds=2,
+        parts=3,
+        codes=1,
+        painting=Painting(template_size=4),
+        pose=ObjectPose(sigma_top=1e-4),
+        belonging=Belonging(epsilon=0.5),
     )
     model = model.double()
     with torch.no_grad():
@@ -178,10 +189,10 @@ def test_importance_weights_average_to_the_likelihood_of_part_sets():
         one = Capsules(presence.expand(len(grid), -1), place.expand(len(grid), -1, -1))
         code = grid[:, None, None].expand(-1, 2, 1)
         joint = on_parts.log_joint_of_kinds(one, pose, code)
-        joint = joint - on_parts.object_pose_law().log_prob(pose)
+        joint = joint - on_parts.pose.law(pose).log_prob(pose)
         exact.append((joint.logsumexp(-1).logsumexp(0) + (grid[1] - grid[0]).log()).item())
         kinds.append(joint.logsumexp(0).softmax(-1))
-    guide = RoutingShapeCodes(on_parts, channels=2).double()
+    guide = sized(ShapeCodesGuide, on_parts, above=RidgeKinds(), channels=2).double()
     believed = poutine.trace(guide).get_trace(sets).nodes["object_kind"]["fn"].logits.exp()
     torch.testing.assert_close(believed[:, 0], torch.stack(kinds), atol=0.05, rtol=0)
     found = evaluate(on_parts, guide, sets, num_particles=4000, batch_size=12000, draws=0)
@@ -257,7 +268,7 @@ def test_it_renders():
 def test_known_kinds_are_observed():
     """Labels are the kinds: they have a density in the model, and the guide does not draw them."""
     model = made()
-    guide = RoutingShapeCodes(model, channels=2).double()
+    guide = sized(ShapeCodesGuide, model, above=RidgeKinds(), channels=2).double()
     kinds = torch.tensor([2, 0])
     nodes = poutine.trace(model).get_trace(images(), kinds).nodes
     assert nodes["object_kind"]["is_observed"]
@@ -315,6 +326,6 @@ def test_part_sets_hold_presence_and_pose():
 )
 def test_sizes_out_of_range_are_refused_by_name(sizes, named):
     with pytest.raises(ValueError, match=named):
-        ShapeCodes(**sizes)
+        sized(ShapeCodes, **sizes)
     with pytest.raises(ValueError, match="scope"):
         made().with_scope("images")

@@ -16,6 +16,7 @@ from capsule_zoo.models.parts.object_votes import (
     part_pose_law,
 )
 from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.sizes import sized
 
 SIZES = dict(
     objects=2,
@@ -31,7 +32,7 @@ BATCH = 3
 
 def make(**sizes):
     torch.manual_seed(0)
-    model = StackedCapsuleAutoencoder(**{**SIZES, **sizes}).double()
+    model = sized(StackedCapsuleAutoencoder, **{**SIZES, **sizes}).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -111,14 +112,14 @@ def test_a_rigid_constellation_does_not_depend_on_the_feature():
 def test_the_pose_of_a_part_is_summed_over_its_parents(model):
     objects, parts = draw(model, "object"), draw(model, "part")
     votes = model.votes(objects)
-    law = part_pose_law(votes, parts.presence, model.relaxed, model.epsilon, model.sigma_dummy)
+    law = part_pose_law(votes, parts.presence, model.relaxed, *model.dummy)
     found = law.log_prob(parts.pose)
     there = as_presence(parts.presence, model.relaxed)
     origin = torch.zeros(6, dtype=torch.float64)
     for b in range(BATCH):
         for m in range(3):
-            dummy = Normal(origin, model.sigma_dummy).log_prob(parts.pose[b, m]).sum().exp()
-            weights, densities = [model.epsilon], [dummy]
+            dummy = Normal(origin, model.clutter.sigma_dummy).log_prob(parts.pose[b, m]).sum().exp()
+            weights, densities = [model.clutter.epsilon], [dummy]
             for k in range(2):
                 vote = Normal(votes.pose[b, m, k], votes.scale[b, m, k])
                 densities.append(vote.log_prob(parts.pose[b, m]).sum().exp())
@@ -130,8 +131,8 @@ def test_the_pose_of_a_part_is_summed_over_its_parents(model):
 
 def test_a_part_is_off_if_no_vote_and_no_leak_switches_it_on(model):
     votes = model.votes(draw(model, "object"))
-    off = (1 - model.leak) * (1 - votes.log_presence.exp()).prod(-1)
-    torch.testing.assert_close(noisy_or(votes, model.leak).sigmoid(), 1 - off)
+    off = (1 - model.clutter.leak) * (1 - votes.log_presence.exp()).prod(-1)
+    torch.testing.assert_close(noisy_or(votes, model.clutter.leak).sigmoid(), 1 - off)
 
 
 def test_the_noisy_or_of_sure_votes_is_finite_with_a_finite_gradient():
@@ -140,7 +141,7 @@ def test_the_noisy_or_of_sure_votes_is_finite_with_a_finite_gradient():
     with torch.no_grad():
         model.relation.presence_bias.fill_(80.0)
     votes = model.votes(objects._replace(presence=torch.ones_like(objects.presence)))
-    logits = noisy_or(votes, model.leak)
+    logits = noisy_or(votes, model.clutter.leak)
     logits.sum().backward()
     assert logits.isfinite().all() and logits.min() > 10
     assert model.relation.presence_bias.grad.isfinite().all()
@@ -158,16 +159,14 @@ def test_the_joint_density_is_the_sum_of_all_its_factors():
     trace = poutine.trace(poutine.condition(model, values)).get_trace(images)
     votes = model.votes(objects)
     on = torch.full_like(objects.presence, 1 / model.classes)
-    seen = 1 - (1 - model.leak) * (1 - votes.log_presence.exp()).prod(-1)
+    seen = 1 - (1 - model.clutter.leak) * (1 - votes.log_presence.exp()).prod(-1)
     identity = poses.identity_like(objects.pose)
     expected = (
         torch.where(objects.presence > 0, on, 1 - on).log().sum()
         + Normal(identity, model.sigma_top).log_prob(objects.pose).sum()
         + Normal(0.0, 1.0).log_prob(objects.feature).sum()
         + torch.where(parts.presence > 0, seen, 1 - seen).log().sum()
-        + part_pose_law(votes, parts.presence, False, model.epsilon, model.sigma_dummy)
-        .log_prob(parts.pose)
-        .sum()
+        + part_pose_law(votes, parts.presence, False, *model.dummy).log_prob(parts.pose).sum()
         + Normal(0.0, 1.0).log_prob(parts.feature).sum()
         + model.image_law(parts).log_prob(images[:, None]).sum()
     )
@@ -176,10 +175,10 @@ def test_the_joint_density_is_the_sum_of_all_its_factors():
 
 def test_weights_of_parents_sum_to_one_only_where_they_are_normalized(model):
     votes = model.votes(draw(model, "object"))
-    total = mixing_logits(votes, model.epsilon).exp().sum(-1)
+    total = mixing_logits(votes, model.clutter.epsilon).exp().sum(-1)
     torch.testing.assert_close(total, torch.ones_like(total))
-    raw = mixing_logits(votes, model.epsilon, normalized=False).exp().sum(-1)
-    torch.testing.assert_close(raw, model.epsilon + votes.log_presence.exp().sum(-1))
+    raw = mixing_logits(votes, model.clutter.epsilon, normalized=False).exp().sum(-1)
+    torch.testing.assert_close(raw, model.clutter.epsilon + votes.log_presence.exp().sum(-1))
 
 
 def test_noise_on_votes_changes_their_presences_and_nothing_else(model):
@@ -262,7 +261,7 @@ def test_a_scope_has_the_factors_of_its_level():
     parts.compute_log_prob()
     assert not any(name.startswith("object") for name in parts.nodes)
     torch.testing.assert_close(parts.nodes["image"]["log_prob_sum"], image)
-    broad = Normal(0.0, model.sigma_dummy).log_prob(drawn.nodes["part_pose"]["value"]).sum()
+    broad = Normal(0.0, model.clutter.sigma_dummy).log_prob(drawn.nodes["part_pose"]["value"]).sum()
     torch.testing.assert_close(parts.nodes["part_pose"]["log_prob_sum"], broad)
 
 

@@ -19,7 +19,7 @@ from pyro import plate, sample
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from torch import Tensor, nn
 
-from capsule_zoo.guides import AmortizedPartWhole, RecognitionMachine
+from capsule_zoo.guides import PartWholeGuide, RecognitionMachine
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
@@ -34,6 +34,7 @@ from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli
+from capsule_zoo.sizes import sized
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean
 
@@ -206,14 +207,14 @@ def _apart(model: nn.Module, guide: nn.Module, of_model: Tensor, of_guide: Tenso
     return total
 
 
-def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, AmortizedPartWhole, Tensor]:
+def part_whole(pose: str, **options: Any) -> tuple[PartWholeCapsules, PartWholeGuide, Tensor]:
     """Return a model of two objects and a part, a guide in evaluation mode, and two images."""
     sizes: dict[str, Any] = dict(
         template_size=3, image_shape=(1, 5, 5), sigma_image=1.0, sigma_min=0.05
     )
-    model = PartWholeCapsules(objects=2, parts=1, **sizes, **options).double()
+    model = sized(PartWholeCapsules, objects=2, parts=1, **sizes, **options).double()
     small: dict[str, Any] = dict(channels=2, width=4, heads=1, blocks=1, inducing=2)
-    guide = AmortizedPartWhole(model, pose, **small).double().eval()
+    guide = sized(PartWholeGuide, model, pose, **small).double().eval()
     return model, guide, torch.rand(2, 1, 5, 5).double()
 
 

@@ -22,11 +22,11 @@ from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
 from capsule_zoo.guides import (
-    AmortizedPartWhole,
     ExactLabel,
     ExactMatching,
     ExactSwitches,
     MeanFieldSwitches,
+    PartWholeGuide,
     RecognitionMachine,
 )
 from capsule_zoo.inference import Checks, ReweightedWakeSleep, fit
@@ -41,6 +41,9 @@ from capsule_zoo.models import (
 )
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import spread_energy
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
+from capsule_zoo.sizes import sized
 
 
 @check("sbc_exact_switches_rbm", of=[ExactSwitches], kind=RBM)
@@ -100,7 +103,7 @@ def part_parents(number: int, enumerated: bool) -> Outcome:
     )
     sizes |= dict(sigma_min=0.05)
     options: dict[str, Any] = dict(selection="enumerate", presence="discrete", epsilon=0.5)
-    model = randomized(PartWholeCapsules(objects=2, parts=3, **sizes, **options), 0.3)
+    model = randomized(sized(PartWholeCapsules, objects=2, parts=3, **sizes, **options), 0.3)
     # noise exceeds black and white
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     model.selections[0].raw_scale.data -= 1.5  # otherwise votes say little about the parent
@@ -159,16 +162,22 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
     return model, guide
 
 
-@check("sbc_part_whole_trained", of=[AmortizedPartWhole], approximate=True, share=0.04)
+@check("sbc_part_whole_trained", of=[PartWholeGuide], approximate=True, share=0.04)
 def part_whole_after_training(number: int) -> Outcome:
     """Check presences and poses of a small part-whole model after a short guide training."""
     model = randomized(
-        PartWholeCapsules((1, 8, 8), objects=2, parts=2, template_size=3, sigma_min=0.05),
+        PartWholeCapsules(
+            (1, 8, 8),
+            objects=2,
+            parts=2,
+            painting=Painting(template_size=3),
+            belonging=Belonging(sigma_min=0.05),
+        ),
         0.5,
     )
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
-    guide = AmortizedPartWhole(model, "normal", **sizes).double()
+    guide = sized(PartWholeGuide, model, "normal", **sizes).double()
     _train(model, guide, prior_draws(model, 500)[1], steps=100, objective=None, lr=3e-3)
     discrete = model.discretized(), guide.discretized().eval()
     return calibrated(*discrete, *prior_draws(discrete[0], number), draws=15)

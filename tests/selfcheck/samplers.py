@@ -29,6 +29,8 @@ from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.evaluation.calibration import Outcome, same_means, unbiased
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.models.units.switched_units import CapsuleState
 
 SWEEPS = 8
@@ -137,7 +139,13 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 def selections(number: int) -> Outcome:
     """Check that the prior is the same with parents drawn and with parents summed out."""
     model = randomized(
-        PartWholeCapsules((1, 4, 4), objects=2, parts=2, template_size=3, sigma_min=0.05),
+        PartWholeCapsules(
+            (1, 4, 4),
+            objects=2,
+            parts=2,
+            painting=Painting(template_size=3),
+            belonging=Belonging(sigma_min=0.05),
+        ),
         0.5,
     )
     model = model.discretized()

@@ -8,11 +8,11 @@ from typing import Any
 
 from pyro.infer import Trace_ELBO
 
-from capsule_zoo.guides import AmortizedPartWhole, EMObjects, PartWholeGuide
+from capsule_zoo.guides import EMObjects, PartWholeGuide
 from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
-from capsule_zoo.sizes import Takes
+from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
 
 GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
@@ -32,7 +32,7 @@ def _with_poses(entry: Entry, pose: str) -> PartWholeGuide:
 
 def _routing(entry: Entry) -> PartWholeGuide:
     """Return a guide with EM routing above the entry's own reader of parts."""
-    return entry.guide_of(PartWholeGuide).with_poses("delta").with_objects(EMObjects())
+    return entry.guide_of(PartWholeGuide).with_poses("delta").with_above(EMObjects())
 
 
 PICTURES = {
@@ -47,7 +47,7 @@ PICTURES = {
     small=SMALL,
     takes={
         "sizes": Takes(PartWholeCapsules),
-        "guide": Takes(AmortizedPartWhole, without=("pose",), defaults=GUIDE_SIZES),
+        "guide": Takes(PartWholeGuide, without=("pose",), defaults=GUIDE_SIZES),
     },
 )
 def part_whole(
@@ -65,7 +65,7 @@ def part_whole(
 
     Args:
         image_shape: (channels, height, width).
-        guide: arguments of `AmortizedPartWhole` that replace values of `GUIDE_SIZES`.
+        guide: sizes of `PartReader` and `SetTransformers` that replace values of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
 
     Guides:
@@ -74,17 +74,16 @@ def part_whole(
         low_rank: the same, with normal distributions whose coordinates are correlated.
         routing: parts by the network, objects by agreement of the parts' votes.
     """
-    model = PartWholeCapsules(
-        image_shape, objects, parts, sigma_top=sigma_top, sigma_min=sigma_min, **sizes
-    )
+    sizes |= dict(sigma_top=sigma_top, sigma_min=sigma_min)
+    model = sized(PartWholeCapsules, image_shape, objects, parts, **sizes)
     return Entry(
         model=model,
-        guide=AmortizedPartWhole(model, "delta", **{**GUIDE_SIZES, **guide}),
+        guide=sized(PartWholeGuide, model, **{**GUIDE_SIZES, **guide}),
         guides={
             **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
             "routing": _routing,
         },
         objective=Trace_ELBO(),
-        training=paced(AmortizedPartWhole.fit_settings),
+        training=paced(PartWholeGuide.fit_settings),
         figures=PICTURES,
     )

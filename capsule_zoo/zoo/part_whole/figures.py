@@ -30,7 +30,7 @@ def colored_parts(model: PaintedParts, parts: Capsules) -> Tensor:
 def seen_of_parts(model: PaintedParts, parts: Capsules) -> Tensor:
     """Return each part's contribution to the mean image, (parts, B, H, W), colours averaged."""
     color, alpha = model.layers(parts)
-    if model.likelihood == "mixture":
+    if model.painting.likelihood == "mixture":
         share = model.image_law(parts).mixing[1:]
     else:
         share = templates.visibility(alpha)

@@ -13,7 +13,7 @@ from capsule_zoo.inference import Pace
 from capsule_zoo.models import RecurrentCapsules
 from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
 from capsule_zoo.registry import Entry, register, unknown
-from capsule_zoo.sizes import Takes
+from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.recurrent_capsules.figures import strokes
 
 PICTURES = {"strokes": strokes, "samples": samples}
@@ -42,7 +42,9 @@ def recurrent_capsules(
     if preset not in PRESETS:
         raise ValueError(unknown("preset", preset, list(PRESETS)))
     routing = DynamicRouting(iterations, fair=False) if iterations else None
-    return _entry(RecurrentCapsules(image_shape, routing=routing, **{**PRESETS[preset], **sizes}))
+    return _entry(
+        sized(RecurrentCapsules, image_shape, routing=routing, **{**PRESETS[preset], **sizes})
+    )
 
 
 @register(
@@ -61,7 +63,9 @@ def overlapping_capsules(
         sizes: arguments of `OverlappingCapsules` that replace those of the small preset.
     """
     routing = DynamicRouting(iterations, fair=False) if iterations else None
-    model = OverlappingCapsules(image_shape, routing=routing, **{**PRESETS["small"], **sizes})
+    model = sized(
+        OverlappingCapsules, image_shape, routing=routing, **{**PRESETS["small"], **sizes}
+    )
     return _entry(model, OverlappingEncoder)
 
 
@@ -73,7 +77,7 @@ def draw(image_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any) -> Entry
         image_shape: (channels, height, width).
         sizes: arguments of `RecurrentCapsules`.
     """
-    return _entry(RecurrentCapsules(image_shape, routing=None, capsules="none", **sizes))
+    return _entry(sized(RecurrentCapsules, image_shape, routing=None, capsules="none", **sizes))
 
 
 def _entry(model: RecurrentCapsules, guide: type[RecurrentEncoder] = RecurrentEncoder) -> Entry:

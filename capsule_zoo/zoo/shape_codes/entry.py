@@ -9,8 +9,8 @@ from typing import Any
 from pyro.infer import Trace_ELBO
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.guides import AmortizedShapeCodes, RoutingShapeCodes
-from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
+from capsule_zoo.guides import RidgeKinds, ShapeCodesGuide
+from capsule_zoo.guides.parts.guide import copy_matching
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.training.stages import Stage
@@ -18,7 +18,7 @@ from capsule_zoo.inference.training.starts.kinds import start_kinds
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.shape_codes import as_part_sets
 from capsule_zoo.registry import Entry, create, register
-from capsule_zoo.sizes import Takes
+from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
 from capsule_zoo.zoo.shape_codes.figures import bent_kinds, morphs
 
@@ -58,13 +58,13 @@ def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     return Dataset(data.name, train, validation, test, data.class_names)
 
 
-def start_objects(guide: AmortizedShapeCodes, sets: Split, seed: int) -> None:
+def start_objects(guide: ShapeCodesGuide, sets: Split, seed: int) -> None:
     """Start the kinds of a guide's model, and the guide, from part sets, in place."""
     start_kinds(guide.model, sets.images, seed)
-    guide.start_at_posterior()
+    guide.infer_objects.start_at_posterior(guide.model)
 
 
-def started(data: Dataset, seed: int, *, guide: AmortizedShapeCodes) -> Dataset:
+def started(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
     """Return part sets in place of images, and start the kinds and the guide from them."""
     sets = parsed(data, seed, guide=guide)
     start_objects(guide, sets.train, seed)
@@ -114,30 +114,27 @@ def on_parts_of(source: Entry, **sizes: Any) -> Entry:
         sizes: arguments of `shape_codes`.
     """
     model = source.model
-    same = ("image_shape", "instances", "sigma_image", "background", "likelihood", "temperature")
     entry = create(
         "shape-codes",
+        image_shape=model.image_shape,
         parts=model.levels[-1].size,
-        template_size=model.template_logits.shape[-1],
+        temperature=model.temperature,
         guide=vars(source.guide.reader),
-        **{name: getattr(model, name) for name in same},
-        **sizes,
+        **{**vars(model.painting), **sizes},
     )
     entry.model.template_logits.data.copy_(model.template_logits)
-    entry.guide.copy_matching(source.guide)
+    copy_matching(source.guide, entry.guide)
     return entry
 
 
-def _with_laws(entry: Entry, pose: str, objects: str) -> AmortizedShapeCodes:
+def _with_laws(entry: Entry, pose: str, objects: str) -> ShapeCodesGuide:
     """Return the entry's guide with other laws of the poses and codes, and the same weights."""
     return entry.guide.with_laws(pose, objects)
 
 
-def _routing(entry: Entry) -> RoutingShapeCodes:
+def _routing(entry: Entry) -> ShapeCodesGuide:
     """Return a guide with ridge regressions above the entry's own encoder of parts."""
-    own = ("width", "hidden")  # of the network that routing does not have
-    sizes = {name: size for name, size in entry.guide.options.items() if name not in own}
-    return RoutingShapeCodes(entry.model, **sizes).copy_matching(entry.guide)
+    return entry.guide_of(ShapeCodesGuide).with_poses("delta").with_above(RidgeKinds())
 
 
 GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
@@ -153,7 +150,7 @@ GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
     small=SMALL,
     takes={
         "sizes": Takes(ShapeCodes),
-        "guide": Takes(AmortizedShapeCodes, without=("pose",), defaults=GUIDE_SIZES),
+        "guide": Takes(ShapeCodesGuide, without=("pose",), defaults=GUIDE_SIZES),
     },
 )
 def shape_codes(
@@ -170,7 +167,7 @@ def shape_codes(
 
     Args:
         image_shape: (channels, height, width).
-        guide: arguments of `AmortizedShapeCodes` that replace those of `GUIDE_SIZES`.
+        guide: sizes of `PartReader` and `KindNetwork` that replace those of `GUIDE_SIZES`.
         kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
 
     Guides:
@@ -179,12 +176,11 @@ def shape_codes(
         points: the same, with parts, pose and code that are points.
         routing: parts by the network, pose and code of every kind by ridge regressions.
     """
-    model = ShapeCodes(
-        image_shape, kinds, parts, codes, sigma_min=sigma_min, sigma_top=sigma_top, **sizes
-    )
+    sizes |= dict(sigma_min=sigma_min, sigma_top=sigma_top)
+    model = sized(ShapeCodes, image_shape, kinds, parts, codes, **sizes)
     return Entry(
         model=model,
-        guide=AmortizedShapeCodes(model, "delta", **{**GUIDE_SIZES, **guide}),
+        guide=sized(ShapeCodesGuide, model, **{**GUIDE_SIZES, **guide}),
         guides=GUIDES,
         objective=Trace_ELBO(),
         training={"batch_size": 32},  # see `results/shape-codes`: nearly three times as fast as 128

@@ -44,7 +44,7 @@ def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> Figure:
     for kind in model.kind_logits.argsort(descending=True)[:kinds].tolist():
         code = model.kind_logits.new_zeros(_STEPS, model.codes)
         code[:, number] = torch.linspace(-_FARTHEST, _FARTHEST, _STEPS)
-        pose = model.object_pose_law().mean.expand(_STEPS, 6)
+        pose = model.pose.law(model.kind_logits).mean.expand(_STEPS, 6)
         which = torch.full((_STEPS,), kind, device=code.device)
         rows[f"kind {kind}"] = model.render(expected_parts(model, which, pose, code))
     return image_rows(rows, f"Kinds, bent by number {number} of their codes")

@@ -22,7 +22,7 @@ from capsule_zoo.inference.training.starts.clustered_objects import start_object
 from capsule_zoo.models import StackedCapsuleAutoencoder
 from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.registry import Entry, register, unknown
-from capsule_zoo.sizes import Takes
+from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -157,7 +157,7 @@ def stacked_capsule_autoencoder(
     """
     if preset not in MODELS:
         raise ValueError(unknown("preset", preset, list(MODELS)))
-    model = StackedCapsuleAutoencoder(image_shape, **{**MODELS[preset], **sizes})
+    model = sized(StackedCapsuleAutoencoder, image_shape, **{**MODELS[preset], **sizes})
     parts = PartReader(**{**READERS[preset], **reader})
     encoders: dict[str, Objects] = {
         "perceptron": PerceptronObjects(**perceptron),
@@ -171,12 +171,10 @@ def stacked_capsule_autoencoder(
         model=model,
         guides={
             "delta": lambda entry: StackedCapsuleGuide(
-                entry.model, "delta", reader=parts, objects=encoders[encoder]
+                entry.model, "delta", reader=parts, above=encoders[encoder]
             ),
             "normal": lambda entry: entry.guide_of(StackedCapsuleGuide).with_poses("normal"),
-            "em": lambda entry: entry.guide_of(StackedCapsuleGuide).with_objects(
-                EMConstellations()
-            ),
+            "em": lambda entry: entry.guide_of(StackedCapsuleGuide).with_above(EMConstellations()),
         },
         objective=StackedCapsuleObjective(**loss),
         training=JOINT if training == "joint" else dict(batch_size=32),

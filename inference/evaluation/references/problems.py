@@ -30,6 +30,8 @@ from capsule_zoo.models import Constellations, GenerativeCapsNet, Model, PartWho
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.constellations.matching_laws import corner_table
+from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
+from capsule_zoo.models.parts.parent_selection import Belonging
 
 FOLDER = Path(__file__).resolve().parent / "files"
 TRIANGLE = ((-1.0, -1.0), (1.0, -1.0), (0.0, 1.0))
@@ -54,14 +56,11 @@ def _part_whole() -> Model:
         (1, 6, 6),
         objects=1,
         parts=2,
-        template_size=3,
-        sigma_image=0.3,
-        sigma_top=0.2,
-        sigma_min=0.1,
-        sigma_off=0.3,
-        sigma_dummy=0.3,
-        epsilon=0.2,
-        dummy_presence=0.3,
+        painting=Painting(template_size=3, sigma_image=0.3),
+        pose=ObjectPose(sigma_top=0.2),
+        belonging=Belonging(
+            sigma_min=0.1, sigma_off=0.3, sigma_dummy=0.3, epsilon=0.2, dummy_presence=0.3
+        ),
     ).discretized()
 
 

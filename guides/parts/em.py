@@ -10,7 +10,6 @@ routing:
 
 The M step weights the votes A_i (I + M_ij)^{-1} as the model does, in the children's frame. It is a
 ridge regression with a closed form. For a prior with several rotations it uses the identity only.
-Parts come from the same reader as in `AmortizedPartWhole`.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing"; votes as in Smith, Schut, Gal &
@@ -19,16 +18,15 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
-from capsule_zoo.guides.parts.part_whole import PartWholeGuide
+from capsule_zoo.guides.parts.part_reader import Proposal
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import bayesian_parameters
 from capsule_zoo.models.part_whole import PartWholeCapsules
@@ -74,60 +72,73 @@ class EMObjects:
         if bayesian_parameters(model):
             raise ValueError(
                 "EMObjects reads the parameters of its model, and one of this model is a "
-                "PyroSample; use AmortizedPartWhole, or make the parameter a tensor"
+                "PyroSample; use SetTransformers, or make the parameter a tensor"
             )
-        batch, number = children.presence.shape[:-1], model.levels[index].size
         prior: Tensor = model.presence_logits
-        scale = [model.sigma_top] * 2 + [model.sigma_place]
+        scale = model.pose.scale(children.pose)[:3]
         if index > 0:  # no prior from parents above: even odds, and a flat law of poses
-            prior = prior.new_zeros(1)
-            scale = [selection.sigma_off] * 3
-        logits = prior.expand(*batch, number)
-        pose = poses.identity_like(children.pose).expand(*batch, number, 6)
-        precision = children.pose.new_tensor(scale) ** -2
+            prior = prior.new_zeros(model.levels[index].size)
+            scale = torch.full_like(scale, selection.sigma_off)
         there = as_presence(children.presence, model.relaxed)
-        for _ in range(self.iterations):
+
+        def seen(logits: Tensor, pose: Tensor) -> Evidence:
             # the model's own law, with parents as present as they are believed to be
             law = selection(Capsules(logits, pose), relaxed=True)
-            log_density = child_log_density(model, law, children)  # (B, children, 1 + parents)
-            responsibility = (log_density + law.log_weights).softmax(-1)[..., 1:]
-            weight = responsibility / law.scale(there)[..., 1:].square()
-            pose = best_pose(children.pose, selection.transform, weight, precision)
-            law = selection(Capsules(logits, pose), relaxed=True)
-            log_density = child_log_density(model, law, children)
-            logits = prior + activation(
-                logits, selection.log_affinity, log_density, selection.epsilon
+            density = child_log_density(model, law, children)
+            return Evidence(
+                density, law.log_weights, law.scale(there)[..., 1:].square().reciprocal()
             )
-        features = torch.cat([logits[..., None].tanh(), pose], dim=-1)
-        return Proposal(logits, pose, features)
+
+        affinity = selection.log_affinity, selection.epsilon
+        return route(
+            seen, children.pose, selection.transform, affinity, prior, scale**-2, self.iterations
+        )
 
 
-class RoutingPartWhole(PartWholeGuide):
-    """The guide with q(parts | image) from a network and q(objects | parts) from EM steps.
+class Evidence(NamedTuple):
+    """What children say of given parents; column 0 of the choices is the dummy.
 
-    It is a `PartWholeGuide` with `EMObjects` above the parts.
-
-    Args:
-        model, pose: as for `AmortizedPartWhole`.
-        iterations: number of EM steps for each level.
-        rank: columns of the low-rank factor where `pose="low_rank"`.
-        reader: arguments of `PartReader`.
-
-    Raises:
-        ValueError: `iterations` below 1, or as for `AmortizedPartWhole`.
+    Attributes:
+        log_density: log p(child | its choice), (B, children, 1 + parents).
+        log_weights: unnormalized log p(choice), (B, children, 1 + parents).
+        precision: of a child's pose about the vote of each parent, (B, children, parents).
     """
 
-    def __init__(
-        self,
-        model: PartWholeCapsules,
-        pose: str = "delta",
-        *,
-        iterations: int = 3,
-        rank: int = 2,
-        **reader: Any,
-    ) -> None:
-        above = EMObjects(iterations)
-        super().__init__(model, pose, reader=PartReader(**reader), above=above, rank=rank)
+    log_density: Tensor
+    log_weights: Tensor
+    precision: Tensor
+
+
+def route(
+    seen: Callable[[Tensor, Tensor], Evidence],
+    child_pose: Tensor,
+    transform: Tensor,
+    affinity: tuple[Tensor, float],
+    prior: Tensor,
+    precision: Tensor,
+    iterations: int,
+) -> Proposal:
+    """Infer parents by EM that starts at the prior presences and identity poses.
+
+    Args:
+        seen: what children say of parents with presence logits (B, parents) and poses.
+        child_pose: A_i, (B, children, 6).
+        transform: M_ij, (children, parents, 6).
+        affinity: log rho, (children, parents), and the dummy's weight.
+        prior: logits of the parents' presences, (parents,).
+        precision: precision of the prior about the identity for each column of a pose, (3,).
+        iterations: number of EM steps.
+    """
+    batch = child_pose.shape[:-2]
+    logits = prior.expand(*batch, len(prior))
+    pose = poses.identity_like(child_pose).expand(*batch, len(prior), 6)
+    for _ in range(iterations):
+        found = seen(logits, pose)
+        share = (found.log_density + found.log_weights).softmax(-1)[..., 1:]
+        pose = best_pose(child_pose, transform, share * found.precision, precision)
+        density = seen(logits, pose).log_density
+        logits = prior + activation(logits, affinity[0], density, affinity[1])
+    return Proposal(logits, pose, torch.cat([logits[..., None].tanh(), pose], dim=-1))
 
 
 def child_log_density(model: PartWholeCapsules, law: ChildLaw, children: Capsules) -> Tensor:

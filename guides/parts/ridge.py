@@ -22,12 +22,13 @@ References:
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.parts.shape_codes import KindProposals, ShapeCodesGuide
+from capsule_zoo.guides.parts.kind_network import KindProposals
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.parent_selection import Capsules
@@ -35,70 +36,83 @@ from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 
-class RoutingShapeCodes(ShapeCodesGuide):
-    """The guide that fits the object of every kind to the parts by ridge regressions.
+@dataclass(frozen=True)
+class RidgeKinds:
+    """The settings of ridge regressions that fit an object of every kind to the parts.
 
-    A prior with several rotations is used as the identity alone.
+    They have no parameters of their own. A prior with several rotations is used as the identity
+    alone.
 
     Args:
-        model, pose, objects: as for every `ShapeCodesGuide`.
         iterations: number of alternations.
-        reader: arguments of `PartReader`.
 
     Raises:
         ValueError: `iterations` below 1.
     """
 
-    def __init__(
-        self,
-        model: ShapeCodes,
-        pose: str = "delta",
-        *,
-        objects: str = "normal",
-        iterations: int = 5,
-        **reader: Any,
-    ) -> None:
-        check_at_least(1, iterations=iterations)
-        super().__init__(model, pose, objects=objects, **reader)
-        self.iterations = iterations
-        self.options |= dict(iterations=iterations)
+    iterations: int = 5
 
-    def propose(self, parts: Capsules) -> KindProposals:
-        model, shapes = self.model, self.model.shapes
-        there = as_presence(parts.presence, model.relaxed)[..., None, :]  # (B, 1, P)
-        target = parts.pose[..., None, :, :]  # (B, 1, P, 6)
-        batch = parts.presence.shape[:-1]
-        precision = model.object_pose_scale(target) ** -2
-        pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
-        code = target.new_zeros(*batch, model.kinds, model.codes)
-        for step in range(self.iterations):
-            weight = there[..., None] / shapes.scale.square()
-            if step >= self.iterations // 2:
-                weight = self._share(parts, pose, code) * weight
-            arrangement = shapes.place + bend(shapes.pose_codes, code)
-            pose, pose_scale = fit_pose(target, arrangement, weight, precision)
-            shift = presence_shift(shapes.presence_codes, code)
-            believed = (shapes.presence_logits + shift).sigmoid()  # (B, K, P)
-            code, code_scale = fit_code(
-                target - poses.compose(pose[..., None, :], shapes.place),
-                directions(pose, shapes.pose_codes),
-                weight,
-                shapes.presence_codes,
-                there - believed + believed * (1 - believed) * shift,
-                believed * (1 - believed),
-            )
-        if self.objects == "delta":
-            return KindProposals(pose, code)
-        return KindProposals(pose, code, pose_scale, code_scale)
+    def __post_init__(self) -> None:
+        check_at_least(1, iterations=self.iterations)
 
-    def _share(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
-        """Compute the share of the object in every part, (B, K, P, 1)."""
-        kinds = torch.arange(self.model.kinds, device=pose.device)
-        kind = kinds.view(-1, *[1] * (pose.dim() - 1))
-        pose = pose.movedim(-2, 0).unsqueeze(-2)
-        code = code.movedim(-2, 0).unsqueeze(-2)
-        share = self.model.responsibilities(kind, pose, code, parts)[..., 1]  # (K, B, P)
-        return share.movedim(0, -2)[..., None]
+    def build(self, model: ShapeCodes, objects: str) -> RidgeKinds:
+        """Return the object itself, which serves any model."""
+        return self
+
+    def __call__(self, model: ShapeCodes, parts: Capsules) -> KindProposals:
+        """Return the proposals for all kinds."""
+
+        def share(step: int, pose: Tensor, code: Tensor) -> Tensor | float:
+            return 1.0 if step < self.iterations // 2 else _share(model, parts, pose, code)
+
+        return alternate(model, parts, share, self.iterations)
+
+
+def alternate(
+    model: ShapeCodes,
+    parts: Capsules,
+    share: Callable[[int, Tensor, Tensor], Tensor | float],
+    steps: int,
+    counted: Tensor | float = 1.0,
+) -> KindProposals:
+    """Fit an object of every kind to the parts by turns: its pose, then its code.
+
+    Args:
+        share: share (B, K, P) of each object in the poses of the parts, at a step, given the pose
+            and the code of every kind.
+        steps: number of alternations.
+        counted: weight (B, K, P) of the presences of the parts.
+    """
+    shapes = model.shapes
+    there = as_presence(parts.presence, model.relaxed)[..., None, :]  # (B, 1, P)
+    target = parts.pose[..., None, :, :]  # (B, 1, P, 6)
+    batch = parts.presence.shape[:-1]
+    precision = model.pose.scale(target) ** -2
+    pose = poses.identity_like(target).expand(*batch, model.kinds, 6)
+    code = target.new_zeros(*batch, model.kinds, model.codes)
+    for step in range(steps):
+        weight = (share(step, pose, code) * there)[..., None] / shapes.scale.square()
+        arrangement = shapes.place + bend(shapes.pose_codes, code)
+        pose, pose_scale = fit_pose(target, arrangement, weight, precision)
+        shift = presence_shift(shapes.presence_codes, code)
+        believed = (shapes.presence_logits + shift).sigmoid()  # (B, K, P)
+        curve = counted * believed * (1 - believed)
+        code, code_scale = fit_code(
+            target - poses.compose(pose[..., None, :], shapes.place),
+            directions(pose, shapes.pose_codes),
+            weight,
+            shapes.presence_codes,
+            counted * (there - believed) + curve * shift,
+            curve,
+        )
+    return KindProposals(pose, code, pose_scale, code_scale)
+
+
+def _share(model: ShapeCodes, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
+    """Compute the share of the object of every kind in every part, (B, K, P)."""
+    kind = torch.arange(model.kinds, device=pose.device).view(-1, *[1] * (pose.dim() - 1))
+    pose, code = (x.movedim(-2, 0).unsqueeze(-2) for x in (pose, code))
+    return model.responsibilities(kind, pose, code, parts)[..., 1].movedim(0, -2)
 
 
 def bend(pose_codes: Tensor, code: Tensor) -> Tensor:
