@@ -59,7 +59,6 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level
 from capsule_zoo.models.shape_codes.kinds import ShapeKinds
-from capsule_zoo.models.shape_codes.slots import SlotsLaw
 
 SCOPES = ("scene", "objects", "parts")
 
@@ -191,7 +190,7 @@ class ShapeCodes(PaintedParts):
             if self.scope == "objects":
                 seen = None if images is None else images[:, 0]
                 with pyro.plate("parts", self.levels[-1].size, dim=-1):
-                    law = self._observed_part_law(kind, pose, code)
+                    law = self.shapes.part_law(kind, pose, code)
                     return pyro.sample("part", law, obs=seen).unsqueeze(-3)
             draw = self._marginal if self.selection == "marginal" else self._enumerated
             with pyro.plate("parts", self.levels[-1].size, dim=-1):
@@ -215,14 +214,6 @@ class ShapeCodes(PaintedParts):
             pose = pyro.sample("object_pose", self.pose.law(self.kind_logits))
             return kind, pose, pyro.sample("object_code", self.object_code_law())
 
-    def _observed_part_law(
-        self, kind: Tensor, pose: Tensor, code: Tensor
-    ) -> dist.TorchDistribution:
-        """Return the law of part sets, (B, P), each part with its presence and pose."""
-        if self.slots == 1:
-            return self.shapes.part_law(kind, pose, code)
-        return SlotsLaw(self.shapes(kind, pose, code))
-
     def responsibilities(self, kind: Tensor, pose: Tensor, code: Tensor, parts: Capsules) -> Tensor:
         """Compute p(s_i | everything else), (B, P, 1 + S): of the dummy, and of every object.
 
@@ -242,16 +233,9 @@ class ShapeCodes(PaintedParts):
             parts: values of the parts' sites.
             kind, pose, code: values of the objects' sites, (B, S), (B, S, 6) and (B, S, d).
         """
-        top = self.pose.law(self.kind_logits).log_prob(pose) + self.object_code_law().log_prob(code)
+        top = self.pose.law(pose).log_prob(pose) + self.object_code_law().log_prob(code)
         top = top + self.kind_logits.log_softmax(-1)[kind]
-        if self.scope == "objects":
-            value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
-            below = self._observed_part_law(kind, pose, code).log_prob(value)
-        else:
-            law = self.shapes(kind, pose, code)
-            below = self._presence_mixture(law).log_prob(parts.presence)
-            below = below + self._pose_mixture(law, parts.presence).log_prob(parts.pose)
-        return top.sum(-1) + below.sum(-1)
+        return top.sum(-1) + self._log_density_of_parts(parts, kind, pose, code)
 
     def log_joint_of_kinds(self, parts: Capsules, pose: Tensor, code: Tensor) -> Tensor:
         """Compute log p(k, A, c, parts) for every kind, (B, K), in nats, in closed form.

@@ -127,16 +127,16 @@ class ShapeKinds(Relation):
         return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
 
     def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> PartLaw:
-        """Return the law of observed parts of one object, with the choice of a parent summed out.
+        """Return the law of observed parts, with the choice of a parent summed out.
 
-        Args: as for `forward`, with S = 1.
+        Args: as for `forward`.
         """
-        vote, logits = self.votes(kind, pose, code)
-        scale = self.scale[kind].squeeze(-3)
-        weight = self.log_affinity[kind].squeeze(-2)
+        vote, logits = self.votes_of_slots(kind, pose, code)
+        scale, affinity = self.scale[kind].movedim(-3, -2), self.log_affinity[kind].mT
         own = dist.Bernoulli(logits=vote.new_tensor(self.dummy_logit))
         dummy = dist.Normal(poses.identity_like(vote), self.sigma_dummy)
-        return PartLaw(vote, logits, scale, weight - math.log(self.epsilon), own, dummy)
+        log_odds = affinity - math.log(self.epsilon)
+        return PartLaw(vote.movedim(-3, -2), logits.mT, scale, log_odds, own, dummy)
 
     @torch.no_grad()
     def start_from(
@@ -178,14 +178,14 @@ def placed(pose: Tensor, arrangement: Tensor) -> Tensor:
 class PartLaw(dist.TorchDistribution):
     """The law of parts whose presences and poses are observed, event shape (7,): t, then A.
 
-    The choice between the object and the dummy is summed out. The pose of a part that is off is
-    not seen, and is summed out too.
+    The choice among the dummy and S objects is summed out. The pose of a part that is off is not
+    seen, and is summed out too.
 
     Args:
-        vote: means of the poses, (*batch, 6).
-        logits: logits of the presences, (*batch).
+        vote: means of the poses, (*batch, S, 6).
+        logits: logits of the presences, (*batch, S).
         scale: deviations of the poses, broadcasts to `vote`.
-        log_odds: log weight of the object compared with the dummy, broadcasts to `logits`.
+        log_odds: log weights of the objects compared with the dummy, broadcasts to `logits`.
         dummy_presence, dummy_pose: the laws of a part of the dummy.
     """
 
@@ -207,36 +207,46 @@ class PartLaw(dist.TorchDistribution):
         self.log_odds = log_odds
         self.dummy_presence = dummy_presence
         self.dummy_pose = dummy_pose
-        super().__init__(vote.shape[:-1], torch.Size([7]), validate_args=False)
+        super().__init__(vote.shape[:-2], torch.Size([7]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: None = None) -> PartLaw:
         """Return the same law with more batch dims."""
         shape = torch.Size(batch_shape)
-        vote, logits = self.vote.expand(*shape, 6), self.logits.expand(shape)
+        vote = self.vote.expand(*shape, *self.vote.shape[-2:])
+        logits = self.logits.expand(*shape, self.logits.shape[-1])
         fixed = self.scale, self.log_odds, self.dummy_presence, self.dummy_pose
         return PartLaw(vote, logits, *fixed)
 
+    @property
+    def choice(self) -> dist.Categorical:
+        """The law of the parent, (*batch); 0 is the dummy."""
+        weights = F.pad(self.log_odds, (1, 0))
+        return dist.Categorical(logits=weights.expand(*self.batch_shape, -1))
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of parts (*batch, 7), in nats."""
-        there, pose = value[..., 0], value[..., 1:]
+        there, pose = value[..., :1], value[..., None, 1:]
         distance = ((pose - self.vote) * self.scale.reciprocal()).square().sum(-1)
         constant = self.scale.log().sum(-1) + 3 * math.log(2 * math.pi)
         presence = there * self.logits - F.softplus(self.logits)
-        own = F.logsigmoid(self.log_odds) + presence - there * (0.5 * distance + constant)
+        own = self.log_odds + presence - there * (0.5 * distance + constant)
         clutter = self.dummy_presence.log_prob(there)
         clutter = clutter + there * self.dummy_pose.log_prob(pose).sum(-1)
-        return torch.logaddexp(own, F.logsigmoid(-self.log_odds) + clutter)
+        total = F.pad(self.log_odds, (1, 0)).logsumexp(-1)
+        return torch.logaddexp(own.logsumexp(-1), clutter.squeeze(-1)) - total
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Draw parts (*sample_shape, *batch, 7)."""
-        shape = torch.Size(sample_shape) + self.batch_shape
-        own = torch.rand(shape).to(self.vote) < self.log_odds.sigmoid()
-        there = torch.where(
-            own,
-            torch.bernoulli(self.logits.sigmoid().expand(shape)),
-            self.dummy_presence.sample(shape),
+        chosen = self.choice.sample(sample_shape)[..., None]
+        clutter, parent = chosen == 0, (chosen - 1).clamp(min=0)
+        shape = (*chosen.shape[:-1], self.logits.shape[-1])
+        logits = self.logits.expand(shape).gather(-1, parent)
+        logits = torch.where(clutter, self.dummy_presence.logits, logits)
+        vote, scale = (
+            x.expand(*shape, 6).gather(-2, parent[..., None].expand(*chosen.shape, 6)).squeeze(-2)
+            for x in (self.vote, self.scale)
         )
-        noise = torch.randn(*shape, 6).to(self.vote)
-        clutter = self.dummy_pose.mean + self.dummy_pose.stddev * noise
-        pose = torch.where(own[..., None], self.vote + self.scale * noise, clutter)
-        return torch.cat([there[..., None], pose], dim=-1)
+        mean = torch.where(clutter, self.dummy_pose.mean, vote)
+        deviation = torch.where(clutter, self.dummy_pose.stddev, scale)
+        pose = mean + deviation * torch.randn_like(mean)
+        return torch.cat([torch.bernoulli(logits.sigmoid()), pose], dim=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
@@ -12,7 +13,6 @@ from pyro.poutine.util import prune_subsample_sites
 
 from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.models import Capsules, ShapeCodes, poses
-from capsule_zoo.models.shape_codes.slots import SlotsLaw
 from capsule_zoo.sizes import sized
 
 KINDS, PARTS, CODES, BATCH, SLOTS = 2, 3, 2, 2, 2
@@ -113,16 +113,22 @@ def test_slots_may_be_exchanged():
     torch.testing.assert_close(there, back, rtol=1e-12, atol=1e-12)
 
 
-def test_with_one_object_the_law_of_part_sets_is_the_same():
-    model = made(slots=1).with_scope("objects")
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_law_of_part_sets_is_a_mixture_over_the_choice_of_a_parent(slots):
+    model = made(slots=slots).with_scope("objects")
     parts, pose, code = a_scene(model)
-    at = torch.tensor([[1], [0]]), pose[:, :1], code[:, :1]
-    value = torch.cat([parts.presence[..., None], parts.pose], dim=-1)
-    several, single = SlotsLaw(model.shapes(*at)), model.shapes.part_law(*at)
-    torch.testing.assert_close(several.log_prob(value), single.log_prob(value))
-    assert several.batch_shape == single.batch_shape
-    wide = several.expand((4, BATCH, PARTS))
-    torch.testing.assert_close(wide.log_prob(value)[2], single.log_prob(value))
+    at = torch.tensor([[1, 0], [0, 1]])[:, :slots], pose[:, :slots], code[:, :slots]
+    there = parts.presence[..., None]
+    value = torch.cat([there, parts.pose], dim=-1)
+    law, found = model.shapes(*at), model.shapes.part_law(*at)
+    each = dist.Bernoulli(logits=law.presence_logits).log_prob(there)
+    pose_law = dist.Normal(law.vote, law.scale_on).to_event(1)
+    each = each + there * pose_law.log_prob(parts.pose[..., None, :])
+    expected = (law.log_weights.log_softmax(-1) + each).logsumexp(-1)
+    torch.testing.assert_close(found.log_prob(value), expected)
+    assert found.batch_shape == (BATCH, PARTS)
+    wide = found.expand((4, BATCH, PARTS))
+    torch.testing.assert_close(wide.log_prob(value)[2], expected)
 
 
 def test_on_part_sets_the_density_is_that_of_the_whole_model_where_all_parts_are_present():
@@ -149,8 +155,8 @@ def test_parts_are_drawn_from_the_slot_that_they_choose():
         model.shapes.presence_logits.fill_(20)
         model.shapes.presence_codes.zero_()
     _, pose, code = a_scene(model)
-    law = model.shapes(torch.tensor([[0, 1], [1, 0]]), pose, code)
-    draws = SlotsLaw(law).sample((4000,))
+    at = torch.tensor([[0, 1], [1, 0]]), pose, code
+    law, draws = model.shapes(*at), model.shapes.part_law(*at).sample((4000,))
     assert draws.shape == (4000, BATCH, PARTS, 7)
     distance = (draws[..., None, 1:] - law.vote).norm(dim=-1)
     nearest = distance.argmin(-1)

@@ -300,9 +300,9 @@ def test_kinds_start_as_the_laws_that_they_are_given():
     kind, code = torch.tensor([[2]]), torch.randn(1, 1, CODES).double()
     law = model.shapes.part_law(kind, poses.identity_like(code).view(1, 1, 6), code)
     expected = mean[2] + loadings[2] @ code[0, 0]
-    torch.testing.assert_close(law.vote[0, 0], expected[0])
-    torch.testing.assert_close(law.scale[0, 0], deviation[2, 0])
-    torch.testing.assert_close(law.logits[0].sigmoid(), presence[2])
+    torch.testing.assert_close(law.vote[0, 0, 0], expected[0])
+    torch.testing.assert_close(law.scale[0, 0, 0], deviation[2, 0])
+    torch.testing.assert_close(law.logits[0, :, 0].sigmoid(), presence[2])
     torch.testing.assert_close(model.shapes.place[:, 1], before[:, 1])
     assert (law.log_odds > 6).all()
 
