@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -106,12 +105,6 @@ class NamedModule(PyroModule):
     def discretized(self) -> Self:
         """Return the module for headline numbers: this module itself unless it is relaxed."""
         return self
-
-    def with_discrete_presences(self) -> Self:
-        """Return `discretized()`; the name of version 0.1, which version 0.2 will not have."""
-        name = "with_discrete_presences() is called discretized() now; the old name goes in 0.2"
-        warnings.warn(name, DeprecationWarning, stacklevel=2)
-        return self.discretized()
 
     def sharing_parameters(self, **attributes: object) -> Self:
         """Return a module with the same parameters (not copies) that differs in some attributes."""

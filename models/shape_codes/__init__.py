@@ -72,7 +72,8 @@ class ShapeCodes(PaintedParts):
         parts: parts of an image.
         codes: numbers of a shape code.
         slots: S, objects in a scene; more than 1 in Python only, with the guide `RoutingSlots`.
-        selection, presence, temperature, painting, pose, belonging: as for `PartWholeCapsules`.
+        selection, presence, temperature, painting, pose: as for `PaintedParts`.
+        belonging: weights and deviations of parts.
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option.

@@ -185,6 +185,6 @@ def test_a_guide_that_does_not_fit_is_told_which_would():
     images = torch.rand(2, *entry.model.image_shape)
     with pytest.raises(IncompatibleGuide) as refused:
         check_pair(entry.model, lambda images: None, images)
-    assert "PartWholeGuide, PartWholeGuide, PartWholeGuide" in str(refused.value)
+    assert "made for this model: PartWholeGuide." in str(refused.value)
     assert "Switches" not in str(refused.value)
     assert guides_made_for(other.model) == ["ExactSwitches", "MeanFieldSwitches"]

@@ -46,7 +46,7 @@ def pair():
         votes=VoteSizes(object_features=4, hidden=5),
     )
     objects = SetTransformerObjects(8, 2, 1, 3)
-    guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), objects=objects)
+    guide = StackedCapsuleGuide(model, reader=PartReader(channels=4), above=objects)
     with torch.no_grad():
         for parameter in [*model.parameters(), *guide.parameters()]:
             parameter.add_(0.1 * torch.randn_like(parameter))

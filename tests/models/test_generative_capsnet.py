@@ -257,10 +257,3 @@ def test_refusals():
         small(temperature=0.0)
     with pytest.raises(ValueError, match="latent must be at least 1"):
         small(ContinuousCapsNet, latent=0)
-
-
-def test_the_name_of_version_0_1_still_gives_the_discrete_model_and_says_so():
-    model = GenerativeCapsNet((1, 8, 8), maps=3, channels=4)
-    with pytest.warns(DeprecationWarning, match="discretized"):
-        old = model.with_discrete_presences()
-    assert model.relaxed and not old.relaxed

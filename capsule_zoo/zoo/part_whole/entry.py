@@ -65,7 +65,8 @@ def part_whole(
 
     Args:
         image_shape: (channels, height, width).
-        guide: sizes of `PartReader` and `SetTransformers` that replace values of `GUIDE_SIZES`.
+        guide: arguments of `PartWholeGuide`, `PartReader` and `SetTransformers` that replace
+            values of `GUIDE_SIZES`.
         objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
 
     Guides:

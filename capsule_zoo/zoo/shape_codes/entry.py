@@ -167,7 +167,8 @@ def shape_codes(
 
     Args:
         image_shape: (channels, height, width).
-        guide: sizes of `PartReader` and `KindNetwork` that replace those of `GUIDE_SIZES`.
+        guide: arguments of `ShapeCodesGuide`, `PartReader` and `KindNetwork` that replace those
+            of `GUIDE_SIZES`.
         kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
 
     Guides:
