@@ -44,7 +44,7 @@ from capsule_zoo.records import (
     write_record,
 )
 from capsule_zoo.registry import save
-from capsule_zoo.runs.folder import in_use
+from capsule_zoo.runs.folder import in_use, read_metrics
 from capsule_zoo.sizes import Size, Takes, check_sizes, known_sizes
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def reproduce(
     Training runs are run folders in the folder `<folder>/<name>`, next to the record. The same call
     goes on from there if it was interrupted: what has ended is read, and what had begun is resumed.
     When the record is written, they are deleted, or moved to `keep`. The record's seconds are those
-    of this call, and of the runs that earlier calls trained.
+    of this call, and of the runs of earlier calls.
 
     Args:
         folder: folder of the records; `results` replaces those of a checkout.
@@ -279,7 +279,7 @@ def _begin(runs: Path, name: str, options: Options, settings: Mapping[str, objec
     """Begin or go on with an experiment in the folder of its runs.
 
     Returns:
-        The seconds that earlier calls trained.
+        The seconds of the runs that earlier calls ended, and those that others were trained for.
     """
     kept = ("minutes", "seed", "run", "device")
     made = {"experiment": name, "version": __version__, "data_root": str(options.data_root)}
@@ -296,7 +296,11 @@ def _begin(runs: Path, name: str, options: Options, settings: Mapping[str, objec
             f"{runs} holds unfinished runs of {name} with {', '.join(differ)}; go on with them by "
             "the same command, delete that folder, or choose another folder for the record"
         )
-    return sum(float(path.read_text().rsplit(",", 1)[1]) for path in runs.rglob("history.csv"))
+    ended = {path.parent: read_metrics(path.parent) for path in runs.rglob("metrics.json")}
+    spent = {folder: each["seconds"] for folder, each in ended.items() if "seconds" in each}
+    begun = [p for p in runs.rglob("history.csv") if spent.keys().isdisjoint(p.parents)]
+    trained = sum(float(path.read_text().rsplit(",", 1)[1]) for path in begun)
+    return sum(spent.values()) + trained
 
 
 def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, record: dict) -> None:

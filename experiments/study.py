@@ -34,7 +34,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 V = TypeVar("V")
 
-OUTCOME = "outcome"
+OUTCOME, SECONDS = "outcome", "seconds"
 SECONDS_BETWEEN_LOOKS = 1.0  # of a run's process at its parent
 
 
@@ -127,8 +127,10 @@ def saved(task: Callable[[Job], Any], job: Job) -> Any:
     """Return the outcome of a job, which is saved in the metrics of its run folder."""
     found = read_metrics(job.folder) if job.folder else {}
     if OUTCOME not in found:
+        began = time.time()
         found = {OUTCOME: json.loads(json.dumps(task(job)))}  # the same when it is read again
         if job.folder:
+            note(job.folder, SECONDS, time.time() - began)
             note(job.folder, OUTCOME, found[OUTCOME])
     return found[OUTCOME]
 

@@ -23,6 +23,7 @@ from capsule_zoo.inference.evaluation.summary import (
     standard_error,
     summarize,
 )
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.registry import Entry
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 WIDEN_STEPS = 200
 REFINEMENT = 100  # steps to the points of the Gauss-Newton laws
 MODES = 4  # such points for each image
+_LARGE = 512  # numbers of a code above which an image has one point, because of the cost
 
 
 def anneal_run(
@@ -90,7 +92,8 @@ def guide_losses(
         particles: draws of every guide for its bounds.
         few: draws of one more bound, a divisor of `particles`; see `losses`.
         steps: updates of every general guide, and those that widen a guide of points.
-        refinement, modes: `steps` and `modes` of the `gauss_newton` from which chains start.
+        refinement, modes: `steps` and `modes` of the `gauss_newton` from which chains start. Codes
+            of more than 512 numbers have one point, and no guide `mixture`.
         settings: arguments of `annealed_log_likelihood`; none are simulated by default.
 
     Returns:
@@ -104,6 +107,8 @@ def guide_losses(
     data = as_scored(entry, data)
     test = data.test[:images]
     guide = with_density(entry, data, steps, seed)
+    if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
+        modes, names = 1, [name for name in names if name != "mixture"]
     start = start_of(entry, guide, refinement, modes, seed)
     annealed = annealed_log_likelihood(
         entry.model, start, test, seed=seed, **{"simulated": 0, **settings}
@@ -115,6 +120,8 @@ def guide_losses(
         fitted = guide
         if name != "encoder":
             fitted = entry.fit_guide(name, test.images, steps=steps, seed=seed)
+        if isinstance(fitted, SemiAmortized):
+            fitted.fitted(test.images)
         seconds = time.perf_counter() - began
         own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
         seconds += own.attrs["seconds"] / particles

@@ -409,7 +409,7 @@ def read_metrics(folder: Path) -> dict[str, Any]:
     return found
 
 
-def note(folder: Path, key: str, found: dict) -> None:
+def note(folder: Path, key: str, found: Any) -> None:
     """Add results to the folder's `metrics.json`, and keep its other contents."""
     write_json(folder / "metrics.json", plain({**read_metrics(folder), key: found}))
 
