@@ -51,6 +51,7 @@ SWAPPED = (
     "stacked-capsule-autoencoder",
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
+SLOW = {name: 8 for name in ("recurrent-capsules", "draw", "shape-codes", "part-whole")}
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 
@@ -129,26 +130,27 @@ def gaps(
     *,
     entries: tuple[str, ...] = (
         "vae",
-        "recurrent-capsules",
         "conditional-autoencoder",
         "generative-capsnet",
         "generative-capsnet-continuous",
-        "draw",
         "capsule-helmholtz",
+        "recurrent-capsules",
         "shape-codes",
         "part-whole",
+        "draw",
     ),
     guides: tuple[str, ...] = LOSING,
     images: int = 16,
+    images_of: Mapping[str, int] = SLOW,
     simulated: int = 16,
     chains: int = 4,
-    temperatures: int = 300,
+    temperatures: int = 100,
     leapfrogs: int = 5,
     refinement: int = 100,
     modes: int = 4,
     particles: int = 1000,
     fitting: int = 200,
-    training: int = 3000,
+    training: int = 1500,
 ) -> Result:
     """Anneal to the posteriors of trained models from both sides, and say what guides lose (hours).
 
@@ -160,6 +162,7 @@ def gaps(
         entries: names of entries; the first stands for the run, if one is given.
         guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images.
+        images_of: the same for some entries, which draw no more than so many themselves.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
         temperatures: laws between the start and the posterior.
@@ -172,8 +175,6 @@ def gaps(
     """
     names = entries[:1] if options.run else entries
     settings: dict[str, Any] = dict(
-        images=images,
-        simulated=simulated,
         chains=chains,
         temperatures=temperatures,
         leapfrogs=leapfrogs,
@@ -185,8 +186,9 @@ def gaps(
     )
     updates = options.shortened(training)
     task = partial(annealed_entry, training=updates, guides=guides, **settings)
+    numbers = {name: (images_of.get(name, images), simulated) for name in names}
     options.say(f"Annealing to the posteriors of {', '.join(names)}")
-    found = Study({name: name for name in names}).run(task, replace(options, minutes=None)).values()
+    found = Study(numbers).run(task, replace(options, minutes=None)).values()
     tables = {
         each["entry"]: Table(
             by_quantity(each["guides"]), f"{{quantity}}_{snake_case(each['entry'])}_{{variant}}"
@@ -198,14 +200,15 @@ def gaps(
 
 
 def annealed_entry(
-    job: Job[str], *, training: int, guides: tuple[str, ...], **settings: Any
+    job: Job[tuple[int, int]], *, training: int, guides: tuple[str, ...], **settings: Any
 ) -> dict[str, Any]:
     """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
-    entry, data = opened(job.variant, job.options, training)
-    found, rows = guide_losses(entry, data, guides, seed=job.options.seed, **settings)
+    counts = job.variant[0], min(job.variant)
+    settings |= {"images": counts[0], "simulated": counts[1], "seed": job.options.seed}
+    entry, data = opened(job.name, job.options, training)
+    found, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
-    counts = settings["images"], settings["simulated"]
     own = {name: _numbers(row, quantities, *counts) for name, row in rows.items()}
     return {"entry": entry.name, "bounds": _numbers(found, BOUNDS, *counts), "guides": own}
 
