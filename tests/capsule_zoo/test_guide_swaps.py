@@ -51,7 +51,8 @@ def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root
 
 
 def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
-    few = dict(guides=("free_form", "gauss_newton"), images=3, particles=4, fitting=1, training=2)
+    few = dict(guides=("free_form", "gauss_newton"), particles=4, fitting=1, training=2)
+    few |= dict(images=5, images_of={"vae": 3})
     found, figures = names_in_record("zoo/gaps", OPTIONS, tmp_path, entries=("vae",), **few, **TINY)
     rows = "encoder", "free_form", "gauss_newton"
     columns = "lost_elbo", "lost_iwae", "iwae_4", "ess", "milliseconds"
@@ -80,6 +81,20 @@ def test_points_are_widened_before_they_are_annealed(small):
     found = annealing.anneal_run(entry, small, images=2, particles=2, widening=2, **TINY)
     assert found["guide"] == "Widened" and np.isfinite(found["gap"])
     assert found["lost_elbo"] >= found["lost_iwae"]
+
+
+def test_a_large_code_has_one_point(small, monkeypatch):
+    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
+    modes = []
+    monkeypatch.setattr(
+        annealing, "start_of", lambda _, guide, __, m, ___: modes.append(m) or guide
+    )
+    for largest, rows in (1000, {"encoder", "mixture"}), (1, {"encoder"}):
+        monkeypatch.setattr(annealing, "_LARGE", largest)
+        _, found = annealing.guide_losses(entry, small, ("mixture",), **settings)
+        assert set(found) == rows
+    assert modes == [annealing.MODES, 1]
 
 
 def test_gray_images_are_binarized_for_binary_pixels_alone(small):

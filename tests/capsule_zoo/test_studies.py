@@ -20,11 +20,12 @@ from miniature import few_digits
 from capsule_zoo import experiments
 from capsule_zoo.cli import main
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
-from capsule_zoo.experiments.study import Job, Study, choose, divide, side_by_side
+from capsule_zoo.experiments.study import Job, Study, choose, divide, saved, side_by_side
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Pace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
+from capsule_zoo.runs.folder import read_metrics
 
 QUIET = Options(progress=False, processes=1)
 SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, hidden=4)
@@ -260,6 +261,9 @@ def test_time_of_earlier_runs_counts(tmp_path):
         (runs / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
     chosen = {"images": 3, "share": 0.5, "name": "broken"}
     assert experiments._begin(runs, "test/toy", QUIET, chosen) == 150
+    assert saved(count, Job("b", tmp_path, replace(QUIET, runs=runs / "b")))["pair"] == [1, 2]
+    ended = read_metrics(runs / "b")["seconds"]  # in place of those that it was trained for
+    assert experiments._begin(runs, "test/toy", QUIET, chosen) == 50 + ended < 100
 
 
 def test_a_study_is_a_folder_of_run_folders(tmp_path):
