@@ -230,12 +230,14 @@ class CapsuleRBM(CapsuleMachine):
         """
         if not 0 <= capsule < self.num_capsules:
             raise ValueError(f"capsule must be from 0 to {self.num_capsules - 1}, not {capsule!r}")
-        only = F.one_hot(torch.tensor(capsule), self.num_capsules).to(self.weight)
-        only = only.expand(chains, -1)
+        weight = self.weight[:, capsule]  # (pixels, J); the other units touch no pixel
+        switch = self.switch_weight[:, capsule] if self.switched else 0.0
         images = self.base_images(chains)
         for _ in range(steps):
-            hidden = self.hidden.sample(self.fields(images).hidden)
-            field = self.visible_field(CapsuleState(only, only[..., None] * hidden))
+            fields = images.new_zeros(chains, *self.weight.shape[1:])
+            fields[:, capsule] = images.flatten(1) @ weight
+            hidden = self.hidden.sample(fields)[:, capsule]
+            field = (hidden @ weight.T + switch).unflatten(-1, self.image_shape)
             images = self.visible.sample(field)
         return self.visible.mean(field).mean(0)
 
