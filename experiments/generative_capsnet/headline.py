@@ -221,12 +221,12 @@ _register(
     "rotate-beyond",
     "Turn all digits within 90 degrees, and request the whole circle (85 core-minutes).",
     role="comparison",
-    lead="painted",
 )
 _register(
     "at-length",
     "Repeat `rotate`, `one-shot` and `rotate-beyond` with 20,000 updates (120 core-minutes).",
     Lengths,
+    lead="rotate_beyond_painted",
 )
 _register("shift-at-length", "Repeat `shift` with 20,000 updates (65 core-minutes).", LongShifts)
 _register(

@@ -145,7 +145,7 @@ def objects(options: Options, **settings: Any) -> Result:
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
 
 
-@experiment("shape-codes/mnist", data="mnist", minutes=60)
+@experiment("shape-codes/mnist", data="mnist", minutes=60, lead="samples")
 def mnist(
     options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
 ) -> Result:
