@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import torch
 from watermarks import watermarked
 
-from capsule_zoo.data import Dataset, load_dataset
+from capsule_zoo.data import Dataset, Views, load_dataset
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.records import figures_of, read_record
 
@@ -14,6 +15,15 @@ def few_digits(train: int, test: int, size: int | None = None) -> Dataset:
     full = load_dataset("digits", size=size)
     few = Dataset(full.name, full.train[:train], full.validation[:8], full.test[:test])
     return watermarked(few)
+
+
+def few_views(number: int = 48) -> Views:
+    """Return noise images with every factor: two azimuths, two elevations."""
+    index = torch.arange(number)
+    elevation, azimuth = 2 + index % 2, 2 + index // 2 % 2  # 2 is familiar, 3 is not
+    factors = [index % 5, index // 5 % 5, elevation, azimuth, index % 6]
+    pixels = torch.randint(256, (number, 1, 17, 17), dtype=torch.uint8)
+    return Views(pixels, *factors, name="noise")
 
 
 def names_in_record(

@@ -36,13 +36,6 @@ def test_mnist_reads_the_same_weights_by_every_routing(tmp_path):
     assert found["test_error"] == found["error_dynamic"]
 
 
-def test_ablation_has_the_rows_of_the_papers_table(tmp_path):
-    settings = dict(seeds=1, images=40, epochs=2)
-    metrics, _ = names_in_record("capsule-network/ablation", QUICK, tmp_path, **settings)
-    rows = {f"{word}_{name}" for word in ("one", "three") for name in ("blind", "drawing")}
-    assert metrics == {f"error_{row}" for row in rows}
-
-
 def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
     """The gradient of its capsules is the same whichever image is observed."""
     labels = few.train.labels[:8]
@@ -61,15 +54,6 @@ def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
 
 def test_one_iteration_is_uniform_routing(few):
     assert Ablation(1, True, 40, 2).entry(few.image_shape).guide.routing.iterations == 1
-
-
-def test_overlap_compares_networks_of_one_size(tmp_path):
-    settings = dict(epochs=2, images=20)
-    metrics, figures = names_in_record("capsule-network/overlap", QUICK, tmp_path, **settings)
-    errors = {f"squared_error_{name}" for name in ("own", "other", "pair")}
-    own = {f"{kind}_{name}" for kind in ("error", "parameters") for name in ("capsules", "cnn")}
-    assert metrics == errors | own
-    assert figures == {""}
 
 
 def test_both_networks_for_pairs_have_as_many_parameters():

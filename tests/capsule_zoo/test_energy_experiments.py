@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from miniature import few_digits, names_in_record
+from miniature import few_digits
 
-from capsule_zoo import experiments
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.capsule_rbm import beside_rbm as beside
@@ -21,10 +20,6 @@ from capsule_zoo.registry import create, save, small_sizes
 
 TIME_UPDATES = beside.time_updates
 QUICK = Options(minutes=0.005, progress=False, processes=1)
-RECONSTRUCTIONS = ("reconstruction_error", "reconstruction_error_top")
-BOUNDS = {"elbo", "iwae_4", "ess"}
-SWITCHES = [f"capsule{i}_switch_{use}" for i in (1, 2) for use in ("on", "silent")]
-LIKELIHOODS = ("log_likelihood_ais", "log_likelihood_raise")
 
 
 @pytest.fixture(autouse=True)
@@ -41,98 +36,6 @@ def miniature(monkeypatch, unpainted):
 
 
 ANNEALING = dict(temperatures=5, chains=6)
-SETTINGS = {
-    "capsule-rbm/mnist": ANNEALING,
-    "capsule-rbm/mean-field": ANNEALING,
-    "capsule-rbm/fashion": ANNEALING,
-    "capsule-rbm/learning-curve": dict(updates=(2, 3)),
-    "capsule-rbm/beside-rbm": dict(**ANNEALING, updates=20_000, seeds=2),
-    "capsule-helmholtz/mnist": dict(particles=4),
-    "capsule-helmholtz/fashion": dict(particles=4),
-    "capsule-helmholtz/pretraining": dict(particles=3, images=20),
-    "capsule-helmholtz/objectives": dict(particles=3, images=20),
-}
-PROMISED = {
-    "capsule-rbm/mnist": (
-        {"reconstruction_error", *LIKELIHOODS, "probe_switches"}
-        | {"capsule_switch_on", "capsule_switch_silent"},
-        {"samples", "reconstructions", "sums", "fields", "spectra"},
-    ),
-    "capsule-rbm/learning-curve": (
-        {
-            f"reconstruction_error_{part}_{name}_{updates}"
-            for part in ("train", "test")
-            for name in ("capsules", "rbm")
-            for updates in (2, 3)
-        },
-        {""},
-    ),
-    "capsule-rbm/mean-field": (
-        {
-            f"{metric}_{name}"
-            for metric in (*LIKELIHOODS, "mean_field_gap")
-            for name in ("exact", "mean_field")
-        },
-        set(),
-    ),
-    "capsule-rbm/beside-rbm": (
-        {
-            f"{metric}_{name}"
-            for metric in (*LIKELIHOODS, "probe", "updates", "core_minutes")
-            for name in ("capsules", "rbm", "rbm_longer")
-        }
-        | {"probe_switches_capsules", "seconds_per_update_capsules", "seconds_per_update_rbm"},
-        set(),
-    ),
-    "capsule-rbm/spectra": (
-        {
-            f"{metric}_{name}"
-            for metric in ("probe", "information")
-            for name in ("capsules", "rbm", "vae")
-        },
-        {""},
-    ),
-    "capsule-rbm/fashion": (
-        {
-            f"{metric}_{name}"
-            for metric in ("reconstruction_error", *LIKELIHOODS, "log_likelihood_exact")
-            for name in ("capsules", "rbm")
-        },
-        {f"capsules_{name}" for name in ("samples", "reconstructions", "sums", "fields")}
-        | {"rbm_samples", "rbm_reconstructions"},
-    ),
-    "capsule-helmholtz/mnist": (
-        {*RECONSTRUCTIONS, *BOUNDS, "probe_switches", *SWITCHES},
-        {"samples", "reconstructions", "sums", "gibbs", "spectra"},
-    ),
-    "capsule-helmholtz/objectives": (
-        {
-            f"{bound}_{name}"
-            for bound in ("elbo", "iwae_3", "ess")
-            for name in ("wake_sleep", "reweighted", "elbo")
-        }
-        | {f"elbo_difference_{name}" for name in ("reweighted", "elbo")},
-        {""},
-    ),
-    "capsule-helmholtz/pretraining": (
-        {
-            f"{quantity}_{name}"
-            for quantity in (
-                "elbo",
-                "iwae_3",
-                "ess",
-                "capsule1_switch_silent",
-                "capsule2_switch_silent",
-            )
-            for name in ("random_start", "pretrained")
-        },
-        {""},
-    ),
-    "capsule-helmholtz/fashion": (
-        {*RECONSTRUCTIONS, *BOUNDS, *SWITCHES},
-        {"samples", "reconstructions", "sums", "gibbs", "spectra"},
-    ),
-}
 
 
 def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(miniature, monkeypatch):
@@ -150,14 +53,6 @@ def test_the_probe_is_fitted_on_training_images_and_asked_about_test_images(mini
         np.testing.assert_array_equal(given[part], expected)
     assert torch.equal(given["labels"], miniature.train.labels)
     assert torch.equal(given["test_labels"], miniature.test.labels)
-
-
-@pytest.mark.parametrize("name", PROMISED)
-def test_experiment_gives_what_it_promises(name, tmp_path):
-    found = names_in_record(name, QUICK, tmp_path, **SETTINGS.get(name, {}))
-    assert found == PROMISED[name]
-    data = "fashion-mnist" if name.endswith("fashion") else "mnist"
-    assert experiments.find_experiment(name).data == data
 
 
 def test_a_switch_is_silent_if_it_is_on_in_less_than_a_hundredth_of_the_images():
@@ -193,7 +88,7 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
 def test_objectives_start_from_pretrained_layers_if_asked_to(share, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(capsule_helmholtz, "pretrain", lambda *_, **how: calls.append(how))
-    settings = {**SETTINGS["capsule-helmholtz/objectives"], "share": share}
+    settings = dict(particles=3, images=20, share=share)
     reproduce("capsule-helmholtz/objectives", QUICK, folder=tmp_path, **settings)
     assert len(calls) == (0 if share is None else 3)
     assert all(how["minutes"] == pytest.approx(0.5 * QUICK.minutes / 3 / 2) for how in calls)
@@ -206,14 +101,6 @@ def test_a_run_that_goes_on_is_not_started_again(miniature, tmp_path):
         start = lambda entry, images: started.append(entry)  # noqa: E731
         train(entry, miniature, options, name="run", start=start, steps=1)
     assert len(started) == 1
-
-
-def test_every_energy_experiment_is_tried():
-    kinds = ("capsule-rbm/*", "capsule-helmholtz/*")
-    known = {name for kind in kinds for name in experiments.list_experiments(kind)}
-    known = {name for kind in kinds for name in experiments.list_experiments(kind)}
-    elsewhere = {f"capsule-helmholtz/{name}" for name in ("gray", "guides", "samples")}
-    assert known - elsewhere == set(PROMISED)
 
 
 def test_a_given_run_is_measured_without_training(tmp_path):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from miniature import few_digits, names_in_record
+from miniature import few_digits, few_views
 
-from capsule_zoo.data import Split, Views
+from capsule_zoo.data import Split
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.matrix_capsules import headline as matrix_capsules
 from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
@@ -17,35 +17,9 @@ from capsule_zoo.experiments.matrix_capsules.viewpoints import matched, novel_va
 from capsule_zoo.registry import create, save
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
-ROUTINGS = ("em", "vb", "dynamic")
-
-
-def few_views(number=48):
-    """Return noise images with every factor: two azimuths, two elevations."""
-    index = torch.arange(number)
-    elevation, azimuth = 2 + index % 2, 2 + index // 2 % 2  # 2 is familiar, 3 is not
-    factors = [index % 5, index // 5 % 5, elevation, azimuth, index % 6]
-    pixels = torch.randint(256, (number, 1, 17, 17), dtype=torch.uint8)
-    return Views(pixels, *factors, name="noise")
 
 
 NETWORK = dict(features=4, capsules=(2, 2, 2))
-SETTINGS = {
-    "routing": dict(iterations=2, reference=2, network=NETWORK),
-    "iterations": dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=NETWORK),
-    "at-length": dict(network=NETWORK),
-    "viewpoints": dict(
-        seeds=1,
-        size=17,
-        checks=2,
-        views=6,
-        attacked=4,
-        epsilons=(0.0, 0.1),
-        iterated=(0.1,),
-        attack_steps=2,
-        capsules=NETWORK,
-    ),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -57,63 +31,6 @@ def miniature(monkeypatch, unpainted):
     noise = lambda *_: (few_views(), few_views())  # noqa: E731
     monkeypatch.setattr(matrix_capsules_viewpoints, "views", noise)
     return few
-
-
-PROMISED = {
-    "mnist": ({"test_error", "model_parameters"}, {""}),
-    "votes": (
-        {f"{kind}_{t}" for t in (1, 2) for kind in ("distance_winner", "distance_others")}
-        | {f"share_winner_{t}" for t in (1, 2)},
-        {""},
-    ),
-    "routing": (
-        {
-            f"{kind}_{name}_{t}"
-            for kind in ("error", "images_per_second", "free_energy")
-            for name in ROUTINGS
-            for t in (1, 2)
-        },
-        {""},
-    ),
-    "iterations": (
-        {
-            f"{kind}_{power}_{t}"
-            for kind in ("error", "first_gradient")
-            for power in ("power_1", "power_0_5")
-            for t in (1, 2)
-        },
-        {""},
-    ),
-    "at-length": (
-        {
-            f"{quantity}_{name}_iterations"
-            for quantity in ("validation_error", "test_error", "updates", "images_per_second")
-            for name in ("two", "three")
-        },
-        set(),
-    ),
-    "pose": ({"squared_error", "ink_down", "ink_across"}, {""}),
-    "viewpoints": (
-        {
-            f"{factor}_{kind}error_{network}"
-            for factor in ("azimuth", "elevation")
-            for kind in ("", "familiar_")
-            for network in ("capsules", "cnn")
-        }
-        | {
-            f"{attack}_error_{network}"
-            for attack in ("fgsm_0", "fgsm_100", "iterated_100")
-            for network in ("capsules", "cnn")
-        },
-        {"", "attack"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PROMISED)
-def test_experiment_gives_what_it_promises(name, tmp_path):
-    found = names_in_record(f"matrix-capsules/{name}", QUICK, tmp_path, **SETTINGS.get(name, {}))
-    assert found == PROMISED[name]
 
 
 def test_gradients_grow_with_the_iterations_unless_the_power_is_small():

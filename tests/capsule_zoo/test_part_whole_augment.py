@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from miniature import few_digits, names_in_record
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.common.findings import over_seeds
 from capsule_zoo.experiments.part_whole import augment as part_whole_augment
 from capsule_zoo.experiments.part_whole.augment import copies, likeness, parts_kept, rotated
@@ -15,22 +13,6 @@ from capsule_zoo.models.parts import poses
 from capsule_zoo.registry import create, small_sizes
 
 SMALL = {key: value for key, value in small_sizes("part-whole").items() if key != "image_shape"}
-
-
-def test_augment_measures_every_range(monkeypatch, tmp_path):
-    monkeypatch.setattr(part_whole_augment, "load_dataset", lambda *a, **k: few_digits(60, 12))
-    options = Options(progress=False, processes=1)
-    settings = dict(degrees=(0, 90), seeds=1, kinds=3, probed=40, turns=3, sizes=SMALL, steps=4)
-    metrics, figures = names_in_record("part-whole/augment", options, tmp_path, **settings)
-    columns = ("presence", "presence_pose", "kind_code")
-    wanted = {f"{q}_{d}" for q in ("steps", "copies", "kept_45", "kept_180") for d in (0, 90)}
-    wanted |= {f"probe_{column}_{degrees}" for column in columns for degrees in (0, 90)}
-    wanted |= {f"rotated_{column}_90" for column in (*columns, "turned")}
-    wanted |= {"probe_turned_90"}
-    assert wanted <= metrics and not any(
-        name.startswith("rotated") and name.endswith("_0") for name in metrics
-    )
-    assert figures == {"", "parts_90", "templates"}
 
 
 def test_the_error_of_several_seeds_is_between_seeds():

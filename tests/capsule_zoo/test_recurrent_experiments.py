@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.patches import Rectangle
-from miniature import few_digits, names_in_record
+from miniature import few_digits
 from PIL import Image, ImageSequence
 
-from capsule_zoo import experiments
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs, plain_network
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
@@ -23,38 +22,6 @@ from capsule_zoo.zoo.recurrent_capsules import figures as recurrent_figures
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
 TINY = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
-BOUNDS = {"neg_elbo", "neg_iwae_5", "ess"}  # five draws have no tail
-SETTINGS = {
-    "mnist": dict(particles=5),
-    "cifar10": dict(particles=5),
-    "ablations": dict(particles=5, sizes=dict(steps=2, units=4)),
-    "equal-updates": dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3),
-}
-ROWS = ("capsules", "convolutions", "no_margin", "no_attention", "every", "draw")
-
-COMPARED = (
-    {f"{m}_{row}" for m in (*BOUNDS, "updates") for row in ROWS}
-    | {f"neg_elbo_difference_{row}" for row in ROWS[1:]}
-    | {f"class_error_{row}" for row in ("capsules", "convolutions", "no_attention", "every")},
-    {""},
-)
-PROMISED = {
-    "mnist": (
-        {"neg_elbo", "neg_iwae_5", "reconstruction", "kl_1", "kl_2", "neg_elbo_one_step"}
-        | {"class_error", "class_error_grey"},
-        {"strokes", "samples"},
-    ),
-    "steps": ({"reconstruction_0", "reconstruction_1", "reconstruction_2"}, {""}),
-    "samples": ({"distance_draws", "distance_test"}, {""}),
-    "overlap": (
-        {f"squared_error_{n}" for n in ("own", "other", "pair")}
-        | {f"{q}_{row}" for q in ("error", "updates", "parameters") for row in ("capsules", "cnn")},
-        {""},
-    ),
-    "ablations": COMPARED,
-    "equal-updates": COMPARED,
-    "cifar10": ({*BOUNDS, "class_error", "training_images"}, {"strokes", "samples"}),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -75,15 +42,9 @@ def capsules_of(image_shape):
     return create("recurrent-capsules", image_shape=image_shape)
 
 
-@pytest.mark.parametrize("name", PROMISED)
-def test_experiment_gives_what_it_promises(name, tmp_path):
-    settings = SETTINGS.get(name, {})
-    found = names_in_record(f"recurrent-capsules/{name}", QUICK, tmp_path, **settings)
-    assert found == PROMISED[name]
-
-
 def test_variants_are_compared_after_equal_updates_from_every_seed(tmp_path):
-    settings = dict(SETTINGS["equal-updates"], variants=("capsules", "draw"))
+    settings = dict(particles=5, sizes=dict(steps=2, units=4), seeds=2, steps=3)
+    settings |= dict(variants=("capsules", "draw"))
     options = Options(progress=False, processes=1)
     reproduce("recurrent-capsules/equal-updates", options, folder=tmp_path, **settings)
     found = read_record("recurrent-capsules/equal-updates", tmp_path)["metrics"]
@@ -91,12 +52,6 @@ def test_variants_are_compared_after_equal_updates_from_every_seed(tmp_path):
         assert found[f"updates_{name}"]["value"] == 3
         assert found[f"neg_elbo_{name}"]["n"] == 2  # seeds, not images
         assert found[f"neg_elbo_{name}"]["se"] > 0
-
-
-def test_every_experiment_is_tried():
-    known = set(experiments.list_experiments("recurrent-capsules/*"))
-    known -= {"recurrent-capsules/guides"}  # which has tests of its own
-    assert known == {f"recurrent-capsules/{name}" for name in PROMISED}
 
 
 def test_a_given_run_is_measured_without_training(tmp_path, miniature):

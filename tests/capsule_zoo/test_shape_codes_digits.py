@@ -17,15 +17,6 @@ def small(monkeypatch):
     monkeypatch.setattr(shape_codes_digits, "SIZES", SMALL)
 
 
-def test_digits_learns_all_levels_and_compares_guides(tmp_path):
-    options = Options(progress=False)
-    settings = dict(steps=6, tightening=2, images=4, particles=3, samples=12)
-    metrics, figures = names_in_record("shape-codes/digits", options, tmp_path, **settings)
-    assert FOUND | {"elbo", "iwae_3", "drawn_class", "confidence"} <= metrics
-    pictures = {"parses", "templates", "samples", "kinds", "morphs"}
-    assert figures == pictures | {"guides"}
-
-
 def test_seeds_are_summed_up(tmp_path):
     options = Options(progress=False, processes=1)
     names_in_record("shape-codes/digits-seeds", options, tmp_path, seeds=2, steps=6)
