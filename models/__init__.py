@@ -23,6 +23,7 @@ from capsule_zoo.models.parts import poses, templates
 from capsule_zoo.models.parts.object_votes import VoteSizes
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules
+from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.recurrent_capsules import Canvas, RecurrentCapsules
 from capsule_zoo.models.routing.parent_law import free_energy
 from capsule_zoo.models.routing.votes import Votes
@@ -53,6 +54,7 @@ __all__ = [
     "ObservationSpace",
     "OnRequest",
     "Painting",
+    "PartSets",
     "PartWholeCapsules",
     "RecurrentCapsules",
     "Scenes",

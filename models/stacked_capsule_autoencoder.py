@@ -66,6 +66,7 @@ from capsule_zoo.models.parts.object_votes import (
     placed,
 )
 from capsule_zoo.models.parts.parent_selection import Level
+from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, as_presence, log_presence
 from capsule_zoo.models.parts.tinted_mixture import TintedMixture
 
@@ -145,8 +146,7 @@ class StackedCapsuleAutoencoder(Model):
         check_at_least(2, classes=classes)
         check_one_of("presence", presence, ("relaxed", "discrete"))
         check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
-        self.space = ImageSpace(image_shape)
-        self.painted = self.space
+        self.space = self.painted = ImageSpace(image_shape)
         self.scope = "scene"
         self.levels = Level("object", objects), Level("part", parts)
         self.object_features = votes.object_features
@@ -195,12 +195,11 @@ class StackedCapsuleAutoencoder(Model):
 
         Args:
             scope: "scene" is everything. "parts" has no objects, and broad laws of its own for the
-                parts. In "objects" no image is painted: what is called images are then the reads
-                of the parts, (1, parts, numbers), see `capsule_zoo.guides.StackedCapsuleGuide`.
+                parts. In "objects" no image is painted: what is observed are then `PartSets`, the
+                reads of the parts, (1, parts, numbers); see `StackedCapsuleGuide`.
         """
         check_one_of("scope", scope, SCOPES)
-        numbers = 14 + self.part_features
-        reads = ImageSpace((1, self.levels[1].size, numbers), (-math.inf, math.inf))
+        reads = PartSets(self.levels[1].size, 14 + self.part_features)
         space = reads if scope == "objects" else self.painted
         return self.sharing_parameters(scope=scope, space=space)
 

@@ -67,6 +67,19 @@ class House:
             if isinstance(node, kinds) and node.end_lineno is not None
         ]
 
+    @property
+    def widest_model(self) -> tuple[int, str]:
+        """The most arguments that a constructor of a model takes, and the model."""
+        return max(
+            (len(init.args.args) + len(init.args.kwonlyargs) - 1, model.name)
+            for file, tree in self.files.items()
+            if file.startswith("models/")
+            for model in ast.walk(tree)
+            if isinstance(model, ast.ClassDef)
+            for init in model.body
+            if isinstance(init, ast.FunctionDef) and init.name == "__init__"
+        )
+
     @cached_property
     def imports(self) -> dict[str, set[str]]:
         """The files that each file imports when it is itself imported, by path."""
@@ -191,6 +204,7 @@ def report(house: House) -> str:
         "lines of source with experiments": house.lines("benchmarks", "docs"),
         "lines of a function, median": median(house.function_lines),
         "lines of a function, ninth decile": quantiles(house.function_lines, n=10)[-1],
+        "arguments of the widest constructor of a model": house.widest_model[0],
         "circles of files": len(house.circles),
         "imports of a layer above": len(house.upward),
         "files of shared folders with one user": len(house.lonely),

@@ -11,6 +11,7 @@ from house import ROOT, House, report
 LINES = 41_000
 LINES_WITH_EXPERIMENTS = 50_500
 MEDIAN, NINTH_DECILE = 7, 24  # lines of a function
+ARGUMENTS = 12  # of the constructor of a model
 FOLDERS = 6  # of the family that is spread widest
 
 
@@ -40,6 +41,10 @@ def test_functions_stay_short_and_families_together(house):
     assert median(house.function_lines) <= MEDIAN
     assert quantiles(house.function_lines, n=10)[-1] <= NINTH_DECILE
     assert max(map(len, house.families.values())) <= FOLDERS
+
+
+def test_constructors_of_models_take_few_arguments(house):
+    assert house.widest_model[0] <= ARGUMENTS, house.widest_model
 
 
 def test_the_measurements_are_printed(house):

@@ -21,7 +21,7 @@ from capsule_zoo.experiments.shape_codes.headline import (
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import centered
 from capsule_zoo.inference.evaluation.probe import fit_probe
-from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets

@@ -30,7 +30,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
     Reading,
     train_classifier,
 )
-from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.shape_codes.entry import (

@@ -16,7 +16,7 @@ from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging
-from capsule_zoo.models.shape_codes import from_part_sets
+from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.shape_codes.entry import part_sets

@@ -110,7 +110,7 @@ class PartsGuide(Guide[P]):
         self.reader = reader
         self.above = above
         parts = model.levels[-1].size
-        self.read_parts = reader.build(model.image_shape, parts, self.outputs)
+        self.read_parts = reader.build(model.painted.shape, parts, self.outputs)
 
     @property
     def outputs(self) -> int:
@@ -146,7 +146,7 @@ class PartsGuide(Guide[P]):
 
     def _check_reader(self, reader: PartReader) -> None:
         """Raise ValueError if the guide cannot use these settings of a reader."""
-        reader.check_images_turn(self.model.image_shape)
+        reader.check_images_turn(self.model.painted.shape)
 
     def _varied(self, **changes: Any) -> Self:
         """Return a guide with other arguments, and copies of the weights that fit."""

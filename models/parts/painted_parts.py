@@ -141,7 +141,7 @@ class PaintedParts(Model):
             )
         check_one_of("selection", selection, ("marginal", "enumerate"))
         check_one_of("presence", presence, ("relaxed", "discrete"))
-        self.space = ImageSpace(image_shape)
+        self.space = self.painted = ImageSpace(image_shape)
         self.levels = levels
         self.selection = selection
         self.presence = presence

@@ -39,7 +39,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -54,10 +53,10 @@ from capsule_zoo.models.checks import (
     check_labels,
     check_one_of,
 )
-from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level
+from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.shape_codes.kinds import ShapeKinds
 
 SCOPES = ("scene", "objects", "parts")
@@ -113,7 +112,6 @@ class ShapeCodes(PaintedParts):
         self.slots = slots
         self.scope = "scene"
         self.kind = "guided"
-        self.painted = self.space
         self.kind_logits = nn.Parameter(torch.zeros(kinds))  # log pi
         self.shapes = ShapeKinds(kinds, parts, codes, belonging)
         self._make_templates()
@@ -154,7 +152,7 @@ class ShapeCodes(PaintedParts):
         Args:
             scope: "scene" is everything. In "parts" the object has no latent site: it is of the
                 first kind, at the identity, with a code of zeros, so that parts can be learned
-                first. In "objects" the parts are data: what is called image is then a part set
+                first. In "objects" the parts are data: what is observed are then `PartSets`,
                 (1, P, 7), one row (t, A) for each part, see `as_part_sets`.
         """
         check_one_of("scope", scope, SCOPES)
@@ -162,9 +160,7 @@ class ShapeCodes(PaintedParts):
         return self.sharing_parameters(
             scope=scope,
             presence="discrete" if on_parts else self.presence,
-            space=ImageSpace((1, self.levels[-1].size, 7), (-math.inf, math.inf))
-            if on_parts
-            else self.painted,
+            space=PartSets(self.levels[-1].size, 7) if on_parts else self.painted,
         )
 
     def _refuse_slots(self, name: str) -> None:
@@ -269,14 +265,3 @@ class ShapeCodes(PaintedParts):
         law = self.shapes(kind, pose, code)
         presence = self._presence_mixture(law).log_prob(parts.presence)
         return (presence + self._pose_mixture(law, parts.presence).log_prob(parts.pose)).sum(-1)
-
-
-def as_part_sets(parts: Capsules) -> Tensor:
-    """Return parts as the data of the scope "objects", (N, 1, P, 7), from discrete presences."""
-    return torch.cat([parts.presence[..., None], parts.pose], dim=-1).unsqueeze(-3)
-
-
-def from_part_sets(images: Tensor) -> Capsules:
-    """Return the parts of part sets (N, 1, P, 7)."""
-    sets = images.squeeze(-3)
-    return Capsules(sets[..., 0], sets[..., 1:])

@@ -24,6 +24,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 ANNEALING = dict(temperatures=5, chains=6)
 MATRIX = dict(features=4, capsules=(2, 2, 2))
 RECURRENT = dict(steps=2, latent=2, units=4, channels=(2, 2), types=2, window=3)
+REQUESTS = dict(
+    capsules=dict(parts=3, maps=2, channels=3, hidden=4),
+    plain=dict(latent=2, channels=3, hidden=4),
+    encoder=dict(channels=3, hidden=6),
+)
 SHAPES = dict(kinds=2, parts=3, codes=2, guide=dict(channels=4, width=8, hidden=1))
 
 
@@ -52,6 +57,9 @@ def sizes_of(name: str) -> dict[str, Any]:
 MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
     "capsule-network/overlap": Miniature(dict(epochs=2, images=20)),
+    "generative-capsnet/shift-beyond": Miniature(
+        dict(seeds=2, steps=2, images=2, inferred=2, **REQUESTS), None, None, (40, 40)
+    ),
     "capsule-rbm/mnist": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/mean-field": Miniature(ANNEALING, 0.005, 12),
     "capsule-rbm/fashion": Miniature(ANNEALING, 0.005, 12),

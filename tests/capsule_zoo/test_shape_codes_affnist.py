@@ -25,7 +25,7 @@ from capsule_zoo.experiments.shape_codes.affnist import (
 from capsule_zoo.experiments.shape_codes.headline import read_objects
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
-from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.registry import Entry, create, small_sizes
 
 

@@ -28,7 +28,7 @@ from capsule_zoo.experiments.shape_codes.headline import (
 from capsule_zoo.inference import Checks, evaluate, fit
 from capsule_zoo.inference.evaluation.probe import fit_probe
 from capsule_zoo.models import Capsules
-from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
+from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
 from capsule_zoo.registry import Entry, create, load, save, small_sizes
 from capsule_zoo.runs import folder as runs
 

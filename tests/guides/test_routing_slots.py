@@ -16,7 +16,7 @@ from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.inference import check_pair, loss_per_image
 from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.sizes import sized
 
 

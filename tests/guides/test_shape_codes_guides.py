@@ -13,7 +13,7 @@ from capsule_zoo.guides.parts.ridge import fit_code, fit_pose
 from capsule_zoo.inference import Checks, Pace, fit, loss_per_image
 from capsule_zoo.inference.training.starts.kinds import start_kinds, start_turned_kinds
 from capsule_zoo.models import Capsules, PartWholeCapsules, ShapeCodes, poses
-from capsule_zoo.models.shape_codes import as_part_sets, from_part_sets
+from capsule_zoo.models.parts.part_sets import as_part_sets, from_part_sets
 from capsule_zoo.sizes import sized
 
 SIZES = dict(kinds=3, parts=6, codes=2, image_shape=(1, 8, 8), template_size=4)

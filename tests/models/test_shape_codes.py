@@ -18,7 +18,7 @@ from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.models import Capsules, ShapeCodes, poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging
-from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.models.parts.part_sets import PartSets, as_part_sets
 from capsule_zoo.sizes import sized
 
 KINDS, PARTS, CODES, BATCH = 3, 2, 2, 2
@@ -305,6 +305,20 @@ def test_kinds_start_as_the_laws_that_they_are_given():
     torch.testing.assert_close(law.logits[0, :, 0].sigmoid(), presence[2])
     torch.testing.assert_close(model.shapes.place[:, 1], before[:, 1])
     assert (law.log_odds > 6).all()
+
+
+def test_a_model_of_part_sets_has_their_space_and_refuses_images():
+    model = made().with_scope("objects")
+    assert model.space == PartSets(PARTS, 7)
+    sets = model.space.example(4, torch.float64, torch.Generator().manual_seed(0))
+    model.space.check(sets)
+    drawn = poutine.trace(model).get_trace(batch_size=3).nodes[model.space.site]["value"]
+    assert model.space.as_batch(drawn).shape == (3, 1, PARTS, 7)
+    with pytest.raises(ValueError, match=r"part sets must be \(B, 1, 2, 7\), not \(3, 1, 6, 6\)"):
+        model(torch.rand(3, 1, 6, 6).double())
+    sets[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinite numbers"):
+        model(sets)
 
 
 def test_part_sets_hold_presence_and_pose():

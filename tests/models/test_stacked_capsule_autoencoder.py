@@ -15,6 +15,7 @@ from capsule_zoo.models.parts.object_votes import (
     noisy_or,
     part_pose_law,
 )
+from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.sizes import sized
 
@@ -272,6 +273,6 @@ def test_scopes_share_parameters_and_know_their_data():
             map(id, model.parameters())
         )
     assert model.with_scope("objects").with_scope("scene").image_shape == model.image_shape
-    assert model.with_scope("objects").space.shape == (1, 3, 14 + 3)
+    assert model.with_scope("objects").space == PartSets(3, 14 + 3)
     with pytest.raises(ValueError, match="scope must be one of 'scene', 'objects', 'parts'"):
         model.with_scope("wholes")

@@ -16,7 +16,7 @@ from capsule_zoo.inference.evaluation.ancestral import infer
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.kinds import start_kinds
 from capsule_zoo.models import Capsules, ShapeCodes
-from capsule_zoo.models.shape_codes import as_part_sets
+from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.registry import Entry, create, register
 from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples

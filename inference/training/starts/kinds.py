@@ -16,7 +16,8 @@ from capsule_zoo.inference.training.starts.factor_analyzers import (
     cluster_parts,
     fit_factor_analyzers,
 )
-from capsule_zoo.models.shape_codes import ShapeCodes, from_part_sets
+from capsule_zoo.models.parts.part_sets import from_part_sets
+from capsule_zoo.models.shape_codes import ShapeCodes
 
 _CLUSTERED = 20_000  # images that the clusters are fitted to; the others join the nearest cluster
 _FLOORS = (3.2, 1.6, 1.0)  # least deviations of poses in each round, in units of the model's
