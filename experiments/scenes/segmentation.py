@@ -54,6 +54,7 @@ SIZES: dict[str, dict[str, Any]] = {
         size_spread=0.05,
         rate=1.0,
         sigma_image=0.2,
+        blur=0.12,
         thing_sizes=dict(latent=8, hidden=64),
     ),
 }
@@ -73,7 +74,7 @@ class Settings:
     """
 
     length: float = 12.0
-    batch_size: int = 32
+    batch_size: int = 16
     draws: int = 5
     tested: int = 1000
     named: int = 5000

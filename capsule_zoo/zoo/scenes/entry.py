@@ -87,6 +87,7 @@ def scenes(
     train_thing: bool = True,
     glimpse: int = 20,
     hidden: int = 200,
+    blur: float = 0.23,
     width: int = 64,
     **sizes: Any,
 ) -> Entry:
@@ -102,6 +103,7 @@ def scenes(
         train_thing: train the object model too; it is best kept as it is where it is trained.
         glimpse: argument of `Peeling`.
         hidden: argument of `Peeling`, and of `AttendInferRepeat`.
+        blur: argument of `Peeling`.
         width: argument of `SlotAttention`.
         sizes: arguments of `Scenes`.
 
@@ -118,7 +120,7 @@ def scenes(
 
     def peeling(sweeps: int) -> Any:
         return lambda entry: Peeling(
-            entry.model, reader_of(inner), glimpse=glimpse, hidden=hidden, sweeps=sweeps
+            entry.model, reader_of(inner), glimpse=glimpse, hidden=hidden, blur=blur, sweeps=sweeps
         )
 
     return Entry(
