@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from capsule_zoo.data import load_dataset
+from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.scenes.counts import MORE, accuracy, on_large_canvas, with_digits
+from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error
+from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, with_digits
 from capsule_zoo.guides import Peeling
+from capsule_zoo.inference.evaluation.objects import find_objects
+from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load
 
 WEIGHTS = "scenes-mnist"
@@ -26,11 +29,22 @@ def ways(entry: Entry, narrow: int) -> dict[str, Entry]:
     }
 
 
+def counted(entry: Entry, scenes: Split, draws: int) -> dict[str, Number]:
+    """Return the share of right counts, and how far their probabilities are from such shares."""
+    found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
+    right = (found.counts == scenes.objects.counts).float()
+    apart = calibration_error(found.count_probabilities.amax(1), right)
+    return {"accuracy": mean_and_error(right), "calibration": (apart, None, len(right))}
+
+
 @experiment("scenes/reading", data="multi-mnist")
 def reading(
     options: Options, scenes: int = 2000, more: int = 300, draws: int = 5, narrow: int = 3
 ) -> Result:
     """Count the digits of test scenes in three ways, with the weights `scenes-mnist` or --run.
+
+    `count_calibration` is the mean distance between the probability of the most likely number and
+    the share of scenes in which it is right, within ten bins of probability.
 
     Args:
         scenes: test scenes of 0 to 2 digits.
@@ -39,15 +53,13 @@ def reading(
         narrow: slots that are added with a sharper attention.
     """
     entry = load(options.run or WEIGHTS)
-    test = load_dataset("multi-mnist", options.data_root).test[:scenes]
-    found: dict[str, Any] = {"count_accuracy": {}}
-    for name, way in ways(entry, narrow).items():
-        options.say(f"Counting by {name}")
-        found["count_accuracy"][name] = accuracy(way, test, draws)
+    sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
     for number in MORE:
-        larger = with_digits(number, more, options)
-        found[f"count_accuracy_{number}_digits"] = own = {}
-        for name, way in ways(on_large_canvas(entry), narrow).items():
-            options.say(f"Counting {number} digits by {name}")
-            own[name] = accuracy(way, larger, draws)
+        sets[f"_{number}_digits"] = on_large_canvas(entry), with_digits(number, more, options)
+    found: dict[str, Any] = {}
+    for suffix, (pair, test) in sets.items():
+        for name, way in ways(pair, narrow).items():
+            options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
+            for quantity, value in counted(way, test, draws).items():
+                found.setdefault(f"count_{quantity}{suffix}", {})[name] = value
     return Result(found)

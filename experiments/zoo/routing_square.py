@@ -19,7 +19,11 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
+from capsule_zoo.experiments.common.findings import (
+    calibration_error,
+    mean_and_error,
+    over_seeds,
+)
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train
@@ -43,7 +47,6 @@ from capsule_zoo.zoo.matrix_capsules.entry import ROUTINGS as OF_MATRICES
 from capsule_zoo.zoo.matrix_capsules.entry import routing_of
 
 SHIFT = transforms.Shift(1)  # pixels, of training images
-BINS = 10  # of the calibration error
 QUANTITIES = {
     "error": "test error",
     "calibration": "calibration error",
@@ -233,15 +236,3 @@ def shared_couplings(votes: Votes, first: Belief, second: Belief) -> Tensor:
     """Return sum_ij w_i min(R_ij, R'_ij) / sum_i w_i of two beliefs, (N,)."""
     least = torch.minimum(*torch.broadcast_tensors(first.responsibility, second.responsibility))
     return (votes.presence * least).sum((1, 2, 3)) / votes.presence.sum((1, 2, 3))
-
-
-def calibration_error(confidence: Tensor, right: Tensor) -> float:
-    """Return the mean over images of |confidence - accuracy| within bins of confidence.
-
-    Args:
-        confidence: probabilities of the predicted classes, (N,).
-        right: True where the prediction is correct, (N,).
-    """
-    index = (confidence * BINS).long().clamp(max=BINS - 1)
-    apart = torch.zeros(BINS).index_add(0, index, confidence.float() - right.float())
-    return (apart.abs().sum() / len(right)).item()

@@ -5,9 +5,9 @@ import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo.experiments import Options
+from capsule_zoo.experiments.common.findings import calibration_error
 from capsule_zoo.experiments.zoo import routing_square
 from capsule_zoo.experiments.zoo.routing_square import (
-    calibration_error,
     measures,
     program_of,
     reading,

@@ -33,6 +33,8 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
     result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1, narrow=1)
     ways = ("peeling", "two_sweeps", "narrow_slots")
     assert result.metrics["count_accuracy_3_digits"].keys() == set(ways)
+    for share, _, tested in result.metrics["count_calibration"].values():
+        assert 0 <= share <= 1 and tested == 4
 
 
 def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
