@@ -149,6 +149,16 @@ def _in_chunks(
     return torch.cat(images), Objects(*parts)
 
 
+def painted(grounds: Tensor, covers: Tensor, colors: Tensor) -> Tensor:
+    """Return grounds (n, C, H, W) under objects that cover (n, M, H, W) in colors (n, M, C, 1, 1).
+
+    Later objects lie in front.
+    """
+    for share, color in zip(covers.unbind(1), colors.unbind(1), strict=True):
+        grounds = share[:, None] * color + (1 - share[:, None]) * grounds
+    return grounds
+
+
 def gray_scenes(
     digits: Tensor,
     labels: Tensor,
@@ -160,9 +170,12 @@ def gray_scenes(
     scale: float = 1.3,
     spread: float = 0.1,
     overlap: bool = False,
+    grounds: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Tensor, Objects]:
     """Draw scenes of gray images on black, (number, 1, canvas, canvas), as those of AIR.
+
+    On grounds, objects have random colors, and scenes are (number, 3, canvas, canvas).
 
     Args:
         digits, labels: images (N, 1, s, s) and classes (N,) of single objects.
@@ -170,6 +183,7 @@ def gray_scenes(
         least, most: objects of a scene, uniform in between.
         scale, spread: mean and deviation of the factor by which an object is shrunk.
         overlap: keep scenes in which strokes hide each other; the sum is then cut off at 1.
+        grounds: pictures (n, 3, h, w), of which each scene has one, resized.
 
     Raises:
         ValueError: an object larger than the canvas, or `least` above `most`.
@@ -213,7 +227,13 @@ def gray_scenes(
 
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers, classes = scenes(count)
-        return covers.sum(1, keepdim=True).clamp(max=1), _known(covers, classes)
+        known = _known(covers, classes)
+        if grounds is None:
+            return covers.sum(1, keepdim=True).clamp(max=1), known
+        chosen = torch.randint(len(grounds), (count,), generator=generator)
+        images = resized(grounds[chosen], (canvas, canvas))
+        colors = torch.rand(count, most, 3, 1, 1, generator=generator)
+        return painted(images, covers, colors), known
 
     return _in_chunks(number, draw)
 
@@ -283,10 +303,7 @@ def sprite_scenes(
             again = hidden.any(1).nonzero()[:, 0]
         colors = torch.rand(count, 1 + most, 3, 1, 1, generator=generator)
         images = colors[:, 0].expand(-1, -1, canvas, canvas)
-        for slot in range(most):
-            share = covers[:, slot, None]
-            images = share * colors[:, 1 + slot] + (1 - share) * images
-        return images, known
+        return painted(images, covers, colors[:, 1:]), known
 
     return _in_chunks(number, draw)
 
@@ -397,7 +414,8 @@ def scene_reader(kind: str, words: str = "") -> Callable[[Path | None, Any], Sou
     """
     read, draw = SCENES[kind]
     known = {**inspect.signature(read).parameters, **inspect.signature(draw).parameters}
-    names = [n for n in known if n not in ("root", "options", "digits", "labels", "number", "seed")]
+    given = ("root", "options", "digits", "labels", "number", "grounds", "seed")
+    names = [n for n in known if n not in given]
     options: dict[str, Any] = {}
     for word in filter(None, words.split(",")):
         name, _, value = word.partition("=")

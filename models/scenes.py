@@ -5,7 +5,7 @@ and, where wanted, an angle) and a picture, which an object model draws: a VAE, 
 part-whole capsules, or any other model of small images. Objects hide the ground and each other.
 
     z_s ~ Bernoulli(rate / (1 + rate))        # presences, (B, S), or a learned law of their number
-    g   ~ Normal(0, 1.5)                      # logits of the ground's color, where it has one
+    g   ~ Normal(0, 1.5)                      # logits of the ground: a color, or a small picture
     for each slot s, with names slot_<s>/<site>:
     w_s ~ Normal(0, (.15, .7, .7))            # pose: log size over the usual, x, y, (B, 3)
     c_s ~ Normal(0, 1.5)                      # logits of a color, (B, C), where objects are masks
@@ -50,7 +50,8 @@ from capsule_zoo.models.checks import check_at_least, check_one_of, check_positi
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses
 
-GROUNDS = ("black", "learned", "color")
+GROUNDS = ("black", "learned", "color", "picture")
+GRIDS = {"color": 1, "picture": 10}  # rows and columns of a ground that every scene has of its own
 SPREAD = 1.5  # deviation of the logits of a color
 _LEAST_FREE = 1e-4  # share of the ground that shows through, which keeps logarithms finite
 
@@ -242,7 +243,8 @@ class Scenes(Model):
         rate: odds of the presence of one object in a slot.
         counts: "rate" for the law that `rate` gives, or "learned".
         sigma_image: deviation of a pixel, in units of its range.
-        ground: "black", "learned" (one color for all scenes) or "color" (one for each scene).
+        ground: "black", "learned" (one color for all scenes), "color" (one for each scene) or
+            "picture" (of 10x10 colors for each scene, with smooth transitions).
 
     Raises:
         ValueError: a size below 1, a deviation that is not positive, an unknown option, an object
@@ -315,8 +317,8 @@ class Scenes(Model):
 
     @property
     def toned(self) -> bool:
-        """True where the ground of every scene has a color of its own."""
-        return self.ground == "color"
+        """True where the ground of every scene is its own."""
+        return self.ground in GRIDS
 
     @property
     def pose_size(self) -> int:
@@ -409,6 +411,11 @@ class Scenes(Model):
         """Return the law of the logits of a color, event (C,)."""
         return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
 
+    def ground_law(self, like: Tensor) -> dist.TorchDistribution:
+        """Return the law of the logits of the ground, event (C * grid^2,)."""
+        size = self.image_shape[0] * GRIDS[self.ground] ** 2
+        return dist.Normal(like.new_zeros(size), SPREAD).to_event(1)
+
     def depth_law(self, like: Tensor) -> dist.TorchDistribution:
         """Return the law of the depth of one object."""
         return dist.Normal(like.new_zeros(()), like.new_ones(()))
@@ -425,7 +432,7 @@ class Scenes(Model):
         like = self._like
         infer = {"enumerate": "parallel"} if self.presence == "enumerate" else {}
         presence = self.draw("scene_presence", self.presence_law(like), plate, infer=infer)
-        tone = self.draw("scene_ground", self.color_law(like), plate) if self.toned else None
+        tone = self.draw("scene_ground", self.ground_law(like), plate) if self.toned else None
         placed = []
         for slot in range(self.slots):
             with AsObject(slot):
@@ -484,13 +491,18 @@ class Scenes(Model):
 
     @pyro_method
     def ground_of(self, logits: Tensor | None, like: Tensor) -> Tensor:
-        """Return the ground, (*batch, C, 1, 1) or a tensor that broadcasts to it."""
+        """Return the ground, (*batch, C, H, W) or a tensor that broadcasts to it."""
         if self.ground == "black":
             return like.new_zeros(self.image_shape[0], 1, 1)
         if self.ground_logits is not None:
-            logits = self.ground_logits
+            return self.ground_logits.sigmoid()[..., None, None]
         assert logits is not None
-        return logits.sigmoid()[..., None, None]
+        grid = GRIDS[self.ground]
+        colors = logits.sigmoid().unflatten(-1, (-1, grid, grid))  # (*batch, C, grid, grid)
+        if grid == 1:
+            return colors
+        smooth = F.interpolate(colors.flatten(0, -4), self.image_shape[1:], mode="bilinear")
+        return smooth.unflatten(0, colors.shape[:-3])
 
     def placed(self, drawn: Drawn) -> Pictures:
         """Return the pictures of one object of each scene where it stands, with S = 1."""

@@ -46,9 +46,8 @@ class Curve(list[tuple[float, int, Number]]):
     @property
     def at_marks(self) -> dict[int, Number]:
         """The last measurement within each number of minutes that the curve reaches."""
-        within = {mark: [row[2] for row in self if row[0] <= 60 * mark] for mark in MARKS}
-        reached = [mark for mark in MARKS if within[mark] and self[-1][0] > 54 * mark]
-        return {mark: within[mark][-1] for mark in reached}
+        reached = [m for m in MARKS if self[0][0] <= 60 * m and self[-1][0] > 54 * m]
+        return {m: [row[2] for row in self if row[0] <= 60 * m][-1] for m in reached}
 
 
 @experiment("scenes/beside-air", data="multi-mnist", minutes=17, role="comparison")

@@ -6,21 +6,15 @@ from typing import Any
 
 import pyro
 
-from capsule_zoo.data import Split, load_dataset
+from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.scenes.counts import accuracy
-from capsule_zoo.experiments.scenes.reading import ways
+from capsule_zoo.experiments.scenes.reading import counted, ways
 from capsule_zoo.experiments.training import train
 from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import found_objects
 
 DATA = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
 OURS: dict[str, Any] = dict(slots=4, counts="learned")
-
-
-def of_count(scenes: Split, number: int) -> Split:
-    """Return the scenes of exactly this many objects."""
-    return scenes[scenes.objects.counts == number]
 
 
 @experiment("scenes/overlap", data="multi-mnist", minutes=16)
@@ -49,10 +43,10 @@ def overlap(
     train(entry, data, options, options.minutes or length)
     test = data.test[:tested]
     found: dict[str, Any] = {}
+    sets = {"": test, **{f"_{n}_digits": test[test.labels == n] for n in range(4)}}
     for name, way in ways(entry, narrow).items():
         options.say(f"Counting by {name}")
-        found.setdefault("count_accuracy", {})[name] = accuracy(way, test, draws)
-        for number in range(4):
-            own = found.setdefault(f"count_accuracy_{number}_digits", {})
-            own[name] = accuracy(way, of_count(test, number), draws)
+        for suffix, scenes in sets.items():
+            right = counted(way, scenes, draws)["accuracy"]
+            found.setdefault(f"count_accuracy{suffix}", {})[name] = right
     return Result(found, {"": found_objects(entry, test.images)})

@@ -17,6 +17,7 @@ from torch import Tensor
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import boxes_of
 from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
@@ -29,7 +30,7 @@ from capsule_zoo.inference.evaluation.objects import (
 )
 from capsule_zoo.models.scenes import crop
 from capsule_zoo.records import Number
-from capsule_zoo.registry import create, load
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
@@ -100,8 +101,8 @@ def segmentation(options: Options, **settings: Any) -> Result:
     digits = load(options.run or WEIGHTS)
     scenes = load_dataset("multi-mnist", options.data_root).test[: chosen.tested]
     read = find_objects(digits.model, digits.guide, scenes.images, draws=chosen.draws)
-    found["ari_multi_mnist"] = mean(foreground_ari(read.owners, scenes.objects))
-    found["iou"] = mean(box_overlaps(read.boxes, read.presence, scenes.objects))
+    found["ari_multi_mnist"] = segmented(digits, scenes, chosen.draws)["ari"]
+    found["iou"] = mean_and_error(box_overlaps(read.boxes, read.presence, scenes.objects))
     labelled = load_dataset("mnist", options.data_root).train
     found["classes_found"] = named(scenes, read, labelled, chosen.named)
     figures = {"multi_mnist": found_objects(digits, scenes.images)}
@@ -119,21 +120,16 @@ def one_set(job: Job[tuple[str, Settings]]) -> dict[str, Number]:
     entry = create("scenes", image_shape=data.image_shape, **(settings.sizes or SIZES[name]))
     minutes = options.minutes or settings.length
     train(entry, data, options, minutes, batch_size=settings.batch_size)
-    test = data.test[: settings.tested]
-    found = find_objects(entry.model, entry.guide, test.images, draws=settings.draws)
+    found = segmented(entry, data.test[: settings.tested], settings.draws)
+    return {f"{quantity}_{name.replace('-', '_')}": number for quantity, number in found.items()}
+
+
+def segmented(entry: Entry, test: Split, draws: int) -> dict[str, Number]:
+    """Return the foreground ARI and the share of right counts of scenes."""
+    found = find_objects(entry.model, entry.guide, test.images, draws=draws)
     right = (found.counts == test.objects.counts).float()
-    word = name.replace("-", "_")
-    return {
-        f"ari_{word}": mean(foreground_ari(found.owners, test.objects)),
-        f"count_accuracy_{word}": mean(right),
-    }
-
-
-def mean(values: Tensor) -> Number:
-    """Return the mean of the values that are numbers, its standard error, and their number."""
-    kept = values[~values.isnan()].float()
-    error = (kept.var() / len(kept)).sqrt().item() if len(kept) > 1 else None
-    return kept.mean().item(), error, len(kept)
+    ari = foreground_ari(found.owners, test.objects)
+    return {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": mean_and_error(right)}
 
 
 def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Number:

@@ -78,7 +78,7 @@ class Found(NamedTuple):
         proposals: one for each slot.
         pictures, ground: what `Scenes.blend` takes.
         log_ratio: log p(u_s) / q(u_s | ...), (B, S), in nats.
-        ground_law, tone: law and draw of the ground's color; None where it has none.
+        ground_law, tone: law and draw of the colors of a ground of the scene's own, or None.
         ground_ratio: log p / q of the ground, (B,).
         states: what drawn presences depend on, (B, S, hidden); None where they are summed out.
     """
@@ -285,7 +285,7 @@ class SceneGuide(Guide[Scenes]):
         ]
         own = images.new_zeros(len(images))
         if ground_law is not None and tone is not None:
-            own = self.model.color_law(images).log_prob(tone) - ground_law.log_prob(tone)
+            own = self.model.ground_law(images).log_prob(tone) - ground_law.log_prob(tone)
         pictures = together([p.placed for p in proposals])
         ratio = torch.stack(ratios, -1)
         return Found(proposals, pictures, ground, ratio, ground_law, tone, own)
@@ -354,7 +354,7 @@ class SceneGuide(Guide[Scenes]):
         return model.without_inner(drawn, 1)
 
     def _draw_ground(self, found: Found, outer: torch.Size, plate: pyro.plate) -> None:
-        """Draw the ground's color, if it has one; it was drawn before objects were proposed."""
+        """Draw the ground's colors, if it has some; it was drawn before objects were proposed."""
         law, tone = found.ground_law, found.tone
         if law is None or tone is None:
             return

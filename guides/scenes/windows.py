@@ -17,10 +17,11 @@ import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.scenes.proposals import SceneGuide
-from capsule_zoo.models.scenes import Scenes, crop
+from capsule_zoo.models.scenes import GRIDS, Scenes, crop
 
 
 def pose_head(inputs: int, numbers: int) -> nn.Linear:
@@ -30,6 +31,18 @@ def pose_head(inputs: int, numbers: int) -> nn.Linear:
         head.weight.mul_(0.1)
         head.bias.copy_(torch.tensor([0.0, -2.0]).repeat_interleave(numbers))
     return head
+
+
+def medians(images: Tensor, grid: int) -> Tensor:
+    """Return the median colors of images (B, C, H, W) about the places of a grid, (B, C grid^2).
+
+    A neighborhood is three cells wide, so that a stroke covers less than half of it.
+    """
+    if grid == 1:
+        return images.flatten(2).median(-1).values
+    cells = F.interpolate(images, (2 * grid, 2 * grid), mode="area")
+    near = F.pad(cells, (2, 2, 2, 2), mode="replicate").unfold(2, 6, 2).unfold(3, 6, 2)
+    return near.flatten(4).median(-1).values.flatten(1)
 
 
 class WindowReader(SceneGuide):
@@ -45,7 +58,8 @@ class WindowReader(SceneGuide):
         super().__init__(model)
         self.reader = reader
         if model.toned:
-            self.ground_spread = nn.Parameter(torch.full((model.image_shape[0],), -2.0))
+            size = model.image_shape[0] * GRIDS[model.ground] ** 2
+            self.ground_spread = nn.Parameter(torch.full((size,), -2.0))
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -73,10 +87,10 @@ class WindowReader(SceneGuide):
     def backdrop(
         self, images: Tensor
     ) -> tuple[Tensor, dist.TorchDistribution | None, Tensor | None]:
-        """Return the ground, the law of its color about the median pixel, and the color drawn."""
+        """Return the ground, the law of its colors about median pixels, and the colors drawn."""
         if not self.model.toned:
             return self.model.ground_of(None, images), None, None
-        median = images.flatten(2).median(-1).values.clamp(0.01, 0.99).logit()
+        median = medians(images, GRIDS[self.model.ground]).clamp(0.01, 0.99).logit()
         law = dist.Normal(median, self.ground_spread.exp()).to_event(1)
         tone = law.rsample()
         return self.model.ground_of(tone, images), law, tone

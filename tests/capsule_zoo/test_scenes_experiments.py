@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from capsule_zoo.cli import main
+from capsule_zoo.data import load_dataset
 from capsule_zoo.data.scenes import SCENES
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
@@ -89,6 +90,15 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch):
     result = find_experiment("scenes/segmentation")(options, **chosen)
     assert {"ari_multi_mnist", "ari_tetrominoes", "iou", "classes_found"} <= result.metrics.keys()
     assert set(result.figures) == {"multi_mnist", *(name.replace("-", "_") for name in small)}
+
+
+def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
+    photos = load_dataset("tetrominoes:train=20,test=5")
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.colour.photographs", lambda *_: photos)
+    options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
+    chosen = dict(length=0.005, scenes=20, tested=8, batch_size=4, draws=1, sizes=SIZES)
+    result = find_experiment("scenes/colour")(options, **chosen)
+    assert result.metrics["ari"].keys() == {"picture", "color"} == set(result.figures)
 
 
 def test_segment_writes_masks_tables_and_pictures(tmp_path, monkeypatch, capsys):

@@ -83,3 +83,17 @@ def test_a_size_resizes_scenes_and_what_is_known_of_them():
     assert large.images.shape == (4, 3, 70, 35)
     assert torch.equal(large.objects.masks[:, :, ::2], small.objects.masks)
     assert torch.equal(large.objects.boxes, small.objects.boxes * torch.tensor([1, 2, 1, 2]))
+
+
+def test_colored_objects_lie_on_grounds_and_keep_their_covers():
+    digits, labels = torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
+    grounds = torch.tensor([0.25, 0.75])[:, None, None, None].expand(2, 3, 5, 5)
+    given = dict(canvas=30, least=1, most=2, seed=3)
+    gray, known = gray_scenes(digits, labels, 6, **given)
+    images, same = gray_scenes(digits, labels, 6, grounds=grounds, **given)
+    assert (known.numbers == same.numbers).all() and images.shape == (6, 3, 30, 30)
+    bare = (gray == 0).expand_as(images)
+    assert set(images[bare].unique().tolist()) <= {0.25, 0.75}
+    for image, masks in zip(images, same.masks, strict=True):
+        inside = [image[:, mask].std(-1).max() for mask in masks if mask.any()]
+        assert max(inside) < 0.2  # one color, but for soft edges

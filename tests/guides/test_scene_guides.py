@@ -8,6 +8,7 @@ from pyro.infer import TraceGraph_ELBO
 from capsule_zoo.guides.scenes.peeling import alike, color_at
 from capsule_zoo.guides.scenes.proposals import SubsetLaw
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
+from capsule_zoo.guides.scenes.windows import medians
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives import summed_presences
@@ -155,3 +156,13 @@ def test_attention_keeps_to_one_color_where_objects_touch():
     near = alike(images, color)
     assert (near[0, 0, 2:6, :4] == 1).all() and (near[1, 0, 2:6, 4:] == 1).all()
     assert near[0, 0, :, 4:].max() < 1e-6 and near[1, 0, :, :4].max() < 1e-6
+
+
+def test_medians_of_neighborhoods_leave_out_a_stroke():
+    ramp = torch.linspace(0, 1, 40).expand(2, 3, 40, 40)
+    struck = ramp.clone()
+    struck[:, :, 18:21] = 1  # three rows of 40, in neighborhoods of 12
+    plain, found = (medians(x, 10).unflatten(-1, (3, 10, 10)) for x in (ramp, struck))
+    assert (plain - found).abs().max() < 0.15  # where the stroke changes pixels by up to 1
+    assert (plain.diff(dim=-1) > 0.03).all()  # it follows the ramp
+    torch.testing.assert_close(medians(struck, 1), struck.flatten(2).median(-1).values)

@@ -30,6 +30,7 @@ FORMS = {
     "tinted": dict(channels=3, ground="color"),
     "textured": dict(channels=3, texture=True, ground="learned"),
     "gray on gray": dict(channels=1, ground="color"),
+    "on a picture": dict(channels=3, ground="picture"),
 }
 
 
