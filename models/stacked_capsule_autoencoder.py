@@ -50,9 +50,8 @@ import torch
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
-from capsule_zoo.models.base import Model, Site
+from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.parts import poses, templates
 from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
@@ -65,9 +64,10 @@ from capsule_zoo.models.parts.object_votes import (
     part_pose_law,
     placed,
 )
+from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Level
 from capsule_zoo.models.parts.part_sets import PartSets
-from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, as_presence, log_presence
+from capsule_zoo.models.parts.selection import as_presence, log_presence
 from capsule_zoo.models.parts.tinted_mixture import TintedMixture
 
 SCOPES = ("scene", "objects", "parts")
@@ -98,7 +98,7 @@ class Clutter:
             raise ValueError(f"leak must lie inside (0, 1), not {self.leak!r}")
 
 
-class StackedCapsuleAutoencoder(Model):
+class StackedCapsuleAutoencoder(PartsModel):
     """The generative model of stacked capsule autoencoders, described at the top of this file.
 
     Args:
@@ -140,20 +140,16 @@ class StackedCapsuleAutoencoder(Model):
         sigma_top: float = 0.5,
         clutter: Clutter = Clutter(),
     ) -> None:
-        super().__init__()
         check_at_least(1, objects=objects, parts=parts, template_size=template_size)
         check_at_least(1, part_features=part_features)
         check_at_least(2, classes=classes)
-        check_one_of("presence", presence, ("relaxed", "discrete"))
-        check_positive(temperature=temperature, sigma_image=sigma_image, sigma_top=sigma_top)
-        self.space = self.painted = ImageSpace(image_shape)
+        check_positive(sigma_image=sigma_image, sigma_top=sigma_top)
+        levels = Level("object", objects), Level("part", parts)
+        super().__init__(image_shape, levels, presence, temperature)
         self.scope = "scene"
-        self.levels = Level("object", objects), Level("part", parts)
         self.object_features = votes.object_features
         self.part_features = part_features
         self.classes = classes
-        self.presence = presence
-        self.temperature = temperature
         self.sigma_image = sigma_image
         self.sigma_top = sigma_top
         self.clutter = clutter
@@ -182,14 +178,6 @@ class StackedCapsuleAutoencoder(Model):
         """The weight of the dummy, and the deviation of its parts' poses."""
         return self.clutter.epsilon, self.clutter.sigma_dummy
 
-    @property
-    def relaxed(self) -> bool:
-        return self.presence == "relaxed"
-
-    def discretized(self) -> Self:
-        """Return the model with the same parameters and Bernoulli presences."""
-        return self.sharing_parameters(presence="discrete")
-
     def with_scope(self, scope: str) -> Self:
         """Return the model with the same parameters, reduced to one level, for training in levels.
 
@@ -202,12 +190,6 @@ class StackedCapsuleAutoencoder(Model):
         reads = PartSets(self.levels[1].size, 14 + self.part_features)
         space = reads if scope == "objects" else self.painted
         return self.sharing_parameters(scope=scope, space=space)
-
-    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """Return the law of a presence site from the logit of its probability."""
-        if self.relaxed:
-            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
-        return dist.Bernoulli(logits=logits)
 
     @property
     def prior_logit(self) -> float:

@@ -18,7 +18,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import bayesian_parameters
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw, Level
+from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw
 from capsule_zoo.models.parts.selection import as_presence, log_presence, parent_log_weights
 
 
@@ -50,16 +50,13 @@ class EMObjects:
 
     iterations: int = 3
 
+    features = 7  # from which deviations are computed: a presence and a pose
+
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
-    @property
-    def features(self) -> int:
-        """The number of features from which deviations are computed: a presence and a pose."""
-        return 7
-
-    def build(self, levels: Sequence[Level]) -> EMObjects:
-        """Return the object itself, which serves any levels."""
+    def build(self, model: PartWholeCapsules, law: str) -> EMObjects:
+        """Return the object itself, which serves any model."""
         return self
 
     def __call__(self, model: PartWholeCapsules, index: int, children: Capsules) -> Proposal:

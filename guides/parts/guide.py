@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -26,10 +26,8 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.guides.parts.turns import best_turn
 from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.models.part_whole import PartWholeCapsules
+from capsule_zoo.models.parts.painted_parts import PartsModel
 from capsule_zoo.models.parts.parent_selection import Capsules, Level
-from capsule_zoo.models.shape_codes import ShapeCodes
-from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
 # A raw output moves by rate x width in one of Adam's first updates, and a raw 0.1 turns an object
 # by 36 degrees. At the full rates the first updates therefore move the objects far from their
@@ -38,7 +36,7 @@ FIT_SETTINGS = MappingProxyType(
     dict(lr={"model": 7.5e-3, "guide": 1.5e-3}, schedule="linear", warmup=50, clip=1e4)
 )
 _INITIAL_SCALE = 0.02  # deviation of a fresh normal law: close to the point that it replaces
-P = TypeVar("P", bound=PartWholeCapsules | ShapeCodes | StackedCapsuleAutoencoder)
+P = TypeVar("P", bound=PartsModel)
 _Copy = TypeVar("_Copy", bound=nn.Module)
 
 
@@ -79,6 +77,17 @@ class PoseHead(PyroModule):
         return dist.LowRankMultivariateNormal(loc, factor, scale.square())
 
 
+class Above(Protocol):
+    """The settings of whatever infers what stands above the parts, such as `SetTransformers`."""
+
+    def build(self, model: Any, law: str) -> Any:
+        """Return what proposes capsules of a model, from the model and the capsules below.
+
+        Args:
+            law: of the poses that are proposed; with "delta" only centers are used.
+        """
+
+
 class PartsGuide(Guide[P]):
     """The base of guides to models of parts; subclasses draw what stands above the parts.
 
@@ -102,7 +111,7 @@ class PartsGuide(Guide[P]):
     poses: tuple[str, ...] = ("delta", "normal")
     of_parts: tuple[str, ...] = ("read_parts.",)
 
-    def __init__(self, model: P, pose: str, reader: PartReader, above: Any) -> None:
+    def __init__(self, model: P, pose: str, reader: PartReader, above: Above) -> None:
         super().__init__(model)
         check_one_of("pose", pose, self.poses)
         self._check_reader(reader)
@@ -129,7 +138,7 @@ class PartsGuide(Guide[P]):
         """
         return self._varied(pose=pose)
 
-    def with_above(self, above: Any) -> Self:
+    def with_above(self, above: Above) -> Self:
         """Return a guide with a copy of the reader of parts, and other settings of what is above.
 
         >>> routed = guide.with_above(EMObjects(3))

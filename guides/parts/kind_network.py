@@ -81,9 +81,9 @@ class KindNetwork:
     def __post_init__(self) -> None:
         check_at_least(1, width=self.width, hidden=self.hidden)
 
-    def build(self, model: ShapeCodes, objects: str) -> ReadKinds:
-        """Return a new network; where `objects` is "delta" it computes centers alone."""
-        return ReadKinds(self, model, objects)
+    def build(self, model: ShapeCodes, law: str) -> ReadKinds:
+        """Return a new network; where `law` is "delta" it computes centers alone."""
+        return ReadKinds(self, model, law)
 
 
 class ReadKinds(PyroModule):

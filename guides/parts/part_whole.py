@@ -14,37 +14,17 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
-
 import pyro
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
+from capsule_zoo.guides.parts.guide import FIT_SETTINGS, Above, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.guides.parts.set_transformers import SetTransformers
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, Level
-
-
-class Above(Protocol):
-    """The settings of whatever infers the levels above the parts, such as `SetTransformers`."""
-
-    @property
-    def features(self) -> int:
-        """The number of features from which the deviations of each pose are computed."""
-
-    def build(
-        self, levels: Sequence[Level]
-    ) -> Callable[[PartWholeCapsules, int, Capsules], Proposal]:
-        """Return what proposes level `index` of a model from the capsules of the level below.
-
-        Args:
-            levels: the levels of the model, from the top down.
-        """
+from capsule_zoo.models.parts.parent_selection import Capsules
 
 
 class PartWholeGuide(PartsGuide[PartWholeCapsules]):
@@ -80,12 +60,12 @@ class PartWholeGuide(PartsGuide[PartWholeCapsules]):
         super().__init__(model, pose, reader, above)
         self.rank = rank
         self.of_parts = ("read_parts.", f"pose_heads.{len(model.levels) - 1}.")
-        features = [above.features] * (len(model.levels) - 1) + [OUTPUTS]
+        self.infer_objects = above.build(model, pose)
+        features = [self.infer_objects.features] * (len(model.levels) - 1) + [OUTPUTS]
         self.pose_heads = PyroModule[nn.ModuleList](
             PoseHead(read, level.size, pose, rank)
             for read, level in zip(features, model.levels, strict=True)
         )
-        self.infer_objects = above.build(model.levels)
 
     def parents(self, index: int, children: Capsules) -> Proposal:
         """Return the proposal for level `index`, given the capsules drawn one level down."""

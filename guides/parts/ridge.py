@@ -55,7 +55,7 @@ class RidgeKinds:
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
-    def build(self, model: ShapeCodes, objects: str) -> RidgeKinds:
+    def build(self, model: ShapeCodes, law: str) -> RidgeKinds:
         """Return the object itself, which serves any model."""
         return self
 

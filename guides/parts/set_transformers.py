@@ -70,18 +70,19 @@ class TransformerSizes:
 class SetTransformers(TransformerSizes):
     """The settings of the set transformers that infer each level from the level below."""
 
-    @property
-    def features(self) -> int:
-        """The number of features from which the deviations of each pose are computed."""
-        return OUTPUTS
-
-    def build(self, levels: Sequence[Level]) -> SetTransformerParents:
-        """Return new networks for these levels, from the top down."""
-        return SetTransformerParents(self, levels)
+    def build(self, model: PartWholeCapsules, law: str) -> SetTransformerParents:
+        """Return new networks for the levels of a model."""
+        return SetTransformerParents(self, model.levels)
 
 
 class SetTransformerParents(PyroModule):
-    """The networks of `SetTransformers` for the levels of one model."""
+    """The networks of `SetTransformers` for the levels of one model, from the top down.
+
+    Attributes:
+        features: the number of features from which the deviations of each pose are computed.
+    """
+
+    features = OUTPUTS
 
     def __init__(self, settings: SetTransformers, levels: Sequence[Level]) -> None:
         super().__init__()

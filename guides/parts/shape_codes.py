@@ -22,14 +22,14 @@ What computes the proposals of all kinds is an argument:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.parts.guide import FIT_SETTINGS, PartsGuide, PoseHead
+from capsule_zoo.guides.parts.guide import FIT_SETTINGS, Above, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.kind_network import KindNetwork, KindProposals
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.models.checks import check_labels, check_one_of
@@ -40,17 +40,6 @@ from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 _AT_ONCE = 2**16  # numbers of poses of all kinds whose densities are computed at a time
-
-
-class AboveParts(Protocol):
-    """The settings of whatever proposes an object of every kind, such as `KindNetwork`."""
-
-    def build(self, model: ShapeCodes, objects: str) -> Callable[..., KindProposals]:
-        """Return what computes proposals from a model and its parts.
-
-        Args:
-            objects: the law of pose and code. Where it is "delta" only centers are used.
-        """
 
 
 class ShapeCodesGuide(PartsGuide[ShapeCodes]):
@@ -81,7 +70,7 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         *,
         objects: str = "normal",
         reader: PartReader = PartReader(),
-        above: AboveParts = KindNetwork(),
+        above: Above = KindNetwork(),
     ) -> None:
         check_one_of("objects", objects, self.poses)
         super().__init__(model, pose, reader, above)

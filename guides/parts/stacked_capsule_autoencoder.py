@@ -37,11 +37,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from capsule_zoo.guides.parts.guide import PartsGuide, PoseHead
+from capsule_zoo.guides.parts.guide import Above, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
 from capsule_zoo.guides.parts.stacked_objects import (
     FeaturedProposal,
-    Objects,
     SetTransformerObjects,
 )
 from capsule_zoo.models.checks import check_one_of, check_positive
@@ -114,7 +113,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         pose: str = "delta",
         *,
         reader: PartReader = PartReader(),
-        above: Objects = SetTransformerObjects(),
+        above: Above = SetTransformerObjects(),
         noise: str = "uniform",
         noise_width: float = 4.0,
         stop_inputs: bool = True,
@@ -125,7 +124,7 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
         self.noise_width = noise_width
         self.stop_inputs = stop_inputs
         objects, parts = model.levels
-        self.infer_objects = above.build(model)
+        self.infer_objects = above.build(model, pose)
         numbers = self.infer_objects.numbers
         self.part_pose_law = PoseHead(self.outputs, parts.size, pose)
         self.part_feature_law = PoseHead(self.outputs, parts.size, pose, size=model.part_features)

@@ -19,7 +19,7 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,16 +58,6 @@ class FeaturedProposal(NamedTuple):
     numbers: Tensor
 
 
-class Objects(Protocol):
-    """The settings of whatever infers the objects, such as `SetTransformerObjects`."""
-
-    def build(self, model: StackedCapsuleAutoencoder) -> Any:
-        """Return a module that proposes objects: called on the model and on parts.
-
-        It has an attribute `numbers`, the size of the vectors from which deviations are computed.
-        """
-
-
 @dataclass(frozen=True)
 class PerceptronObjects:
     """The settings of a perceptron that infers objects from all parts together.
@@ -90,7 +80,7 @@ class PerceptronObjects:
         if self.spread is not None:
             check_positive(spread=self.spread)
 
-    def build(self, model: StackedCapsuleAutoencoder) -> ReadObjects:
+    def build(self, model: StackedCapsuleAutoencoder, law: str) -> ReadObjects:
         """Return a new network for the objects and parts of the model."""
         return ReadObjects(self, model)
 
@@ -139,7 +129,7 @@ class SetTransformerObjects(TransformerSizes):
 
     width: int = 64
 
-    def build(self, model: StackedCapsuleAutoencoder) -> TransformedObjects:
+    def build(self, model: StackedCapsuleAutoencoder, law: str) -> TransformedObjects:
         """Return a new network for the objects and parts of the model."""
         return TransformedObjects(self, model)
 
@@ -179,7 +169,7 @@ class EMConstellations:
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
-    def build(self, model: StackedCapsuleAutoencoder) -> RoutedObjects:
+    def build(self, model: StackedCapsuleAutoencoder, law: str) -> RoutedObjects:
         """Return the EM steps for the objects of the model."""
         return RoutedObjects(self.iterations, model)
 

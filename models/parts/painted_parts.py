@@ -105,18 +105,63 @@ class ObjectPose:
         return pose_about_rotations(self.rotations, self.scale(like))
 
 
-class PaintedParts(Model):
+class PartsModel(Model):
+    """The base of models of parts: levels of capsules, each of which is present or not.
+
+    Args:
+        image_shape: (channels, height, width).
+        levels: levels of capsules from the top down; the last is the parts.
+        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
+        temperature: of the relaxed presences.
+
+    Attributes:
+        painted: the space of the images that the parts paint, whatever the model observes.
+
+    Raises:
+        ValueError: an unknown presence, or a temperature that is not positive.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        levels: tuple[Level, ...],
+        presence: str,
+        temperature: float,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, image_shape=image_shape)
+        check_positive(temperature=temperature)
+        check_one_of("presence", presence, ("relaxed", "discrete"))
+        self.space = self.painted = ImageSpace(image_shape)
+        self.levels = levels
+        self.presence = presence
+        self.temperature = temperature
+
+    @property
+    def relaxed(self) -> bool:
+        return self.presence == "relaxed"
+
+    def discretized(self) -> Self:
+        """Return the model with the same parameters and Bernoulli presences."""
+        return self.sharing_parameters(presence="discrete")
+
+    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
+        """Return the law of a presence site from the logit of its probability."""
+        if self.relaxed:
+            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
+        return dist.Bernoulli(logits=logits)
+
+
+class PaintedParts(PartsModel):
     """The base of models whose parts paint the image; subclasses write the story above the parts.
 
     A subclass makes its own parameters and then calls `_make_templates`.
 
     Args:
         image_shape: (channels, height, width); 1 channel (gray) or 3 (color).
-        levels: levels of capsules from the top down; the last is the parts.
+        levels, presence, temperature: as for `PartsModel`.
         selection: how the choice of a parent is summed out, "marginal" or "enumerate"; the same
             density either way.
-        presence: "relaxed" (Concrete; for gradients) or "discrete" (Bernoulli; for reporting).
-        temperature: of the relaxed presences.
         painting: how parts paint the image.
         pose: the prior of an object's pose.
     """
@@ -132,20 +177,13 @@ class PaintedParts(Model):
         painting: Painting,
         pose: ObjectPose,
     ) -> None:
-        super().__init__()
-        check_at_least(1, image_shape=image_shape)
-        check_positive(temperature=temperature)
         if len(image_shape) != 3 or image_shape[0] not in (1, 3):
             raise ValueError(
                 f"image_shape must be (1 or 3 channels, height, width), not {image_shape!r}"
             )
+        super().__init__(image_shape, levels, presence, temperature)
         check_one_of("selection", selection, ("marginal", "enumerate"))
-        check_one_of("presence", presence, ("relaxed", "discrete"))
-        self.space = self.painted = ImageSpace(image_shape)
-        self.levels = levels
         self.selection = selection
-        self.presence = presence
-        self.temperature = temperature
         self.painting = painting
         self.pose = pose
 
@@ -162,10 +200,6 @@ class PaintedParts(Model):
         if self.painting.background == "learned":
             self.background_logits = nn.Parameter(torch.full(self.image_shape, -3.0))
 
-    @property
-    def relaxed(self) -> bool:
-        return self.presence == "relaxed"
-
     def with_selection(self, selection: str) -> Self:
         """Return the model with the same parameters and another way to sum out the selection."""
         check_one_of("selection", selection, ("marginal", "enumerate"))
@@ -174,12 +208,6 @@ class PaintedParts(Model):
     def discretized(self) -> Self:
         """Return the model with the same parameters, Bernoulli presences and no enumerated site."""
         return self.sharing_parameters(presence="discrete", selection="marginal")
-
-    def presence_law(self, logits: Tensor) -> dist.TorchDistribution:
-        """Return the law of a presence site from the logit of its probability."""
-        if self.relaxed:
-            return LogitRelaxedBernoulli(logits.new_tensor(self.temperature), logits=logits)
-        return dist.Bernoulli(logits=logits)
 
     def _draw_bayesian_parameters(self) -> None:
         """Draw the parameters that are a `PyroSample`, outside the plates and once in a call."""

@@ -15,7 +15,7 @@ from capsule_zoo.guides import (
     SetTransformerObjects,
     StackedCapsuleGuide,
 )
-from capsule_zoo.guides.parts.stacked_objects import Objects
+from capsule_zoo.guides.parts.guide import Above
 from capsule_zoo.inference import Pace, StackedCapsuleObjective
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.clustered_objects import start_objects
@@ -159,7 +159,7 @@ def stacked_capsule_autoencoder(
         raise ValueError(unknown("preset", preset, list(MODELS)))
     model = sized(StackedCapsuleAutoencoder, image_shape, **{**MODELS[preset], **sizes})
     parts = PartReader(**{**READERS[preset], **reader})
-    encoders: dict[str, Objects] = {
+    encoders: dict[str, Above] = {
         "perceptron": PerceptronObjects(**perceptron),
         "set_transformer": SetTransformerObjects(**{**TRANSFORMERS[preset], **transformer}),
     }
