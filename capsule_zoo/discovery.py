@@ -233,10 +233,7 @@ def _describe(entry: Entry, source: str) -> Description:
         objective=type(entry.objective).__name__ + never,
         training={name: _in_words(value) for name, value in entry.training.items()},
         figures=tuple(entry.figures),
-        parameters={
-            "model": entry.model.num_parameters,
-            "guide": entry.guide.num_parameters,
-        },
+        parameters={"model": entry.model.num_parameters, "guide": entry.guide.num_parameters},
         weights=tuple(w for w in list_weights().values() if w.entry == entry.name),
         references=story.references,
     )

@@ -367,11 +367,7 @@ def scene_source(
 
 
 def multi_mnist(
-    root: Path | None,
-    of: str = "mnist",
-    train: int = 30_000,
-    test: int = 2_000,
-    **options: Any,
+    root: Path | None, of: str = "mnist", train: int = 30_000, test: int = 2_000, **options: Any
 ) -> Source:
     """Read scenes of digits; the options are arguments of `gray_scenes`."""
     if of not in GRAY:

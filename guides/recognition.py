@@ -30,11 +30,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.capsule_helmholtz import (
-    CapsuleHelmholtzMachine,
-    Coupling,
-    GenerativeLayer,
-)
+from capsule_zoo.models.capsule_helmholtz import CapsuleHelmholtzMachine, Coupling, GenerativeLayer
 from capsule_zoo.models.units.exponential_family import GaussianUnits, Units
 from capsule_zoo.models.units.switched_units import (
     CapsuleLaw,

@@ -42,12 +42,7 @@ from capsule_zoo.inference.evaluation.sample_quality import (
 from capsule_zoo.inference.evaluation.segmentation import relabeled, segmentation_accuracy
 from capsule_zoo.inference.evaluation.simulation_based import Calibration, check_calibration
 from capsule_zoo.inference.evaluation.summary import summarize
-from capsule_zoo.inference.evaluation.verbs import (
-    encode,
-    posterior_predictive,
-    reconstruct,
-    sample,
-)
+from capsule_zoo.inference.evaluation.verbs import encode, posterior_predictive, reconstruct, sample
 from capsule_zoo.inference.evaluation.vote_history import VoteHistory, vote_history
 from capsule_zoo.inference.functions import as_module
 from capsule_zoo.inference.log_weight import log_weights

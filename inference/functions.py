@@ -117,9 +117,7 @@ def check_program(role: str, program: object) -> None:
         )
 
 
-def _owned(
-    names: list[str],
-) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
+def _owned(names: list[str]) -> tuple[dict[str, nn.Parameter], dict[str, constraints.Constraint]]:
     """Turn these entries of Pyro's store into `nn.Parameter`s and return them with constraints."""
     store = pyro.get_param_store()
     state = store.get_state()

@@ -53,12 +53,7 @@ from capsule_zoo.models.routing.capsule_convolution import (
     ClassCapsules,
     PrimaryCapsules,
 )
-from capsule_zoo.models.routing.parent_law import (
-    ParentLaw,
-    Routing,
-    pay_for_connections,
-    sharing,
-)
+from capsule_zoo.models.routing.parent_law import ParentLaw, Routing, pay_for_connections, sharing
 from capsule_zoo.models.routing.votes import Votes
 
 PRESETS = {

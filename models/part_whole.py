@@ -41,12 +41,7 @@ from capsule_zoo.models.base import Site
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import per_image
 from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
-from capsule_zoo.models.parts.parent_selection import (
-    Belonging,
-    Capsules,
-    Level,
-    ParentSelection,
-)
+from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level, ParentSelection
 
 
 class PartWholeCapsules(PaintedParts):

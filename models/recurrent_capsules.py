@@ -52,12 +52,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Model, Site
-from capsule_zoo.models.checks import (
-    check_at_least,
-    check_labels,
-    check_one_of,
-    check_positive,
-)
+from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of, check_positive
 from capsule_zoo.models.common.sharing import shared
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window

@@ -34,15 +34,7 @@ from capsule_zoo.inference import (
 )
 from capsule_zoo.inference.check import is_discrete, latent_sites
 from capsule_zoo.models import ImageSpace, Model
-from capsule_zoo.registry import (
-    Entry,
-    create,
-    list_models,
-    load,
-    save,
-    small_sizes,
-    takes_images,
-)
+from capsule_zoo.registry import Entry, create, list_models, load, save, small_sizes, takes_images
 
 NAMES = list_models()
 PAIRS = [(name, guide) for name in NAMES for guide in create(name, **small_sizes(name)).guides]

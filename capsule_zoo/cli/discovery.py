@@ -41,8 +41,7 @@ def list_entries(
 
 def show(
     name: Annotated[
-        str,
-        typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder."),
+        str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
     ],
     as_json: AsJson = False,
 ) -> None:

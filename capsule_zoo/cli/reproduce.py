@@ -76,12 +76,7 @@ def reproduce(
     from capsule_zoo import experiments
 
     options = experiments.Options(
-        minutes=minutes,
-        seed=seed,
-        data_root=data_root,
-        device=device,
-        run=run,
-        progress=not quiet,
+        minutes=minutes, seed=seed, data_root=data_root, device=device, run=run, progress=not quiet
     )
     chosen = read_settings(set_)
     result, path = experiments.reproduce(experiment, options, folder=out, keep=keep, **chosen)

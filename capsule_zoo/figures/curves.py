@@ -132,8 +132,7 @@ def _inside(value: float, ends: tuple[float, float]) -> bool:
 
 
 def qualities_in_time(
-    runs: Mapping[str, Sequence[Mapping[str, tuple]]],
-    goals: Mapping[str, Sequence[float]],
+    runs: Mapping[str, Sequence[Mapping[str, tuple]]], goals: Mapping[str, Sequence[float]]
 ) -> Figure:
     """Draw a panel per quality and a curve per name over minutes of a core, both on log scales.
 

@@ -196,10 +196,7 @@ def in_order(entries: list[Description], module: str) -> list[Description]:
 
 
 def fill(
-    family: Family,
-    findings: Mapping[str, Finding],
-    races: list[Race],
-    goals: Sequence[Goal],
+    family: Family, findings: Mapping[str, Finding], races: list[Race], goals: Sequence[Goal]
 ) -> Family:
     """Return a family with all its contents filled in."""
     names = {entry.name for entry in family.entries}
@@ -238,10 +235,7 @@ def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]
     names = sorted({*registered, *(name for name in records if not is_speed(name))})
     return {
         name: finding_of(
-            name,
-            find_experiment(name) if name in registered else None,
-            records.get(name),
-            folder,
+            name, find_experiment(name) if name in registered else None, records.get(name), folder
         )
         for name in names
     }

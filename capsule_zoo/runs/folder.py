@@ -154,11 +154,7 @@ def train(
 
 
 def fit_entry(
-    entry: Entry,
-    data: Any,
-    say: Callable[[str], None],
-    in_stages: bool = True,
-    **arguments: Any,
+    entry: Entry, data: Any, say: Callable[[str], None], in_stages: bool = True, **arguments: Any
 ) -> Run:
     """Train an entry as a whole or, where it has stages, one stage after the other.
 

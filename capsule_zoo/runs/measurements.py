@@ -241,14 +241,7 @@ def _tuned(
         return entry.fit_guide(name, images, steps=settings["steps"], seed=settings["seed"])
     guide = entry.make_guide(name)
     if [*guide.parameters()]:
-        fit(
-            entry.model,
-            guide,
-            data.train,
-            objective=entry.objective,
-            freeze="model",
-            **settings,
-        )
+        fit(entry.model, guide, data.train, objective=entry.objective, freeze="model", **settings)
     return guide
 
 

@@ -29,11 +29,7 @@ RARE = 0.001  # share of the digits with less ink than a blank image, and with m
 
 @experiment("capsule-helmholtz/samples", data="mnist")
 def samples(
-    options: Options,
-    *,
-    images: int = 5000,
-    sweeps: tuple[int, ...] = (1, 10, 100),
-    epochs: int = 3,
+    options: Options, *, images: int = 5000, sweeps: tuple[int, ...] = (1, 10, 100), epochs: int = 3
 ) -> Result:
     """Compare Gibbs chains with ancestral draws by a classifier's features (some 10 minutes).
 

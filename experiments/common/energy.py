@@ -21,12 +21,7 @@ from capsule_zoo.experiments.common.findings import mean_and_error, pictures
 from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import Inputs
-from capsule_zoo.inference.evaluation.probe import (
-    Accuracy,
-    Information,
-    latents,
-    probe_scores,
-)
+from capsule_zoo.inference.evaluation.probe import Accuracy, Information, latents, probe_scores
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs import measurements

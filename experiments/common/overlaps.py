@@ -95,12 +95,7 @@ def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
     other = entry.guide.take_out(overlays, pairs.other_labels)
     drawn = {"own": own, "other": other, "pair": overlays}
     errors = {name: squared_error(found, pairs.images) for name, found in drawn.items()}
-    rows = {
-        "pair": overlays,
-        "digit": pairs.images,
-        "its capsule": own,
-        "other's capsule": other,
-    }
+    rows = {"pair": overlays, "digit": pairs.images, "its capsule": own, "other's capsule": other}
     shown = {name: images[:12] for name, images in rows.items()}
     return errors, image_rows(shown, "Pairs of digits, and what single capsules draw of them")
 
@@ -142,11 +137,7 @@ class Overlap:
 
 
 def separated(
-    options: Options,
-    what: Overlap,
-    images: int,
-    cnn: Mapping[str, Any],
-    epochs: int | None = None,
+    options: Options, what: Overlap, images: int, cnn: Mapping[str, Any], epochs: int | None = None
 ) -> Result:
     """Train an entry and a convolutional network side by side, and let both read pairs.
 

@@ -75,10 +75,7 @@ def mnist(options: Options, **settings: Any) -> Result:
     entries = {name: load(folders[f"every-angle-{name}"]) for name in chosen.decoders}
     pairs = {name: (entry.model, entry.guide) for name, entry in entries.items()}
     table = compare(
-        pairs,
-        data.test[: chosen.bounded],
-        num_particles=chosen.particles,
-        seed=options.seed,
+        pairs, data.test[: chosen.bounded], num_particles=chosen.particles, seed=options.seed
     )
     bounds = bounds_of_rows(table)
     measured: dict[str, Numbers] = {}

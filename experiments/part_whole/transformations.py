@@ -35,12 +35,7 @@ BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the bound on the parts' size shrinks in
 # proportion. Places must be known farther from the edge than the encoder sees, and digits move.
 LARGE: dict[str, Any] = {
-    "guide": {
-        **GUIDE_SIZES,
-        "max_scale": 0.8 * 28 / 40,
-        "coordinates": True,
-        "centered": True,
-    },
+    "guide": {**GUIDE_SIZES, "max_scale": 0.8 * 28 / 40, "coordinates": True, "centered": True},
     "sigma_place": 0.2,
 }
 AT_ONCE = 500  # images that are read or refined together

@@ -52,12 +52,7 @@ class Curve(list[tuple[float, int, Number]]):
 
 @experiment("scenes/beside-air", data="multi-mnist", minutes=17, role="comparison")
 def beside_air(
-    options: Options,
-    *,
-    ours: float = 5.0,
-    air: float = 12.0,
-    every: int = 200,
-    tested: int = 1000,
+    options: Options, *, ours: float = 5.0, air: float = 12.0, every: int = 200, tested: int = 1000
 ) -> Result:
     """Train scenes and AIR, as Pyro's tutorial has it, and count digits meanwhile (17 minutes).
 

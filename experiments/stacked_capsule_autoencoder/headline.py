@@ -31,12 +31,7 @@ from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import accuracy_curves
-from capsule_zoo.inference import (
-    cluster_accuracy,
-    latents,
-    linear_probe,
-    reconstruct,
-)
+from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
@@ -202,10 +197,7 @@ def cifar10(options: Options, **settings: Any) -> Result:
     """
     found, _, entry = trained_both("cifar10", options, Settings(**settings))
     data = read("cifar10", options)
-    metrics: Metrics = {
-        **by_quantity(found),
-        "training_images": single(len(data.train)),
-    }
+    metrics: Metrics = {**by_quantity(found), "training_images": single(len(data.train))}
     return Result(metrics, pictures(entry, data.test.images[:12]), None, entry)
 
 

@@ -32,12 +32,7 @@ from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
-from capsule_zoo.runs.measurements import (
-    as_scored,
-    compare_run,
-    draws_binary_pixels,
-    guides_of,
-)
+from capsule_zoo.runs.measurements import as_scored, compare_run, draws_binary_pixels, guides_of
 
 SWAPPED = (
     "vae",

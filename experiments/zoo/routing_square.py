@@ -19,11 +19,7 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import (
-    calibration_error,
-    mean_and_error,
-    over_seeds,
-)
+from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error, over_seeds
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import train

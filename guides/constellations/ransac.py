@@ -19,11 +19,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.models.constellations.scene_law import SceneLaw, by_number
-from capsule_zoo.models.constellations.similarities import (
-    Template,
-    fit_of,
-    log_evidence,
-)
+from capsule_zoo.models.constellations.similarities import Template, fit_of, log_evidence
 
 SETS = 40  # of points, that an object chooses among
 CHOICES = 60  # joint ones, that survive each object

@@ -39,10 +39,7 @@ from torch import Tensor
 
 from capsule_zoo.guides.parts.guide import Above, PartsGuide, PoseHead
 from capsule_zoo.guides.parts.part_reader import PartReader, Proposal
-from capsule_zoo.guides.parts.stacked_objects import (
-    FeaturedProposal,
-    SetTransformerObjects,
-)
+from capsule_zoo.guides.parts.stacked_objects import FeaturedProposal, SetTransformerObjects
 from capsule_zoo.models.checks import check_one_of, check_positive
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder

@@ -25,11 +25,7 @@ from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.evaluation.bound import bound_on, not_a_bound, point_sites
 from capsule_zoo.inference.evaluation.collected import Chain, dims_of_group
 from capsule_zoo.inference.evaluation.inference_data import Variables, inference_data
-from capsule_zoo.inference.evaluation.prepare import (
-    is_per_image,
-    modules_of,
-    prepare,
-)
+from capsule_zoo.inference.evaluation.prepare import is_per_image, modules_of, prepare
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.objectives.base import repeated

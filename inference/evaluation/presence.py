@@ -15,12 +15,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from capsule_zoo.inference.check import (
-    IncompatibleGuide,
-    draws_between,
-    is_discrete,
-    latent_sites,
-)
+from capsule_zoo.inference.check import IncompatibleGuide, draws_between, is_discrete, latent_sites
 from capsule_zoo.inference.log_weight import call_arguments
 from capsule_zoo.models.common.modes import in_eval_mode
 

@@ -25,12 +25,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Split
 from capsule_zoo.inference.check import IncompatibleGuide
-from capsule_zoo.inference.evaluation.ancestral import (
-    draw_images,
-    infer,
-    law_means,
-    mean_images,
-)
+from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, law_means, mean_images
 from capsule_zoo.inference.evaluation.prepare import as_wanted, is_per_image
 from capsule_zoo.inference.evaluation.presence import (
     discrete_form,

@@ -120,11 +120,7 @@ def is_bound(objective: ELBO) -> bool:
 
 
 def loss_per_image(
-    objective: ELBO,
-    model: Callable,
-    guide: Callable,
-    images: Tensor,
-    labels: Tensor | None = None,
+    objective: ELBO, model: Callable, guide: Callable, images: Tensor, labels: Tensor | None = None
 ) -> Tensor:
     """Return the loss on a batch in nats per image, differentiable unless gradients are disabled.
 

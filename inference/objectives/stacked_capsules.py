@@ -32,11 +32,7 @@ from torch import Tensor
 
 from capsule_zoo.inference.objectives.base import Objective
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
-from capsule_zoo.models.parts.object_votes import (
-    FeaturedCapsules,
-    ObjectVotes,
-    log_parents,
-)
+from capsule_zoo.models.parts.object_votes import FeaturedCapsules, ObjectVotes, log_parents
 from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 

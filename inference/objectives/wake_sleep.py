@@ -116,11 +116,7 @@ def wake(
 
 
 def sleep(
-    model: nn.Module,
-    guide: nn.Module,
-    start: Trace,
-    images: Tensor,
-    labels: Tensor | None = None,
+    model: nn.Module, guide: nn.Module, start: Trace, images: Tensor, labels: Tensor | None = None
 ) -> Tensor:
     """Return the mean of log q(z | x) over samples (z, x) of the model, one per image, in nats.
 

@@ -133,12 +133,7 @@ def _in_passes(particles: int, at_once: int) -> list[int]:
 
 @torch.no_grad()
 def _predicted(
-    model: Model,
-    guide: Guide,
-    images: Tensor,
-    observed: Tensor,
-    passes: list[int],
-    weighted: bool,
+    model: Model, guide: Guide, images: Tensor, observed: Tensor, passes: list[int], weighted: bool
 ) -> FilledIn:
     """Return the mixture's answer for one batch; `passes` are the particle numbers of each pass."""
     model, guide = model.discretized(), guide.discretized()

@@ -33,12 +33,7 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.networks.convolutional import Conv2d
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.routing.chunks import in_chunks
-from capsule_zoo.models.routing.parent_law import (
-    ParentLaw,
-    Routed,
-    Routing,
-    unclaimed_log_density,
-)
+from capsule_zoo.models.routing.parent_law import ParentLaw, Routed, Routing, unclaimed_log_density
 from capsule_zoo.models.routing.votes import Votes
 
 PRIMARY, CLASS = 8, 16  # numbers in a primary and in a class capsule

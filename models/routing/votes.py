@@ -366,11 +366,7 @@ class Votes:
         return self._score(-2 * precision * apart, precision, *self.centered) + own
 
     def _score(
-        self,
-        linear: Tensor,
-        square: Tensor | None,
-        values: Tensor,
-        squares: Tensor | None = None,
+        self, linear: Tensor, square: Tensor | None, values: Tensor, squares: Tensor | None = None
     ) -> Tensor:
         first = linear.flatten(0, 2)[:, None]
         second = None if square is None else square.flatten(0, 2)[:, None]

@@ -48,11 +48,7 @@ import torch
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.checks import (
-    check_at_least,
-    check_labels,
-    check_one_of,
-)
+from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level

@@ -17,14 +17,7 @@ from capsule_zoo.models import ImageSpace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
 from capsule_zoo.runs import cards
-from capsule_zoo.runs.cards import (
-    FIELDS,
-    agrees,
-    every,
-    examine,
-    headline,
-    is_of,
-)
+from capsule_zoo.runs.cards import FIELDS, agrees, every, examine, headline, is_of
 
 NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))
 MEGABYTES = 62

@@ -10,9 +10,7 @@ from torch.nn import functional as F
 from capsule_zoo import registry
 from capsule_zoo.cli import main
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole import (
-    transformations as part_whole_transformations,
-)
+from capsule_zoo.experiments.part_whole import transformations as part_whole_transformations
 from capsule_zoo.experiments.part_whole.transformations import chosen_objects, held_best
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, small_sizes

@@ -71,8 +71,7 @@ def python(*words: str, cwd: Path, site: Path | None = None) -> subprocess.Compl
 
 
 @pytest.mark.parametrize(
-    "first",
-    ['create("small-vae").name', 'load_dataset("stripes", size=(4, 6)).train.images.shape'],
+    "first", ['create("small-vae").name', 'load_dataset("stripes", size=(4, 6)).train.images.shape']
 )
 def test_what_an_installed_package_adds_is_found_by_name(tmp_path, first, example):
     install(tmp_path, "my-package", example)

@@ -65,14 +65,8 @@ def test_figures_lie_beside_the_record_and_are_closed(tmp_path):
         ({"experiment": "../part/digits"}, "<model>/<name>"),
         ({"experiment": "Part/digits"}, "<model>/<name>"),
         ({"metrics": {"E L": METRICS["exact"]}}, "lower case"),
-        (
-            {"metrics": {"elbo": {"value": float("nan"), "se": None, "n": 1}}},
-            "value of metric",
-        ),
-        (
-            {"metrics": {"elbo": {"value": float("inf"), "se": None, "n": 1}}},
-            "value of metric",
-        ),
+        ({"metrics": {"elbo": {"value": float("nan"), "se": None, "n": 1}}}, "value of metric"),
+        ({"metrics": {"elbo": {"value": float("inf"), "se": None, "n": 1}}}, "value of metric"),
         ({"metrics": {"elbo": {"value": 1, "se": -1.0, "n": 1}}}, "se of metric elbo"),
         ({"metrics": {"elbo": {"value": 1, "se": float("nan"), "n": 1}}}, "se of metric elbo"),
         ({"metrics": {"elbo": {"value": 1, "se": None, "n": 0}}}, "n of metric elbo"),

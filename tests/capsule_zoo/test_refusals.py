@@ -86,10 +86,7 @@ COMMANDS = {
     "resume, lr": (train(*RESUME, "--lr", -1), "lr must be positive"),
     "resume, minutes": (train(*RESUME, "--minutes", 0), "minutes must be positive"),
     "resume, device": (train(*RESUME, "--device", "cuda:99"), "device must be one of cpu"),
-    "resume, nothing there": (
-        train("--out", "new", "--resume"),
-        "new holds no run; leave",
-    ),
+    "resume, nothing there": (train("--out", "new", "--resume"), "new holds no run; leave"),
     "resume, not a run": (train("--out", "pictures", "--resume"), "holds no run"),
     "resume, no checkpoint": (train("--out", "begun", "--resume"), "no checkpoint to go on from"),
     "resume and overwrite": (train(*RESUME, "--overwrite"), "one of"),

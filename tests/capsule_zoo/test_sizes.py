@@ -9,14 +9,7 @@ import pytest
 
 from capsule_zoo import registry
 from capsule_zoo.models import PartWholeCapsules
-from capsule_zoo.registry import (
-    create,
-    list_models,
-    read_recipe,
-    register,
-    sizes_of,
-    small_sizes,
-)
+from capsule_zoo.registry import create, list_models, read_recipe, register, sizes_of, small_sizes
 from capsule_zoo.runs.recipe import Recipe
 from capsule_zoo.sizes import Size, Takes, fits, in_words, known_sizes, words_of
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 
-from capsule_zoo.guides import (
-    EMObjects,
-    PartReader,
-    PartWholeGuide,
-    SetTransformers,
-)
+from capsule_zoo.guides import EMObjects, PartReader, PartWholeGuide, SetTransformers
 from capsule_zoo.inference import check_pair
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models import PartWholeCapsules

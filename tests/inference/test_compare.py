@@ -9,15 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from toys import (
-    Conjugate,
-    ExactGuide,
-    Labelaw,
-    LinearGuide,
-    NoGuide,
-    PointGuide,
-    conjugate_images,
-)
+from toys import Conjugate, ExactGuide, Labelaw, LinearGuide, NoGuide, PointGuide, conjugate_images
 
 from capsule_zoo.inference import Comparison, IncompatibleGuide, compare, evaluate
 from capsule_zoo.inference.posterior.widen import Widened

@@ -99,8 +99,7 @@ def problem():
     model = LinearGaussian()
     images = model(batch_size=3).detach()
     observed = torch.tensor(
-        [[[1, 1, 0], [1, 0, 0]], [[0, 1, 1], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]],
-        dtype=torch.bool,
+        [[[1, 1, 0], [1, 0, 0]], [[0, 1, 1], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]], dtype=torch.bool
     )[:, None]
     return model, images, observed
 

@@ -26,12 +26,7 @@ from toys import (
 )
 
 from capsule_zoo.guides.base import Guide
-from capsule_zoo.inference import (
-    ImportanceWeightedELBO,
-    is_bound,
-    log_weights,
-    loss_per_image,
-)
+from capsule_zoo.inference import ImportanceWeightedELBO, is_bound, log_weights, loss_per_image
 from capsule_zoo.inference.objectives.base import repeated
 
 

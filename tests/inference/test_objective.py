@@ -6,14 +6,7 @@ import pyro
 import pytest
 import torch
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
-from toys import (
-    BernoulliMixture,
-    ExactGuide,
-    NoGuide,
-    binary_images,
-    conjugate_images,
-    pair,
-)
+from toys import BernoulliMixture, ExactGuide, NoGuide, binary_images, conjugate_images, pair
 
 from capsule_zoo.inference import Objective, is_bound, loss_per_image
 from capsule_zoo.inference.objectives.base import default_objective

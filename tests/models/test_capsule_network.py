@@ -9,11 +9,7 @@ from pyro import poutine
 from torch.distributions import Normal
 
 from capsule_zoo.guides import DynamicRouting, EMRouting, RoutedCapsules
-from capsule_zoo.guides.capsule_network import (
-    OverlappingRoutedCapsules,
-    PaperPrimary,
-    SmallPrimary,
-)
+from capsule_zoo.guides.capsule_network import OverlappingRoutedCapsules, PaperPrimary, SmallPrimary
 from capsule_zoo.models import CapsuleNetwork
 from capsule_zoo.models.capsule_network import OverlappingCapsuleNetwork
 from capsule_zoo.models.routing.vector_capsules import margin_loss, squash

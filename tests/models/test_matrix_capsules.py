@@ -20,11 +20,7 @@ from capsule_zoo.inference import (
     loss_per_image,
 )
 from capsule_zoo.models import MatrixCapsules
-from capsule_zoo.models.matrix_capsules import (
-    PRESETS,
-    margin_after,
-    spread_energy,
-)
+from capsule_zoo.models.matrix_capsules import PRESETS, margin_after, spread_energy
 
 TINY = dict(image_shape=(1, 17, 17), classes=3, features=4, capsules=(2, 2, 2))
 QUIET = dict(batch_size=4, inputs=Inputs(labels=True), checks=Checks(progress=False))

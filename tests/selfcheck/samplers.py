@@ -11,14 +11,7 @@ from typing import Any
 
 import torch
 from checks import check
-from machines import (
-    GAUSSIANS,
-    chain_machine,
-    energy_machine,
-    exact_draws,
-    prior_draws,
-    randomized,
-)
+from machines import GAUSSIANS, chain_machine, energy_machine, exact_draws, prior_draws, randomized
 from posteriors import recognition_after
 from pyro import poutine
 from small_rbms import PAIRS, log_masses

@@ -91,18 +91,12 @@ def capsule_network(
         },
         objective=Trace_ELBO(),
         training=TRAINING,
-        figures={
-            "reconstructions": reconstructions,
-            "dimensions": dimensions,
-            "samples": samples,
-        },
+        figures={"reconstructions": reconstructions, "dimensions": dimensions, "samples": samples},
     )
 
 
 @register(
-    "overlapping-capsule-network",
-    small=SMALL,
-    takes={"sizes": Takes(OverlappingCapsuleNetwork)},
+    "overlapping-capsule-network", small=SMALL, takes={"sizes": Takes(OverlappingCapsuleNetwork)}
 )
 def overlapping_capsule_network(
     image_shape: tuple[int, int, int] = (1, 28, 28),

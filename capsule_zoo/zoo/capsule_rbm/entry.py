@@ -21,20 +21,13 @@ GUIDES = {
     "exact": lambda entry: ExactSwitches(entry.model),
     "mean_field": lambda entry: MeanFieldSwitches(entry.model),
 }
-PICTURES = {
-    "samples": samples,
-    "reconstructions": reconstructions,
-    "sums": sums,
-    "fields": fields,
-}
+PICTURES = {"samples": samples, "reconstructions": reconstructions, "sums": sums, "fields": fields}
 
 NEED_SWITCHES = {"mean_field", "sums", "fields"}
 
 
 @register(
-    "capsule-rbm",
-    small={**SMALL, "capsules": 3, "units": 2},
-    takes={"sizes": Takes(CapsuleRBM)},
+    "capsule-rbm", small={**SMALL, "capsules": 3, "units": 2}, takes={"sizes": Takes(CapsuleRBM)}
 )
 def capsule_rbm(
     image_shape: tuple[int, int, int] = (1, 28, 28),
@@ -59,9 +52,7 @@ def capsule_rbm(
 
 
 @register(
-    "rbm",
-    small={**SMALL, "hidden": 5},
-    takes={"sizes": Takes(RBM, without=("capsules", "units"))},
+    "rbm", small={**SMALL, "hidden": 5}, takes={"sizes": Takes(RBM, without=("capsules", "units"))}
 )
 def rbm(
     image_shape: tuple[int, int, int] = (1, 28, 28),
@@ -88,11 +79,7 @@ def _entry(
         model=model,
         guides={name: make for name, make in GUIDES.items() if name not in left_out},
         objective=ContrastiveDivergence(
-            k,
-            persistent=chains > 0,
-            chains=max(chains, 1),
-            centered=centered,
-            sparsity=sparsity,
+            k, persistent=chains > 0, chains=max(chains, 1), centered=centered, sparsity=sparsity
         ),
         training=dict(optimizer=DESCENT, lr=0.03, pace=Pace("linear"), batch_size=100),
         figures={name: draw for name, draw in PICTURES.items() if name not in left_out},

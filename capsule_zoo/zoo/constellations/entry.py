@@ -114,11 +114,7 @@ def constellations(
             raise ValueError("sigma must be above 0 if learned=True; EM learns it from there")
         shapes = [torch.randn_like(shape) for shape in shapes]
     model = Constellations(
-        shapes,
-        sigma=sigma,
-        sigma_floor=sigma_floor,
-        sigma_pose=sigma_pose,
-        clutter=clutter,
+        shapes, sigma=sigma, sigma_floor=sigma_floor, sigma_pose=sigma_pose, clutter=clutter
     )
     return Entry(
         model=model,

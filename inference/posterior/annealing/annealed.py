@@ -45,12 +45,7 @@ from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.evaluation.bound import bound_on, point_sites
 from capsule_zoo.inference.evaluation.evaluate import chain_seed
 from capsule_zoo.inference.evaluation.inference_data import inference_data
-from capsule_zoo.inference.evaluation.prepare import (
-    Prepared,
-    is_per_image,
-    modules_of,
-    prepare,
-)
+from capsule_zoo.inference.evaluation.prepare import Prepared, is_per_image, modules_of, prepare
 from capsule_zoo.inference.evaluation.summary import (
     pooled_log_weight,
     refuse_mixture,
@@ -381,10 +376,7 @@ def _groups(pair: Prepared, found: dict[str, np.ndarray], drawn: Tensor | None) 
     space = space_of(pair.model)
     observed = {space.variable: (["image", *space.dims], pair.images.cpu().numpy())}
     if drawn is not None:
-        observed[f"simulated_{space.variable}"] = (
-            ["simulated", *space.dims],
-            drawn.cpu().numpy(),
-        )
+        observed[f"simulated_{space.variable}"] = (["simulated", *space.dims], drawn.cpu().numpy())
     return {
         "sample_stats": {name: (dims[name], array[None]) for name, array in found.items()},
         "observed_data": observed,
