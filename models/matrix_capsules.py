@@ -27,9 +27,11 @@ and is an argument of the model, because models do not import guides:
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR): section 4 and figure 1
-    for the network, section 4.1 for the spread loss. The margin
-    grows with the shape of their released code, over a 200th of the updates; the paper gives no
-    shape. For the first transformations and the scale of costs see `capsule_convolution`.
+    for the network, section 4.1 for the spread loss. The margin grows with the shape of their
+    released code, over a 200th of the updates; the paper gives no shape. For the first
+    transformations and the scale of costs see `capsule_convolution`.
+    Hui 2017, "Understanding Matrix capsules with EM Routing" (an article): its inverse temperature
+    1 + t, costs standardized over parents and margin linear in epochs are not offered here.
 """
 
 from __future__ import annotations
