@@ -81,6 +81,7 @@ class Experiment:
         name: `<model>/<name>`.
         function: the function that runs it; its keyword arguments are the settings.
         takes: a dataclass of settings, if the function takes them as `**settings`.
+        of_runs: whether it can measure `options.run`; others refuse it.
         data: name of the data set that it is about.
         minutes: training time of a full run; None if it has no fixed length.
         about: name of the entry whose family it belongs to.
@@ -98,14 +99,18 @@ class Experiment:
     role: str | None = None
     lead: str | None = None
     takes: type | None = None
+    of_runs: bool = False
 
     def __call__(self, options: Options, **settings: object) -> Result:
         """Run the experiment; without `options.runs` its training runs are not kept.
 
         Raises:
-            ValueError: a setting is unknown, or of another type than its default.
+            ValueError: a setting is unknown, or of another type than its default, or a run is given
+                to an experiment that measures its own.
         """
         self.check(settings)
+        if not self.of_runs:
+            options.refuse_run()
         with ExitStack() as stack:
             runs = options.runs or Path(stack.enter_context(TemporaryDirectory()))
             options = replace(options, runs=runs, full=self.minutes)
@@ -153,6 +158,7 @@ def experiment(
     role: str | None = None,
     lead: str | None = None,
     takes: type | None = None,
+    of_runs: bool = False,
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that lists a function under `<model>/<name>`.
 
@@ -160,7 +166,7 @@ def experiment(
         data: the data set's name; by default `<name>`.
         minutes: see `Experiment`.
         about: the entry whose family it belongs to; by default `<model>`.
-        role, lead, takes: see `Experiment`.
+        role, lead, takes, of_runs: see `Experiment`.
 
     Raises:
         ValueError: the name is taken, or not of that form, or the role is unknown.
@@ -179,7 +185,7 @@ def experiment(
                 f"{_experiments[name].function.__module__}; choose another name"
             )
         _experiments[name] = Experiment(
-            name, function, data or own, minutes, about or model, role, lead, takes
+            name, function, data or own, minutes, about or model, role, lead, takes, of_runs
         )
         return function
 

@@ -78,7 +78,7 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
     return dict(start=start, minutes=(1 - share) * minutes)
 
 
-@experiment("capsule-helmholtz/mnist", minutes=60, lead="sums")
+@experiment("capsule-helmholtz/mnist", minutes=60, lead="sums", of_runs=True)
 def mnist(
     options: Options, *, images: int = 500, particles: int = 1000, share: float = PRETRAINED
 ) -> Result:
@@ -108,7 +108,6 @@ def pretraining(
         particles: number of draws of the IWAE bound.
         share: share of the time in which layers are pre-trained as capsule RBMs.
     """
-    options.refuse_run()
     data = binary_mnist(options)
     found: dict[str, Numbers] = {}
     curves: dict[str, tuple[list[float], list[float]]] = {}
@@ -142,7 +141,6 @@ def objectives(
         particles: number of draws of the IWAE bound.
         share: share of the time in which layers are pre-trained as capsule RBMs; none by default.
     """
-    options.refuse_run()
     data = binary_mnist(options)
     rows = {
         "wake_sleep": WakeSleep(),
@@ -177,7 +175,6 @@ def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Re
         images: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
     """
-    options.refuse_run()
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
@@ -207,7 +204,6 @@ def gray(options: Options, *, weights: str = "capsule-helmholtz-mnist") -> Resul
     Args:
         weights: name of the trained weights.
     """
-    options.refuse_run()
     entry = load(weights)
     images = load_dataset("mnist", root=options.data_root).test.images
     binary = binary_mnist(options).test

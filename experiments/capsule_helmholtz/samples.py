@@ -27,7 +27,7 @@ WEIGHTS = "capsule-helmholtz-mnist"
 RARE = 0.001  # share of the digits with less ink than a blank image, and with more than a full one
 
 
-@experiment("capsule-helmholtz/samples", data="mnist")
+@experiment("capsule-helmholtz/samples", data="mnist", of_runs=True)
 def samples(
     options: Options, *, images: int = 5000, sweeps: tuple[int, ...] = (1, 10, 100), epochs: int = 3
 ) -> Result:

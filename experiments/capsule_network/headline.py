@@ -22,7 +22,7 @@ SHIFT = transforms.Shift(2)  # pixels, of training images, as in the paper
 BLIND = 1000.0  # a pixel's deviation for which the image has no influence on the capsules
 
 
-@experiment("capsule-network/mnist", minutes=90, role="comparison", lead="dimensions")
+@experiment("capsule-network/mnist", minutes=90, role="comparison", lead="dimensions", of_runs=True)
 def mnist(options: Options) -> Result:
     """Train the small preset on all of MNIST with shifts by two pixels (90 minutes).
 
@@ -102,7 +102,6 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
         images: number of training images.
         epochs: passes over them, in a full run of an hour.
     """
-    options.refuse_run()
     length = options.shortened(epochs)
     rows = {
         f"{word}_{'drawing' if draws else 'blind'}": Ablation(iterations, draws, images, length)

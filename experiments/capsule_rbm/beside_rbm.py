@@ -58,7 +58,6 @@ def beside_rbm(
         chains: number of annealed chains.
         seeds: number of seeds for each machine.
     """
-    options.refuse_run()
     steps = options.shortened(updates)
     untimed = replace(options, minutes=None)
     options.say("Timing the updates")

@@ -38,7 +38,7 @@ ENTRIES = {"capsules": "capsule-rbm", "rbm": "rbm", "vae": "vae"}
 FASHION: dict[str, dict] = {"capsules": dict(capsules=20, units=16), "rbm": dict(hidden=320)}
 
 
-@experiment("capsule-rbm/mnist", minutes=30, lead="sums")
+@experiment("capsule-rbm/mnist", minutes=30, lead="sums", of_runs=True)
 def mnist(options: Options, *, temperatures: int = 14_500, chains: int = 100) -> Result:
     """Train 40 capsules of 16 with exact switches, and bracket log p from both sides (30 minutes).
 
@@ -57,7 +57,6 @@ def learning_curve(options: Options, *, updates: tuple[int, ...] = UPDATES) -> R
     Args:
         updates: numbers of updates after which the error is measured.
     """
-    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     parts = {"train": data.train.images[:10_000], "test": data.test.images}
     curves = pd.DataFrame(index=pd.Index(updates, name="updates"))
@@ -89,7 +88,6 @@ def mean_field(
         chains: number of annealed chains.
         images: number of test images on which the mean field's free energy is compared.
     """
-    options.refuse_run()
     data = binary_mnist(options)
     found: dict[str, Numbers] = {}
     for name, minutes in divide(options.budget, ("exact", "mean_field")).items():
@@ -108,7 +106,6 @@ def mean_field(
 @experiment("capsule-rbm/spectra", data="mnist", minutes=30)
 def spectra_of_three(options: Options) -> Result:
     """Probe the class in 40 switches, in 640 hidden units and in a VAE's code (30 minutes)."""
-    options.refuse_run()
     data = binary_mnist(options)
     rows = {}
     found: dict[str, Numbers] = {}
@@ -136,7 +133,6 @@ def fashion(options: Options, *, temperatures: int = 14_500, chains: int = 100) 
         temperatures: number of temperatures of the annealing.
         chains: number of annealed chains.
     """
-    options.refuse_run()
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian", centered=False)
     descent: dict[str, Any] = dict(optimizer=torch.optim.Adam, lr=1e-3)  # at .003 SGD diverges

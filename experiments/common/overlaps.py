@@ -149,7 +149,6 @@ def separated(
         cnn: sizes of the convolutional network.
         epochs: passes of both over the training images; by default each has half of the minutes.
     """
-    options.refuse_run()
     timed = replace(options, minutes=None if epochs else options.budget)
     study = Study(dict.fromkeys(("capsules", "cnn"), what))
     options.say(f"Training {' and '.join(study.variants)}")

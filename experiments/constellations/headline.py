@@ -62,7 +62,6 @@ def parse(
         sigmas: noises on the templates.
         guides: names of the guides that parse the scenes.
     """
-    options.refuse_run()
     grids: dict[str, Table] = {}
     own: dict[str, Numbers] = {}
     speed: Numbers = {}
@@ -213,7 +212,6 @@ def papers(
         sigmas: noises on the templates.
         guides: names of the guides that parse the scenes.
     """
-    options.refuse_run()
     grids: dict[str, Table] = {}
     for sigma in sigmas:
         drawn = draw_scenes(scenes, sigma, seed=options.seed)

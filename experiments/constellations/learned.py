@@ -62,7 +62,6 @@ def learned(
         batch_size: samples of the model for each update.
         proposals: number of draws of the set transformer that are compared.
     """
-    options.refuse_run()
     suffixes = {f"{sigma:g}".replace(".", ""): sigma for sigma in sigmas}
     study = Study(suffixes)
     task = partial(learn, examples=examples, updates=updates, batch_size=batch_size)

@@ -65,7 +65,6 @@ def mnist(options: Options, **settings: Any) -> Result:
 
     Bounds are of plain test images. The capsule network with the highest bound is kept.
     """
-    options.refuse_run()
     chosen = Bounds(**settings)
     data = on_canvas(EVERY_ANGLE, options)
     study = study_of({"every-angle": EVERY_ANGLE}, chosen, "variational")

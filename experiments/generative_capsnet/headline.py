@@ -258,7 +258,6 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
 
     `rotate` also infers how test images of the other classes were turned, and shows concepts.
     """
-    options.refuse_run()
     study = study_of({each: PROTOCOLS[each] for each in settings.repeated(name)}, settings)
     options.say(f"Training {len(study.variants)} decoders from {settings.seeds} seeds each")
     found = by_variant(study.run(learn, options))

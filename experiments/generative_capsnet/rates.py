@@ -37,7 +37,6 @@ class Rates(Lengths):
 @experiment("generative-capsnet/rates", data="mnist", takes=Rates)
 def rates(options: Options, **settings: Any) -> Result:
     """Compare three learning rates of every decoder on validation images (14 core-minutes)."""
-    options.refuse_run()
     chosen = Rates(**settings)
     tasks = {
         (name, decoder, rate): Task(

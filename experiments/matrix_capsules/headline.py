@@ -32,7 +32,7 @@ def digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
     return data, trained("matrix-capsules", data, options, inputs=Inputs(SHIFT))
 
 
-@experiment("matrix-capsules/mnist", minutes=60)
+@experiment("matrix-capsules/mnist", minutes=60, of_runs=True)
 def mnist(options: Options) -> Result:
     """Train the small preset, two iterations of EM, and measure its test error (an hour)."""
     data, entry = digits_and_entry(options)
@@ -44,7 +44,7 @@ def mnist(options: Options) -> Result:
     return Result(metrics, {"": mistakes(entry.model, data.test)}, None, entry)
 
 
-@experiment("matrix-capsules/votes", data="mnist", minutes=60)
+@experiment("matrix-capsules/votes", data="mnist", minutes=60, of_runs=True)
 def gathering(options: Options, *, images: int = 1000) -> Result:
     """Follow the votes for the winning class from iteration to iteration (an hour).
 
@@ -101,7 +101,6 @@ def routings(
         reference: iterations of EM in the network whose votes have the free energies.
         network: sizes of the network.
     """
-    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     found: dict[str, dict[str, Numbers]] = {quantity: {} for quantity in MEASURES}
     numbers = range(1, iterations + 1)

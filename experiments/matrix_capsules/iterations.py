@@ -65,7 +65,6 @@ def iterations(options: Options, **settings: Any) -> Result:
     first convolution before the first update, as a multiple of its size with the fewest iterations
     and the first power. `error` is the test error after the training.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     variants = {
         f"{name_of(power)}-{number}": (number, power)
@@ -155,7 +154,7 @@ class Lengths:
     network: Mapping[str, Any] | None = None
 
 
-@experiment("matrix-capsules/at-length", data="mnist", minutes=120, takes=Lengths)
+@experiment("matrix-capsules/at-length", data="mnist", minutes=120, takes=Lengths, of_runs=True)
 def at_length(options: Options, **settings: Any) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
 

@@ -25,7 +25,7 @@ NUDGES = torch.linspace(-2, 2, 9)  # deviations
 STANDARDIZED = 2000  # training images whose poses give the scale of the code
 
 
-@experiment("matrix-capsules/pose", data="mnist", minutes=60)
+@experiment("matrix-capsules/pose", data="mnist", minutes=60, of_runs=True)
 def pose(options: Options, *, images: int = 1000) -> Result:
     """Show the effect of each number of a class pose on the decoded image (70 minutes).
 

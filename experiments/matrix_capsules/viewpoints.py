@@ -155,7 +155,6 @@ def crossing(path: Sequence[Point], familiar: float) -> Point:
 
 def compared(source: str, settings: Trainings, options: Options) -> Result:
     """Train every network on every factor with every seed, and compare them."""
-    options.refuse_run()
     views(source, options, settings.size)  # rendered or downloaded once, before processes need them
     variants = {"-".join(pair): pair for pair in product(ENTRIES, FAMILIAR)}
     costs = {name: COSTS[network] for name, (network, _) in variants.items()}

@@ -108,7 +108,6 @@ def augment(options: Options, **settings: Any) -> Result:
     `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
     that are found by the same part when the image is turned by 45 degrees.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     steps = options.shortened(chosen.steps)
     timed = replace(options, minutes=None)

@@ -131,7 +131,6 @@ def digits(
         images: number of held-out digits on which guides are compared.
         particles: number of draws of the IWAE bound.
     """
-    options.refuse_run()
     data = load_dataset("digits")
     entry = learn_digits(data, options, **options.limit(steps))
 
@@ -154,7 +153,7 @@ def digits(
     return Result({**bounds, **probes(entry, data)}, shown, table, normal)
 
 
-@experiment("part-whole/classify", data="mnist", minutes=30, lead="parses")
+@experiment("part-whole/classify", data="mnist", minutes=30, lead="parses", of_runs=True)
 def classify(options: Options, *, probed: int = PROBED) -> Result:
     """Learn MNIST without labels and read the class off the objects (30 minutes).
 
@@ -180,7 +179,7 @@ def classify(options: Options, *, probed: int = PROBED) -> Result:
     return Result({"features": table}, pictures(entry, data.test.images), None, entry)
 
 
-@experiment("part-whole/parts", data="mnist", minutes=30)
+@experiment("part-whole/parts", data="mnist", minutes=30, of_runs=True)
 def parts(options: Options, *, images: int = 1000) -> Result:
     """Show templates, parses of upright and of turned digits, and prior samples (30 minutes).
 
@@ -202,7 +201,7 @@ def parts(options: Options, *, images: int = 1000) -> Result:
     return Result(metrics, shown, None, entry)
 
 
-@experiment("part-whole/guides", data="mnist", minutes=30, role="comparison")
+@experiment("part-whole/guides", data="mnist", minutes=30, role="comparison", of_runs=True)
 def guides(
     options: Options,
     *,

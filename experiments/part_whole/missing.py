@@ -26,7 +26,7 @@ MINUTES = 40  # of the capsules, in a full run
 SHOWN = 0.4  # brightness of hidden pixels in the figure
 
 
-@experiment("part-whole/missing", data="mnist", minutes=MINUTES)
+@experiment("part-whole/missing", data="mnist", minutes=MINUTES, of_runs=True)
 def missing(
     options: Options,
     *,

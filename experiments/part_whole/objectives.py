@@ -80,7 +80,6 @@ def discrete_objectives(
         images: number of held-out digits.
         particles: number of draws of the IWAE bound.
     """
-    options.refuse_run()
     data = load_dataset("digits")
     entry = learn_digits(data, options, steps=options.shortened(steps))
     shorter = options.shortened(tightening)

@@ -52,7 +52,7 @@ PARTS = ["part_presence", "part_pose"]
 LOOKS = ("frechet", "confidence", "classes")  # what `looks` returns
 
 
-@experiment("part-whole/prior", data="mnist", minutes=MINUTES)
+@experiment("part-whole/prior", data="mnist", minutes=MINUTES, of_runs=True)
 def prior(
     options: Options,
     *,

@@ -22,7 +22,7 @@ NEAR = 1.0  # nats below the best objective at which a race ends
 SMOOTHED = 10  # steps over which the objective, which is noisy, is averaged
 
 
-@experiment("part-whole/refine", data="mnist", minutes=30)
+@experiment("part-whole/refine", data="mnist", minutes=30, of_runs=True)
 def refinement(
     options: Options,
     *,

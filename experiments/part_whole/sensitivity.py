@@ -83,7 +83,6 @@ def sensitivity(options: Options, **settings: Any) -> Result:
     16 objects, 24 groups and 16 parts. The figure shows a linear probe on presences and poses of
     objects as training goes on.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
     task = partial(learn, chosen=replace(chosen, steps=steps, tightening=more))

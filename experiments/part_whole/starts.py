@@ -100,7 +100,6 @@ def _register(name: str, data: str, words: str) -> Callable[..., Result]:
         steps: int = 200,
         sizes: Mapping[str, Mapping] = SETS_OF_SIZES,
     ) -> Result:
-        options.refuse_run()
         rows: dict[str, Numbers] = {}
         for kind, own in sizes.items():
             task = partial(start, data=data, sizes=own, steps=options.shortened(steps))
@@ -143,7 +142,6 @@ def demo_seeds(
         tightening: updates of the guide with normal poses.
         particles: number of draws of the IWAE bound.
     """
-    options.refuse_run()
     length, more = options.shortened(steps), options.shortened(tightening)
     task = partial(demo_bound, steps=length, tightening=more, particles=particles)
     bounds = from_seeds(task, options, seeds, {"demo": 1})["demo"]

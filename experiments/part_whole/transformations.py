@@ -125,7 +125,7 @@ def bordered(images: Tensor) -> Tensor:
     return F.pad(images, (BORDER,) * 4)
 
 
-@experiment("part-whole/generalise", data="affnist", minutes=30)
+@experiment("part-whole/generalise", data="affnist", minutes=30, of_runs=True)
 def generalize(
     options: Options,
     *,

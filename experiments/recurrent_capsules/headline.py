@@ -93,7 +93,7 @@ def held_out(entry: Entry, images: Split, particles: int, options: Options) -> N
     return {name: rows["own"] for name, rows in negative(by_quantity({"own": bounds})).items()}
 
 
-@experiment("recurrent-capsules/mnist", minutes=90)
+@experiment("recurrent-capsules/mnist", minutes=90, of_runs=True)
 def mnist(options: Options, *, images: int = 1000, particles: int = 100) -> Result:
     """Measure nats, reconstruction, the KL of each step, and the class error (90 + 9 minutes).
 
@@ -126,7 +126,7 @@ def mnist(options: Options, *, images: int = 1000, particles: int = 100) -> Resu
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-@experiment("recurrent-capsules/steps", data="mnist", minutes=90, lead="")
+@experiment("recurrent-capsules/steps", data="mnist", minutes=90, lead="", of_runs=True)
 def steps(options: Options, *, images: int = 1000) -> Result:
     """Show the canvas after each step, and the reconstruction error left in nats (90 minutes).
 
@@ -145,7 +145,7 @@ def steps(options: Options, *, images: int = 1000) -> Result:
     return Result(metrics, {"": strokes}, None, entry)
 
 
-@experiment("recurrent-capsules/samples", data="mnist", minutes=90)
+@experiment("recurrent-capsules/samples", data="mnist", minutes=90, of_runs=True)
 def samples(options: Options, *, images: int = 1000) -> Result:
     """Compare draws from the prior with the nearest training images (90 minutes).
 
@@ -234,7 +234,6 @@ def equal_updates(options: Options, **settings: Any) -> Result:
 
 def compared(options: Options, chosen: Comparing, steps: int | None = None) -> Result:
     """Train the variants from each seed, and return bounds, errors and updates; see `Comparing`."""
-    options.refuse_run()
     study = Study(choose("variant", chosen.variants, ABLATIONS), chosen.seeds)
     options.say(f"Training {', '.join(study.variants)}")
     learned = means_of(study.run(partial(learn_variant, chosen=chosen, steps=steps), options))
@@ -285,7 +284,6 @@ def cifar10(options: Options, *, images: int = 1000, particles: int = 100) -> Re
         images: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
     """
-    options.refuse_run()
     data = photographs("cifar10", options)
     entry = create(
         "recurrent-capsules",

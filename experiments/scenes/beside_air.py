@@ -63,7 +63,6 @@ def beside_air(
         every: updates between two measurements.
         tested: test scenes whose digits are counted.
     """
-    options.refuse_run()
     data = load_dataset(DATA, options.data_root)
     test = data.test[:tested]
     pyro.set_rng_seed(options.seed)

@@ -47,7 +47,6 @@ def colour(
         draws: draws of the guide that are combined.
         sizes: sizes of the entries that replace the zoo's own.
     """
-    options.refuse_run()
     photos, digits = photographs("cifar10", options), load_dataset("mnist", options.data_root)
     data = on_photographs(digits.train, photos.train, scenes, 1)
     test = on_photographs(digits.test, photos.test, tested, 2)

@@ -63,7 +63,6 @@ def counts(options: Options, **settings: Any) -> Result:
     `count_accuracy_30_minutes` the one at the end of the run, which is shorter than 30 minutes.
     `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     study = Study({"scenes": chosen}, chosen.seeds)
     outcomes = list(study.run(one_seed, options).values())

@@ -55,7 +55,6 @@ def guides(
         images: test scenes whose log p is bounded.
         particles: draws of the bound.
     """
-    options.refuse_run()
     study = Study({name: (flattened, tested, images, particles) for name in GUIDES})
     outcomes = study.run(one_guide, replace(options, minutes=options.budget))
     return Result(by_quantity({snake_case(name): found for (name, _), found in outcomes.items()}))

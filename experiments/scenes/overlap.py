@@ -36,7 +36,6 @@ def overlap(
         narrow: slots that are added with a sharper attention when counts are read.
         sizes: sizes of the entry that replace ours.
     """
-    options.refuse_run()
     data = load_dataset(DATA, options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("scenes", image_shape=data.image_shape, **(sizes or OURS))

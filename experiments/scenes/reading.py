@@ -37,7 +37,7 @@ def counted(entry: Entry, scenes: Split, draws: int) -> dict[str, Number]:
     return {"accuracy": mean_and_error(right), "calibration": (apart, None, len(right))}
 
 
-@experiment("scenes/reading", data="multi-mnist")
+@experiment("scenes/reading", data="multi-mnist", of_runs=True)
 def reading(
     options: Options, scenes: int = 2000, more: int = 300, draws: int = 5, narrow: int = 3
 ) -> Result:

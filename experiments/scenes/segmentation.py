@@ -82,7 +82,7 @@ class Settings:
     sizes: Any = None
 
 
-@experiment("scenes/segmentation", data="multi-mnist", minutes=24, takes=Settings)
+@experiment("scenes/segmentation", data="multi-mnist", minutes=24, takes=Settings, of_runs=True)
 def segmentation(options: Options, **settings: Any) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (24 core-minutes).
 

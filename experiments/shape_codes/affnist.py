@@ -75,7 +75,6 @@ def affnist(options: Options, **settings: Any) -> Result:
     is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     data = load_dataset("affnist", root=options.data_root).transformed(in_the_middle)
     entry = on_published_parts(chosen.main, chosen, options.seed)

@@ -18,7 +18,7 @@ from capsule_zoo.inference import Checks, compare, fit
 from capsule_zoo.registry import Entry
 
 
-@experiment("shape-codes/automatic", data="mnist", minutes=20, role="comparison")
+@experiment("shape-codes/automatic", data="mnist", minutes=20, role="comparison", of_runs=True)
 def automatic(
     options: Options,
     *,

@@ -48,7 +48,6 @@ def digits(
         particles: number of draws of the IWAE bound.
         samples: number of samples of the prior, which are compared with as many test digits.
     """
-    options.refuse_run()
     data = load_dataset("digits")
     entry = learn_digits(data, options, **options.limit(steps))
     options.say("Tightening: the parts' points become normals, the model stays as it is")
@@ -121,7 +120,6 @@ def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Res
         seeds: number of seeds.
         steps: updates of every run in a full run.
     """
-    options.refuse_run()
     task = partial(from_seed, steps=options.shortened(steps))
     tables: dict[str, Table] = {}
     for number, runs in from_seeds(task, options, seeds, {"one": 1, "two": 2}).items():

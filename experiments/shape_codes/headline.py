@@ -103,7 +103,6 @@ def objects(options: Options, **settings: Any) -> Result:
     that are turned by any angle, read at the turn at which the objects explain the parts best.
     `..._over_seeds` is the mean over several starts of the objects, `..._worst` the worst of them.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
@@ -145,7 +144,7 @@ def objects(options: Options, **settings: Any) -> Result:
     return Result(metrics, shown, pd.DataFrame.from_dict(table, orient="index"), main)
 
 
-@experiment("shape-codes/mnist", data="mnist", minutes=60, lead="samples")
+@experiment("shape-codes/mnist", data="mnist", minutes=60, lead="samples", of_runs=True)
 def mnist(
     options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
 ) -> Result:

@@ -54,7 +54,6 @@ def overlap(options: Options, *, images: int = 100, starts: int = 2, rounds: int
         images: number of pairs.
         starts, rounds: of `RoutingSlots`.
     """
-    options.refuse_run()
     entry = load(WEIGHTS)
     data = load_dataset("mnist", root=options.data_root)
     reader = entry.guide.with_scope("parts")

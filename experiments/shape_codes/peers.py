@@ -60,7 +60,6 @@ def peers(
         sigmas: deviations of a pixel, with a VAE for each.
         images: images in every Frechet distance, at most half of the test images.
     """
-    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     number = min(images, len(data.test) // 2)
     first, second = halves(data.test.images, number, options.seed)
@@ -153,7 +152,6 @@ def clusters(
     """
     from sklearn.decomposition import PCA
 
-    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     guide = load(weights).guide
     sets = parsed(data, options.seed, guide=guide)
@@ -211,7 +209,6 @@ def choices(
         sigmas: least deviations of a part's pose, tried with the most kinds.
         steps: updates after the start from factor analyzers.
     """
-    options.refuse_run()
     chosen = ObjectSettings(steps=steps)
     data = load_dataset("mnist", root=options.data_root)
     published = on_published_parts(max(kinds), chosen, options.seed).guide

@@ -70,7 +70,6 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
     `frechet` compares samples of the prior with test images. `minutes_to_...` is the time of the
     first run that reaches a goal, if one does.
     """
-    options.refuse_run()
     chosen = Settings(**settings)
     lengths_of = LENGTHS if chosen.lengths is None else chosen.lengths
     choose("entry", tuple(lengths_of), LENGTHS)

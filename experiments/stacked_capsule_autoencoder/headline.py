@@ -217,7 +217,6 @@ def trained_both(
     Returns:
         Numbers and curves of rotations by entry, and the trained stacked capsule autoencoder.
     """
-    options.refuse_run()
     timed = replace(options, minutes=options.budget)
     options.say(f"Training {' and '.join(ENTRIES)}, {options.budget / len(ENTRIES):.3g} minutes")
     study = Study(dict.fromkeys(ENTRIES))
@@ -281,7 +280,6 @@ def ablations(
         seeds: number of seeds.
         sizes: further arguments of `create`.
     """
-    options.refuse_run()
     steps = options.shortened(steps)
     study = Study({**ABLATIONS, RANDOM_START: {}}, seeds)
     options.say(f"Training {len(study.variants) * seeds} variants on {data}, {steps} steps each")
@@ -338,7 +336,6 @@ def seeds(
         probed: number of training images that probes and clusters are fitted on.
         tested: number of test images.
     """
-    options.refuse_run()
     data = load_dataset("mnist", root=options.data_root)
     found: dict[str, Numbers] = {}
     for run in runs:

@@ -113,13 +113,13 @@ def _register(name: str) -> Callable[..., Result]:
         fitting: updates of every guide but the entry's own.
         training: updates of the pair, if there are no published weights.
     """
-    return experiment(f"{name}/guides", data="mnist", minutes=30)(guides)
+    return experiment(f"{name}/guides", data="mnist", minutes=30, of_runs=True)(guides)
 
 
 guide_experiments = {name: _register(name) for name in SWAPPED}
 
 
-@experiment("zoo/gaps", data="mnist", minutes=60)
+@experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True)
 def gaps(
     options: Options,
     *,

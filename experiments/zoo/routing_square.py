@@ -114,7 +114,6 @@ def of_matrices(options: Options, **settings: Any) -> Result:
 
 def square(entry: str, known: Mapping[str, Routing], given: Square, options: Options) -> Result:
     """Run the square of one entry."""
-    options.refuse_run()
     names = given.routings or tuple(known)
     routings = choose("routing", names, known)
     task = Task(entry, routings, options.seed, given)

@@ -78,7 +78,6 @@ def transformations(
         fitted: number of training images of the linear map.
         updates: updates of an entry without published weights.
     """
-    options.refuse_run()
     known = {name: name for name in list_models() if takes_images(name)}
     names = choose("entry", entries or tuple(known), known)
     options.say(f"Reading {len(names)} entries")

@@ -28,7 +28,6 @@ def turned(
         degrees: angles by which the digits are turned, counterclockwise.
         images: number of test images, the same at every angle.
     """
-    options.refuse_run()
     test = load_dataset("mnist", root=options.data_root).test[:images]
     found: dict[str, Numbers] = {}
     for angle in degrees:

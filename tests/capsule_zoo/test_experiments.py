@@ -20,24 +20,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.inference import Comparison
 
-OWN_RUNS = [
-    *(f"capsule-rbm/{name}" for name in ("learning-curve", "mean-field", "spectra", "fashion")),
-    "capsule-rbm/beside-rbm",
-    *(f"capsule-helmholtz/{name}" for name in ("objectives", "pretraining", "fashion")),
-    *(
-        f"part-whole/{name}"
-        for name in ("digits", "augment", "likelihoods", "colours", "sensitivity")
-    ),
-    "part-whole/discrete-objectives",
-    *(f"stacked-capsule-autoencoder/{name}" for name in ("mnist", "affnist", "ablations")),
-    *(f"capsule-network/{name}" for name in ("ablation", "overlap")),
-    *(f"shape-codes/{name}" for name in ("digits", "digits-seeds", "time-to-quality")),
-    *(f"matrix-capsules/{name}" for name in ("routing", "iterations")),
-    *(f"matrix-capsules/{name}" for name in ("viewpoints", "viewpoints-smallnorb")),
-    *(f"recurrent-capsules/{name}" for name in ("ablations", "equal-updates")),
-    *(f"recurrent-capsules/{name}" for name in ("overlap", "cifar10")),
-    *(name for name in list_experiments("generative-capsnet/*") if not name.endswith("/guides")),
-]
+OF_RUNS = {name for name in list_experiments() if find_experiment(name).of_runs}
 
 
 def test_every_experiment_says_what_it_shows_and_on_which_data():
@@ -72,10 +55,15 @@ def test_numbers_of_variants_are_turned_over():
     assert by_quantity(rows) == expected
 
 
-@pytest.mark.parametrize("name", OWN_RUNS)
+@pytest.mark.parametrize("name", sorted({*list_experiments()} - OF_RUNS))
 def test_a_run_is_refused_where_it_would_not_be_measured(name):
     with pytest.raises(ValueError, match="leave --run out"):
         find_experiment(name)(Options(run="part-whole-mnist", progress=False))
+
+
+def test_runs_are_measured_by_what_reads_trained_entries():
+    assert {"part-whole/classify", "capsule-rbm/mnist", "vae/guides", "zoo/gaps"} < OF_RUNS
+    assert OF_RUNS.isdisjoint(name for name in list_experiments() if name.endswith("/ablations"))
 
 
 def test_guides_of_one_entry_are_not_compared_on_a_run_of_another(mnist_root):
