@@ -29,13 +29,12 @@ from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Capsules
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
-from capsule_zoo.zoo.part_whole.entry import GUIDE_SIZES
 
 BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the bound on the parts' size shrinks in
 # proportion. Places must be known farther from the edge than the encoder sees, and digits move.
 LARGE: dict[str, Any] = {
-    "guide": {**GUIDE_SIZES, "max_scale": 0.8 * 28 / 40, "coordinates": True, "centered": True},
+    "guide": dict(max_scale=0.8 * 28 / 40, coordinates=True, centered=True),
     "sigma_place": 0.2,
 }
 AT_ONCE = 500  # images that are read or refined together

@@ -104,12 +104,12 @@ def test_an_entry_shows_its_sites_guides_and_weights(pages, monkeypatch, tmp_pat
 
 
 def test_a_factory_tells_of_its_arguments_what_the_class_does(docstrings):
-    lines = inspect.getdoc(factory_of("part-whole")).splitlines()
-    found = docstrings.with_meanings(lines, factory_of("part-whole"))
-    known = sizes_of("part-whole")
-    for name in ("objects", "sigma_top"):
+    lines = inspect.getdoc(factory_of("shape-codes")).splitlines()
+    found = docstrings.with_meanings(lines, factory_of("shape-codes"))
+    known = sizes_of("shape-codes")
+    for name in ("sigma_min", "sigma_top"):
         assert f"    {name}: {known[name].what}" in found and len(known[name].what) > 20
-    assert "    sizes: arguments of `PartWholeCapsules`." in found
+    assert "    sizes: arguments of `ShapeCodes`." in found
     assert any(line.startswith("    guide: arguments of") for line in found)
     assert "Guides:" in lines and "Guides:" not in found
     assert docstrings.with_meanings(lines, list_models) == lines

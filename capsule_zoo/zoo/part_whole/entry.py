@@ -15,7 +15,6 @@ from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
 
-GUIDE_SIZES = dict(channels=64, width=96, blocks=2, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
     image_shape=(1, 12, 12),
     objects=2,
@@ -45,18 +44,11 @@ PICTURES = {
 @register(
     "part-whole",
     small=SMALL,
-    takes={
-        "sizes": Takes(PartWholeCapsules),
-        "guide": Takes(PartWholeGuide, without=("pose",), defaults=GUIDE_SIZES),
-    },
+    takes={"sizes": Takes(PartWholeCapsules), "guide": Takes(PartWholeGuide, without=("pose",))},
 )
 def part_whole(
     image_shape: tuple[int, int, int] = (1, 28, 28),
-    guide: Mapping[str, Any] = GUIDE_SIZES,
-    objects: int = 32,
-    parts: int = 16,
-    sigma_top: float = 0.1,
-    sigma_min: float = 0.02,
+    guide: Mapping[str, Any] = {},  # read only
     **sizes: Any,
 ) -> Entry[PartWholeCapsules, PartWholeGuide]:
     """Objects choose and place their parts.
@@ -65,9 +57,8 @@ def part_whole(
 
     Args:
         image_shape: (channels, height, width).
-        guide: arguments of `PartWholeGuide`, `PartReader` and `SetTransformers` that replace
-            values of `GUIDE_SIZES`.
-        objects, parts, sigma_top, sigma_min, sizes: arguments of `PartWholeCapsules`.
+        guide: arguments of `PartWholeGuide`, `PartReader` and `SetTransformers`.
+        sizes: arguments of `PartWholeCapsules`.
 
     Guides:
         delta: parts and objects by networks, each pose a point.
@@ -75,11 +66,10 @@ def part_whole(
         low_rank: the same, with normal distributions whose coordinates are correlated.
         routing: parts by the network, objects by agreement of the parts' votes.
     """
-    sizes |= dict(sigma_top=sigma_top, sigma_min=sigma_min)
-    model = sized(PartWholeCapsules, image_shape, objects, parts, **sizes)
+    model = sized(PartWholeCapsules, image_shape, **sizes)
     return Entry(
         model=model,
-        guide=sized(PartWholeGuide, model, **{**GUIDE_SIZES, **guide}),
+        guide=sized(PartWholeGuide, model, **guide),
         guides={
             **{pose: partial(_with_poses, pose=pose) for pose in ("delta", "normal", "low_rank")},
             "routing": _routing,

@@ -22,7 +22,6 @@ from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
 from capsule_zoo.zoo.shape_codes.figures import bent_kinds, morphs
 
-GUIDE_SIZES = dict(channels=64, width=384, hidden=2, max_scale=0.8, anisotropy=1.6)
 SMALL = dict(
     image_shape=(1, 12, 12),
     kinds=2,
@@ -148,14 +147,11 @@ GUIDES: dict[str, Callable[[Entry], ShapeCodesGuide]] = {
 @register(
     "shape-codes",
     small=SMALL,
-    takes={
-        "sizes": Takes(ShapeCodes),
-        "guide": Takes(ShapeCodesGuide, without=("pose",), defaults=GUIDE_SIZES),
-    },
+    takes={"sizes": Takes(ShapeCodes), "guide": Takes(ShapeCodesGuide, without=("pose",))},
 )
 def shape_codes(
     image_shape: tuple[int, int, int] = (1, 28, 28),
-    guide: Mapping[str, Any] = GUIDE_SIZES,
+    guide: Mapping[str, Any] = {},  # read only
     kinds: int = 64,
     parts: int = 16,
     codes: int = 16,
@@ -167,8 +163,7 @@ def shape_codes(
 
     Args:
         image_shape: (channels, height, width).
-        guide: arguments of `ShapeCodesGuide`, `PartReader` and `KindNetwork` that replace those
-            of `GUIDE_SIZES`.
+        guide: arguments of `ShapeCodesGuide`, `PartReader` and `KindNetwork`.
         kinds, parts, codes, sigma_min, sigma_top, sizes: arguments of `ShapeCodes`.
 
     Guides:
@@ -181,7 +176,7 @@ def shape_codes(
     model = sized(ShapeCodes, image_shape, kinds, parts, codes, **sizes)
     return Entry(
         model=model,
-        guide=sized(ShapeCodesGuide, model, **{**GUIDE_SIZES, **guide}),
+        guide=sized(ShapeCodesGuide, model, **guide),
         guides=GUIDES,
         objective=Trace_ELBO(),
         training={"batch_size": 32},  # see `results/shape-codes`: nearly three times as fast as 128
