@@ -36,7 +36,7 @@ class Rates(Lengths):
 
 @experiment("generative-capsnet/rates", data="mnist", takes=Rates)
 def rates(options: Options, **settings: Any) -> Result:
-    """Compare three learning rates of every decoder on validation images (14 core-minutes)."""
+    """Compare three learning rates of every decoder on validation images (25 core-minutes)."""
     chosen = Rates(**settings)
     tasks = {
         (name, decoder, rate): Task(
