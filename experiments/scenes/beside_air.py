@@ -50,7 +50,7 @@ class Curve(list[tuple[float, int, Number]]):
         return {m: [row[2] for row in self if row[0] <= 60 * m][-1] for m in reached}
 
 
-@experiment("scenes/beside-air", data="multi-mnist", minutes=17, role="comparison")
+@experiment("scenes/beside-air", data="multi-mnist", minutes=17)
 def beside_air(
     options: Options, *, ours: float = 5.0, air: float = 12.0, every: int = 200, tested: int = 1000
 ) -> Result:
