@@ -8,7 +8,7 @@ from house import ROOT, House, report
 
 # Ceilings, not goals. They rose for scenes, curvature and routings. The goals are 36,000 and 44,000
 # lines, 20 in the ninth decile, and 5 folders.
-LINES = 41_000
+LINES = 40_850
 LINES_WITH_EXPERIMENTS = 50_500
 MEDIAN, NINTH_DECILE = 7, 24  # lines of a function
 ARGUMENTS = 12  # of the constructor of a model
