@@ -10,9 +10,8 @@ from capsule_zoo import data, figures, guides, inference, models
 
 CHANGELOG = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
 FACES = (capsule_zoo, data, figures, guides, inference, models)
-ROWS = re.findall(
-    r"^\| (`.*`.*) \| (.*) \|$", CHANGELOG.partition("### Moving from 0.1.0")[2], re.M
-)
+TABLE = CHANGELOG.partition("### Moving from 0.1.0")[2]
+ROWS = re.findall(r"^\| (`.*`.*) \| (.*) \|$", TABLE, re.M)
 CLASS = r"\b([A-Z]\w+)\("
 
 
