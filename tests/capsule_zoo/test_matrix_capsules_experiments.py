@@ -122,3 +122,9 @@ def test_the_inks_center_moves_with_the_ink():
     center = ink_center(images)
     torch.testing.assert_close(center[0], torch.tensor([1.5, 3.0]))
     torch.testing.assert_close(center[1] - center[0], torch.tensor([2.0, 3.0]))
+
+
+def test_viewpoints_smallnorb_compares_on_smallnorb(monkeypatch):
+    """The experiment `viewpoints-smallnorb` differs from `viewpoints` in its data alone."""
+    monkeypatch.setattr(matrix_capsules_viewpoints, "compared", lambda data, *_: data)
+    assert matrix_capsules_viewpoints.viewpoints_smallnorb(Options()) == "smallnorb"
