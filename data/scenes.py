@@ -381,24 +381,19 @@ def multi_mnist(
     return scene_source(draw, train, test)
 
 
-def multi_sprites(
-    root: Path | None, train: int = 20_000, test: int = 1_000, **options: Any
-) -> Source:
-    """Make scenes of sprites; the options are arguments of `sprite_scenes`."""
-    return scene_source(lambda _, n, seed: sprite_scenes(n, seed=seed, **options), train, test)
+def made_of(draw: Callable[..., tuple[Tensor, Objects]]) -> Callable[..., Source]:
+    """Return the reader of scenes that a function draws; the options are its arguments."""
 
+    def read(root: Path | None, train: int = 20_000, test: int = 1_000, **options: Any) -> Source:
+        return scene_source(lambda _, n, seed: draw(n, seed=seed, **options), train, test)
 
-def tetrominoes(
-    root: Path | None, train: int = 20_000, test: int = 1_000, **options: Any
-) -> Source:
-    """Make scenes of tetrominoes; the options are arguments of `tetromino_scenes`."""
-    return scene_source(lambda _, n, seed: tetromino_scenes(n, seed=seed, **options), train, test)
+    return read
 
 
 SCENES: dict[str, tuple[Callable[..., Source], Callable]] = {
     "multi-mnist": (multi_mnist, gray_scenes),
-    "multi-sprites": (multi_sprites, sprite_scenes),
-    "tetrominoes": (tetrominoes, tetromino_scenes),
+    "multi-sprites": (made_of(sprite_scenes), sprite_scenes),
+    "tetrominoes": (made_of(tetromino_scenes), tetromino_scenes),
 }
 
 

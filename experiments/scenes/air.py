@@ -59,7 +59,6 @@ class TutorialAir(nn.Module):
         self.rnn, self.baseline_rnn = (nn.LSTMCell(inputs, HIDDEN) for _ in range(2))
         self.predict, self.baseline = network(HIDDEN, 200, 7), network(HIDDEN, 200, 1)
         self.encoder = network(WINDOW**2, 200, 2 * CODE)
-        self.first, self.baseline_first = (nn.Parameter(torch.zeros(2, HIDDEN)) for _ in range(2))
         self.before = nn.Parameter(torch.zeros(3 + CODE))
         left = torch.tensor([PRIOR**n for n in range(STEPS + 1)]).flip(0).cumsum(0).flip(0)
         self.register_buffer("more", left[1:] / left[:-1])
@@ -85,10 +84,7 @@ class TutorialAir(nn.Module):
         """Draw presences and objects, and return how many there are, (B,)."""
         pyro.module("air", self)
         flat, on = images.flatten(1), images.new_ones(len(images))
-        state, own = (
-            tuple(first.expand(len(images), -1, -1).unbind(1))
-            for first in (self.first, self.baseline_first)
-        )
+        state = own = None
         last, number = self.before.expand(len(images), -1), torch.zeros_like(on)
         with pyro.plate("images", len(images)):
             for step in range(STEPS):

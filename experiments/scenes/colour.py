@@ -32,7 +32,6 @@ def colour(
     scenes: int = 20_000,
     tested: int = 1000,
     batch_size: int = 16,
-    draws: int = 5,
     sizes: Any = None,
 ) -> Result:
     """Find colored digits on photographs, with two laws of the ground (20 core-minutes).
@@ -44,7 +43,6 @@ def colour(
         scenes: training scenes.
         tested: test scenes.
         batch_size: scenes of an update.
-        draws: draws of the guide that are combined.
         sizes: sizes of the entries that replace the zoo's own.
     """
     photos, digits = photographs("cifar10", options), load_dataset("mnist", options.data_root)
@@ -56,7 +54,7 @@ def colour(
         pyro.set_rng_seed(options.seed)
         entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
         train(entry, data, options, options.minutes or length, name=ground, batch_size=batch_size)
-        for quantity, number in segmented(entry, test, draws).items():
+        for quantity, number in segmented(entry, test, draws=5).items():
             found.setdefault(quantity, {})[ground] = number
         figures[ground] = found_objects(entry, test.images)
     return Result(found, figures)

@@ -18,34 +18,23 @@ OURS: dict[str, Any] = dict(slots=4, counts="learned")
 
 
 @experiment("scenes/overlap", data="multi-mnist", minutes=16)
-def overlap(
-    options: Options,
-    *,
-    length: float = 15.0,
-    tested: int = 2000,
-    draws: int = 5,
-    narrow: int = 3,
-    sizes: Any = None,
-) -> Result:
+def overlap(options: Options, *, length: float = 15.0, draws: int = 5, sizes: Any = None) -> Result:
     """Train on 0 to 3 digits that may hide each other, and count them in three ways (16 minutes).
 
     Args:
         length: minutes of training.
-        tested: test scenes.
         draws: draws of the guide that are combined.
-        narrow: slots that are added with a sharper attention when counts are read.
         sizes: sizes of the entry that replace ours.
     """
     data = load_dataset(DATA, options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("scenes", image_shape=data.image_shape, **(sizes or OURS))
     train(entry, data, options, options.minutes or length)
-    test = data.test[:tested]
-    found: dict[str, Any] = {}
+    test = data.test
     sets = {"": test, **{f"_{n}_digits": test[test.labels == n] for n in range(4)}}
-    for name, way in ways(entry, narrow).items():
+    found: dict[str, Any] = {f"count_accuracy{suffix}": {} for suffix in sets}
+    for name, way in ways(entry, narrow=3).items():
         options.say(f"Counting by {name}")
         for suffix, scenes in sets.items():
-            right = counted(way, scenes, draws)["accuracy"]
-            found.setdefault(f"count_accuracy{suffix}", {})[name] = right
+            found[f"count_accuracy{suffix}"][name] = counted(way, scenes, draws)["accuracy"]
     return Result(found, {"": found_objects(entry, test.images)})

@@ -42,7 +42,7 @@ def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
     data = "multi-mnist:canvas=60,most=3,overlap=1,train=40,test=24"
     monkeypatch.setattr("capsule_zoo.experiments.scenes.overlap.DATA", data)
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
-    chosen = dict(length=0.005, draws=1, narrow=1, sizes=SIZES)
+    chosen = dict(length=0.005, draws=1, sizes=SIZES)
     result = find_experiment("scenes/overlap")(options, **chosen)
     own = [result.metrics[f"count_accuracy_{number}_digits"] for number in range(4)]
     for name, (share, _, tested) in result.metrics["count_accuracy"].items():
@@ -54,7 +54,7 @@ def test_counts_beside_air(mnist_root, monkeypatch):
     monkeypatch.setattr(
         "capsule_zoo.experiments.scenes.beside_air.DATA", "multi-mnist:train=80,test=4"
     )
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.beside_air.MARKS", (0.001, 60))
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.beside_air.MARKS", (60,))
     options = Options(data_root=mnist_root, progress=False)
     chosen = dict(ours=0.002, air=0.002, every=2, tested=4)
     result = find_experiment("scenes/beside-air")(options, **chosen)
@@ -96,7 +96,7 @@ def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
     photos = load_dataset("tetrominoes:train=20,test=5")
     monkeypatch.setattr("capsule_zoo.experiments.scenes.colour.photographs", lambda *_: photos)
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
-    chosen = dict(length=0.005, scenes=20, tested=8, batch_size=4, draws=1, sizes=SIZES)
+    chosen = dict(length=0.005, scenes=20, tested=8, batch_size=4, sizes=SIZES)
     result = find_experiment("scenes/colour")(options, **chosen)
     assert result.metrics["ari"].keys() == {"picture", "color"} == set(result.figures)
 
