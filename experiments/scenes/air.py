@@ -16,8 +16,6 @@ References:
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pyro
 import pyro.distributions as dist
 import torch
@@ -31,10 +29,9 @@ STEPS, CODE, HIDDEN, WINDOW = 3, 50, 256, 28
 PRIOR = 0.01  # ratio of the probabilities of n + 1 and n objects
 
 
-def network(*sizes: int) -> nn.Sequential:
-    """Return linear layers with rectifiers between them."""
-    layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))[:-1]
+def network(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Return two linear layers with rectifiers between them."""
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
 def warped(pictures: Tensor, scale: Tensor, shift: Tensor, size: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyro
@@ -28,14 +29,14 @@ MARKS = (1, 2, 3, 5, 8, 12)  # minutes
 class Curve(list[tuple[float, int, Number]]):
     """Measurements (processor seconds, updates, share of right counts); measuring takes no time."""
 
-    def __init__(self, measure: Callable[[], Number]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.measure, self.begun = measure, time.process_time()
+        self.begun = time.process_time()
 
-    def note(self, updates: int) -> float:
+    def note(self, updates: int, measure: Callable[[], Number]) -> float:
         """Measure after a number of updates, and return the minutes that they took."""
         seconds = time.process_time() - self.begun
-        self.append((seconds, updates, self.measure()))
+        self.append((seconds, updates, measure()))
         self.begun = time.process_time() - seconds
         return seconds / 60
 
@@ -57,10 +58,10 @@ def beside_air(
     test = data.test[:tested]
     pyro.set_rng_seed(options.seed)
     entry = create("scenes", image_shape=data.image_shape, counts="learned")
-    curves = {"scenes": Curve(lambda: accuracy(entry, test, draws=1))}
-    checks = Checks(every=every, callbacks=[lambda c: curves["scenes"].note(c.step) >= ours])
+    curves = {"scenes": (own := Curve())}
+    counts = partial(accuracy, entry, test, draws=1)
+    checks = Checks(every=every, callbacks=[lambda c: own.note(c.step, counts) >= ours])
     train(entry, data.train, options, steps=10**6, pace=Pace("constant"), checks=checks)
-
     network, images = TutorialAir(data.image_shape[-1]), data.train.images
 
     @torch.no_grad()
@@ -69,13 +70,13 @@ def beside_air(
             found = torch.cat([network.guide(some) for some in test.images.split(100)])
         return mean_and_error((found == test.objects.counts).float())
 
-    curves["air"] = Curve(counted)
+    curves["air"] = Curve()
     svi, updates, passed = network.svi(), 0, 0.0
     while passed < air:
         for _ in range(every):
             svi.step(images[torch.randint(len(images), (64,))])
         updates += every
-        passed = curves["air"].note(updates)
+        passed = curves["air"].note(updates, counted)
         options.say(f"AIR after {updates} updates")
     found: dict[str, Any] = {}
     for name, curve in curves.items():

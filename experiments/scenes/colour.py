@@ -31,7 +31,6 @@ def colour(
     length: float = 10.0,
     scenes: int = 20_000,
     tested: int = 1000,
-    batch_size: int = 16,
     sizes: Any = None,
 ) -> Result:
     """Find colored digits on photographs, with two laws of the ground (20 core-minutes).
@@ -42,7 +41,6 @@ def colour(
         length: minutes of training with each ground.
         scenes: training scenes.
         tested: test scenes.
-        batch_size: scenes of an update.
         sizes: sizes of the entries that replace the zoo's own.
     """
     photos, digits = photographs("cifar10", options), load_dataset("mnist", options.data_root)
@@ -53,7 +51,7 @@ def colour(
     for ground in ("picture", "color"):
         pyro.set_rng_seed(options.seed)
         entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
-        train(entry, data, options, options.minutes or length, name=ground, batch_size=batch_size)
+        train(entry, data, options, options.minutes or length, name=ground, batch_size=16)
         for quantity, number in segmented(entry, test, draws=5).items():
             found.setdefault(quantity, {})[ground] = number
         figures[ground] = found_objects(entry, test.images)

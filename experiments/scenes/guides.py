@@ -25,7 +25,6 @@ from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Checks, Pace
 from capsule_zoo.inference.objectives.summed_presences import SummedPresences
-from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create
@@ -67,15 +66,10 @@ def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
     pyro.set_rng_seed(options.seed)
     entry = create("scenes", image_shape=data.image_shape, counts="learned").use_guide(job.name)
     entry.objective = SummedPresences(updates=flattened)
-    limit, begun = 60 * options.budget, time.process_time()
-
-    def enough(check: Check) -> bool:
-        return time.process_time() - begun >= limit
-
-    steady: dict[str, Any] = dict(
-        pace=Pace("constant"), checks=Checks(every=LOOK, callbacks=[enough])
-    )
-    run = train(entry, data.train, options, name="trained", steps=10**6, **steady)
+    begun, limit = time.process_time(), 60 * options.budget
+    checks = Checks(every=LOOK, callbacks=[lambda _: time.process_time() - begun >= limit])
+    limits: dict[str, Any] = dict(steps=10**6, pace=Pace("constant"), checks=checks)
+    run = train(entry, data.train, options, name="trained", **limits)
     busy = time.process_time() - begun
     test = data.test[:tested]
     return {

@@ -14,7 +14,6 @@ from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import found_objects
 
 DATA = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
-OURS: dict[str, Any] = dict(slots=4, counts="learned")
 
 
 @experiment("scenes/overlap", data="multi-mnist", minutes=16)
@@ -28,7 +27,8 @@ def overlap(options: Options, *, length: float = 15.0, draws: int = 5, sizes: An
     """
     data = load_dataset(DATA, options.data_root)
     pyro.set_rng_seed(options.seed)
-    entry = create("scenes", image_shape=data.image_shape, **(sizes or OURS))
+    own = {"slots": 4, "counts": "learned", **(sizes or {})}
+    entry = create("scenes", image_shape=data.image_shape, **own)
     train(entry, data, options, options.minutes or length)
     test = data.test
     sets = {"": test, **{f"_{n}_digits": test[test.labels == n] for n in range(4)}}

@@ -21,10 +21,9 @@ def ways(entry: Entry, narrow: int) -> dict[str, Entry]:
     """Return the entry with each way of reading."""
     guide = entry.guide_of(Peeling)
     sharp = guide.with_narrow_slots(narrow)
-    twice = guide.sharing_parameters(sweeps=2)
     return {
         "peeling": entry,
-        "two_sweeps": replace(entry, guide=twice),
+        "two_sweeps": replace(entry, guide=guide.sharing_parameters(sweeps=2)),
         "narrow_slots": replace(entry, model=sharp.model, guide=sharp),
     }
 

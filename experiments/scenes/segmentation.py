@@ -107,8 +107,8 @@ def segmentation(options: Options, **settings: Any) -> Result:
     found["classes_found"] = named(scenes, read, labelled, chosen.named)
     figures = {"multi_mnist": found_objects(digits, scenes.images)}
     for name, folder in study.folders(options).items():
-        test = load_dataset(name, options.data_root).test
-        figures[name.replace("-", "_")] = found_objects(load(folder), test.images)
+        images = load_dataset(name, options.data_root).test.images
+        figures[name.replace("-", "_")] = found_objects(load(folder), images)
     return Result(found, figures)
 
 

@@ -96,7 +96,7 @@ def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
     photos = load_dataset("tetrominoes:train=20,test=5")
     monkeypatch.setattr("capsule_zoo.experiments.scenes.colour.photographs", lambda *_: photos)
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
-    chosen = dict(length=0.005, scenes=20, tested=8, batch_size=4, sizes=SIZES)
+    chosen = dict(length=0.005, scenes=20, tested=8, sizes=SIZES)
     result = find_experiment("scenes/colour")(options, **chosen)
     assert result.metrics["ari"].keys() == {"picture", "color"} == set(result.figures)
 
