@@ -36,7 +36,7 @@ class Settings:
 
     Args:
         seeds: number of seeds.
-        length: minutes of training of each seed.
+        length: minutes of training of each seed, of the processor.
         every: updates between two measurements.
         draws: draws of the guide that are combined for a count.
         tested: test scenes whose objects are counted.
@@ -88,7 +88,7 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     def note(check: Check) -> None:
         curve.append((check.seconds, check.step, accuracy(entry, test, settings.draws)))
 
-    checks = Checks(every=settings.every, callbacks=[note])
+    checks = Checks(every=settings.every, callbacks=[note], clock="processor")
     train(entry, data, options, options.minutes or settings.length, checks=checks)
     early = [row[2] for row in curve if row[0] <= EARLY]
     seen = summarize(

@@ -319,9 +319,10 @@ class SceneGuide(Guide[Scenes]):
 
     @torch.no_grad()
     def _climbed(self, images: Tensor, found: Found) -> Tensor:
-        """Return presences on the way to the best ones by flips of one slot, (B, M, S)."""
+        """Return presences on the way to the best ones by flips of one or two, (B, M, S)."""
         slots = len(found.proposals)
-        flips = torch.cat([images.new_zeros(1, slots), images.new_ones(slots).diag()])
+        flips = subsets_of(slots, images)
+        flips = flips[flips.sum(1) <= 2]  # in order of their number: the first is none
         now = images.new_zeros(len(images), 1, slots)
         visited = [now]
         for _ in range(2 * slots):

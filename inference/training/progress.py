@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.inference.training.history import COLUMNS, Run, history_of
+from capsule_zoo.models.checks import check_one_of
 
+CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
 _WINDOW = 50  # steps whose mean loss the progress bar shows
 
 
@@ -37,7 +39,9 @@ class Progress:
         best_loss, best_step, checks_since_best: see `Run` and `check`.
     """
 
-    def __init__(self, steps_per_epoch: int, before: Before) -> None:
+    def __init__(self, steps_per_epoch: int, before: Before, clock: str = "wall") -> None:
+        check_one_of("clock", clock, tuple(CLOCKS))
+        self._now = CLOCKS[clock]
         self.before = before
         self.steps_per_epoch = steps_per_epoch
         self.step = 0
@@ -46,16 +50,16 @@ class Progress:
         self.checks_since_best = 0
         self._rows: list[list[float]] = []
         self._checked = 0
-        self._began = time.monotonic()
+        self._began = self._now()
 
     @property
     def seconds(self) -> float:
-        """The wall time of the run in seconds, including time before a resume."""
-        return time.monotonic() - self._began
+        """The time of the run in seconds, including time before a resume."""
+        return self._now() - self._began
 
     @property
     def pace(self) -> float:
-        """The wall time of the last step in seconds; NaN after fewer than two."""
+        """The time of the last step in seconds; NaN after fewer than two."""
         return self._rows[-1][6] - self._rows[-2][6] if len(self._rows) > 1 else math.nan
 
     @property
@@ -137,4 +141,4 @@ class Progress:
         self._checked = state["checked"]
         self._rows = state["history"].tolist()
         self.before = Before(*state.get("before", ()))
-        self._began = time.monotonic() - state["seconds"]
+        self._began = self._now() - state["seconds"]

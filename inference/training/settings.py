@@ -92,6 +92,8 @@ class Checks(Group):
             only.
         resume: checkpoint from which to continue, with the results of an uninterrupted run.
         progress: show a progress bar.
+        clock: "wall", or "processor" for the minutes and seconds that all threads of the process
+            compute, which other work on the machine does not shorten.
         before: the stages of the same run that came before, as `fit_stages` gives them.
     """
 
@@ -101,6 +103,7 @@ class Checks(Group):
     checkpoint: CheckpointPlace | None = None
     resume: str | os.PathLike | None = None
     progress: bool = True
+    clock: str = "wall"
     before: Before = Before()
 
 

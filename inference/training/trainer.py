@@ -84,7 +84,7 @@ class Trainer:
         groups = updates.groups(self.modules)
         self.parameters = [p for group in groups for p in group["params"]]
         self.optimizer = updates.make_optimizer(groups)
-        self.progress = Progress(len(batches), checks.before)
+        self.progress = Progress(len(batches), checks.before, checks.clock)
         self.best: dict[str, dict[str, Tensor]] = {}
         self.seed = batches.seed
         self.saved: str | os.PathLike | None = None  # the last checkpoint of this run
