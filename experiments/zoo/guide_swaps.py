@@ -223,9 +223,12 @@ def _numbers(found: dict, names: tuple[str, ...], images: int, simulated: int) -
 
 def drawn_losses(tables: Mapping[str, Table]) -> Figure:
     """Draw what each guide loses by ELBO and by IWAE, a panel for each entry."""
-    figure = Figure(figsize=(7, 0.6 + 1.9 * len(tables)), layout="constrained")
-    panels = figure.subplots(len(tables), 1, squeeze=False)[:, 0]
-    for axes, (entry, table) in zip(panels, tables.items(), strict=True):
+    lines = -(-len(tables) // 2)
+    figure = Figure(figsize=(9, 0.8 + 1.8 * lines), layout="constrained")
+    panels = figure.subplots(lines, 2, squeeze=False, sharex=True).T.flatten()
+    for axes in panels[len(tables) :]:
+        axes.set_axis_off()
+    for axes, (entry, table) in zip(panels, tables.items(), strict=False):
         for quantity in ("lost_elbo", "lost_iwae"):
             losses = table.numbers[quantity]
             height = range(len(losses))[::-1]
@@ -235,9 +238,10 @@ def drawn_losses(tables: Mapping[str, Table]) -> Figure:
             axes.errorbar(values, height, xerr=spread, fmt="o", capsize=3, label=label)
             axes.set_yticks(height, [name.replace("_", " ") for name in losses])
         axes.set_xscale("symlog", linthresh=1)
+        axes.tick_params(labelbottom=True)
         axes.axvline(0, color="0.8", zorder=0)
         axes.set_title(entry, loc="left", fontsize="medium")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
-    panels[-1].set_xlabel("nats that a guide loses of log p(image), by annealing (± 2 s.e.)")
+    figure.supxlabel("nats that a guide loses of log p(image), annealed (± 2 s.e.)", fontsize=10)
     return figure
