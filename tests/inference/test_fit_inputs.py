@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 
 import numpy as np
 import pyro
@@ -297,3 +298,17 @@ def test_later_settings_replace_earlier_ones_field_by_field():
         "inputs": Inputs(labels=True),
         "checks": Checks(patience=2),
     }
+
+
+def test_minutes_of_the_processor_do_not_pass_while_the_process_waits(images):
+    """Steps that sleep end a run of one second of wall time, and none of processor time."""
+
+    def wait(batch):
+        time.sleep(0.2)
+        return batch
+
+    limits = QUIET | {"minutes": 1 / 60, "transform": wait, "steps": 12, "every": 100}
+    steps = {c: fit(*pair(), images, clock=c, **limits).steps for c in ("wall", "processor")}
+    assert steps["wall"] < 9 and steps["processor"] == 12
+    with pytest.raises(ValueError, match="clock must be"):
+        fit(*pair(), images, clock="sun", **limits)
