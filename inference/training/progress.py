@@ -12,7 +12,7 @@ from torch import Tensor
 from capsule_zoo.inference.training.history import COLUMNS, Run, history_of
 from capsule_zoo.models.checks import check_one_of
 
-CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
+CLOCKS = {"wall": "monotonic", "processor": "process_time"}
 _WINDOW = 50  # steps whose mean loss the progress bar shows
 
 
@@ -41,7 +41,7 @@ class Progress:
 
     def __init__(self, steps_per_epoch: int, before: Before, clock: str = "wall") -> None:
         check_one_of("clock", clock, tuple(CLOCKS))
-        self._now = CLOCKS[clock]
+        self._now = lambda: getattr(time, CLOCKS[clock])()
         self.before = before
         self.steps_per_epoch = steps_per_epoch
         self.step = 0
