@@ -60,6 +60,7 @@ from capsule_zoo.inference.posterior.annealing.annealed import (
     annealed_log_likelihood,
 )
 from capsule_zoo.inference.posterior.fill_in import FilledIn, fill_in
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
 from capsule_zoo.inference.posterior.intervene import Counterfactual, intervene
 from capsule_zoo.inference.posterior.refine import Refinement, SemiAmortized, refine
 from capsule_zoo.inference.posterior.top_prior import TopPrior, fit_top_prior
@@ -137,6 +138,7 @@ __all__ = [
     "image_log_likelihood",
     "infer",
     "infer_transformation",
+    "gauss_newton",
     "intervene",
     "is_bound",
     "latents",

@@ -127,7 +127,7 @@ def test_the_experiment_says_how_good_the_exact_posterior_can_be():
     assert abs(found[0] - expected) < 5 * (found[1] + error)
     assert {"025", "ambiguous"} == result.figures.keys()
     with pytest.raises(ValueError, match="leave --run out"):
-        experiment.parse(Options(run="any"))
+        experiment(Options(run="any"))
     assert torch.get_default_dtype() == torch.float32
 
 
