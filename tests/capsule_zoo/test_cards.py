@@ -28,6 +28,7 @@ NOT_KEPT = {
     "constellations/parse",  # nothing is trained
     "generative-capsnet/shift-at-length",
     "scenes/counts",  # five seeds, of which none is shipped
+    "zoo/gaps",  # a VAE that the experiment trains, as README says
 }
 SUBSET = 1000  # images: a fifth off the headline is then more than five standard errors
 OFFLINE = ("digits", "toys3d", "constellations")  # no file needed

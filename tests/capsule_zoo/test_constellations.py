@@ -11,7 +11,7 @@ import torch
 from capsule_zoo import cli
 from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.constellations import SHAPES, Scenes
-from capsule_zoo.experiments import Options
+from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.constellations import headline as experiment
 from capsule_zoo.experiments.constellations import learned as learning
 from capsule_zoo.guides.constellations.exact import Matchings
@@ -127,7 +127,7 @@ def test_the_experiment_says_how_good_the_exact_posterior_can_be():
     assert abs(found[0] - expected) < 5 * (found[1] + error)
     assert {"025", "ambiguous"} == result.figures.keys()
     with pytest.raises(ValueError, match="leave --run out"):
-        experiment(Options(run="any"))
+        find_experiment("constellations/parse")(Options(run="any"))
     assert torch.get_default_dtype() == torch.float32
 
 
