@@ -12,6 +12,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.scenes.segmentation import segmented
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import found_objects
 
@@ -52,7 +53,8 @@ def colour(
         pyro.set_rng_seed(options.seed)
         entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
         train(entry, data, options, options.minutes or length, name=ground, batch_size=16)
-        for quantity, number in segmented(entry, test, draws=5).items():
+        read = find_objects(entry.model, entry.guide, test.images, draws=5)
+        for quantity, number in segmented(read, test).items():
             found.setdefault(quantity, {})[ground] = number
         figures[ground] = found_objects(entry, test.images)
     return Result(found, figures)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyro
+from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
@@ -17,7 +18,7 @@ from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Checks, evaluate
-from capsule_zoo.inference.evaluation.objects import find_objects
+from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
 from capsule_zoo.inference.evaluation.summary import summarize
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import Number
@@ -113,7 +114,12 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
 def accuracy(entry: Entry, scenes: Split, draws: int) -> Number:
     """Return the share of the scenes whose number of objects is right."""
     found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
-    return mean_and_error((found.counts == scenes.objects.counts).float())
+    return mean_and_error(right_counts(found, scenes))
+
+
+def right_counts(found: FoundObjects, scenes: Split) -> Tensor:
+    """Return 1 for every scene whose number of objects is right, and 0 for the others, (N,)."""
+    return (found.counts == scenes.objects.counts).float()
 
 
 def with_digits(number: int, test: int, options: Options) -> Split:

@@ -8,8 +8,11 @@ import pyro
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.scenes.reading import counted, ways
+from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.experiments.scenes.counts import right_counts
+from capsule_zoo.experiments.scenes.reading import ways
 from capsule_zoo.experiments.training import train
+from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import found_objects
 
@@ -31,10 +34,11 @@ def overlap(options: Options, *, length: float = 15.0, draws: int = 5, sizes: An
     entry = create("scenes", image_shape=data.image_shape, **own)
     train(entry, data, options, options.minutes or length)
     test = data.test
-    sets = {"": test, **{f"_{n}_digits": test[test.labels == n] for n in range(4)}}
+    sets = {"": test.labels >= 0, **{f"_{n}_digits": test.labels == n for n in range(4)}}
     found: dict[str, Any] = {f"count_accuracy{suffix}": {} for suffix in sets}
     for name, way in ways(entry, narrow=3).items():
         options.say(f"Counting by {name}")
-        for suffix, scenes in sets.items():
-            found[f"count_accuracy{suffix}"][name] = counted(way, scenes, draws)["accuracy"]
+        right = right_counts(find_objects(way.model, way.guide, test.images, draws=draws), test)
+        for suffix, chosen in sets.items():
+            found[f"count_accuracy{suffix}"][name] = mean_and_error(right[chosen])
     return Result(found, {"": found_objects(entry, test.images)})

@@ -8,7 +8,7 @@ from typing import Any
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error
-from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, with_digits
+from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, right_counts, with_digits
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.records import Number
@@ -31,7 +31,7 @@ def ways(entry: Entry, narrow: int) -> dict[str, Entry]:
 def counted(entry: Entry, scenes: Split, draws: int) -> dict[str, Number]:
     """Return the share of right counts, and how far their probabilities are from such shares."""
     found = find_objects(entry.model, entry.guide, scenes.images, draws=draws)
-    right = (found.counts == scenes.objects.counts).float()
+    right = right_counts(found, scenes)
     apart = calibration_error(found.count_probabilities.amax(1), right)
     return {"accuracy": mean_and_error(right), "calibration": (apart, None, len(right))}
 

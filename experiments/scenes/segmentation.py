@@ -18,6 +18,7 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import boxes_of
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.experiments.scenes.counts import right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
@@ -30,7 +31,7 @@ from capsule_zoo.inference.evaluation.objects import (
 )
 from capsule_zoo.models.scenes import crop
 from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import create, load
 from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
@@ -101,7 +102,7 @@ def segmentation(options: Options, **settings: Any) -> Result:
     digits = load(options.run or WEIGHTS)
     scenes = load_dataset("multi-mnist", options.data_root).test[: chosen.tested]
     read = find_objects(digits.model, digits.guide, scenes.images, draws=chosen.draws)
-    found["ari_multi_mnist"] = segmented(digits, scenes, chosen.draws)["ari"]
+    found["ari_multi_mnist"] = segmented(read, scenes)["ari"]
     found["iou"] = mean_and_error(box_overlaps(read.boxes, read.presence, scenes.objects))
     labelled = load_dataset("mnist", options.data_root).train
     found["classes_found"] = named(scenes, read, labelled, chosen.named)
@@ -120,16 +121,17 @@ def one_set(job: Job[tuple[str, Settings]]) -> dict[str, Number]:
     entry = create("scenes", image_shape=data.image_shape, **(settings.sizes or SIZES[name]))
     minutes = options.minutes or settings.length
     train(entry, data, options, minutes, batch_size=settings.batch_size)
-    found = segmented(entry, data.test[: settings.tested], settings.draws)
-    return {f"{quantity}_{name.replace('-', '_')}": number for quantity, number in found.items()}
+    test = data.test[: settings.tested]
+    found = find_objects(entry.model, entry.guide, test.images, draws=settings.draws)
+    measured = segmented(found, test).items()
+    return {f"{quantity}_{name.replace('-', '_')}": number for quantity, number in measured}
 
 
-def segmented(entry: Entry, test: Split, draws: int) -> dict[str, Number]:
-    """Return the foreground ARI and the share of right counts of scenes."""
-    found = find_objects(entry.model, entry.guide, test.images, draws=draws)
-    right = (found.counts == test.objects.counts).float()
+def segmented(found: FoundObjects, test: Split) -> dict[str, Number]:
+    """Return the foreground ARI and the share of right counts of what was found in scenes."""
     ari = foreground_ari(found.owners, test.objects)
-    return {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": mean_and_error(right)}
+    right = mean_and_error(right_counts(found, test))
+    return {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
 
 
 def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Number:

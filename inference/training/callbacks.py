@@ -17,7 +17,7 @@ class Check:
         model, guide: the modules that are trained, in evaluation mode.
         step: optimizer steps taken.
         epoch: number of the epoch of the last step, from 0.
-        seconds: wall time of the run, time before a resume included.
+        seconds: time of the run by the `clock` of `Checks`, time before a resume included.
         loss: mean training loss of the last 50 steps, in nats per image; NaN before the first.
         held_out: held-out loss in nats per image; NaN where it was not computed.
     """

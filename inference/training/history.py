@@ -36,7 +36,7 @@ class Run:
             loss between two checks; nats per image.
         best_step: the step at which `best_loss` was reached.
         steps: optimizer steps taken, including steps before a resume.
-        seconds: wall time, including time before a resume.
+        seconds: time by the `clock` of `Checks`, including time before a resume.
         stopped: why the run ended, in words.
     """
 

@@ -1,4 +1,4 @@
-"""The progress of a run: steps, wall time, history, and the best value so far."""
+"""The progress of a run: steps, time, history, and the best value so far."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Before(NamedTuple):
     Attributes:
         stage: number of the present stage.
         rows: their history (steps, columns).
-        seconds: their wall time.
+        seconds: their time.
     """
 
     stage: int = 0
@@ -41,7 +41,7 @@ class Progress:
 
     def __init__(self, steps_per_epoch: int, before: Before, clock: str = "wall") -> None:
         check_one_of("clock", clock, tuple(CLOCKS))
-        self._now = lambda: getattr(time, CLOCKS[clock])()
+        self._now = getattr(time, CLOCKS[clock])
         self.before = before
         self.steps_per_epoch = steps_per_epoch
         self.step = 0

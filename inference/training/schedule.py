@@ -28,7 +28,7 @@ class Budget:
 
     Attributes:
         steps: optimizer steps in all, infinite when only time counts.
-        seconds: wall time in all, infinite when only steps count.
+        seconds: time in all, infinite when only steps count.
         given: the limits in the user's words.
     """
 

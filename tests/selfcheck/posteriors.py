@@ -41,8 +41,6 @@ from capsule_zoo.models import (
 )
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.matrix_capsules import spread_energy
-from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.sizes import sized
 
 
@@ -162,19 +160,16 @@ def recognition_after(steps: int) -> tuple[CapsuleHelmholtzMachine, RecognitionM
     return model, guide
 
 
+def small_part_whole(side: int) -> PartWholeCapsules:
+    """Return a random model of two objects and two parts on side x side pixels."""
+    sizes: dict[str, Any] = dict(objects=2, parts=2, template_size=3, sigma_min=0.05)
+    return randomized(sized(PartWholeCapsules, (1, side, side), **sizes), 0.5)
+
+
 @check("sbc_part_whole_trained", of=[PartWholeGuide], approximate=True, share=0.04)
 def part_whole_after_training(number: int) -> Outcome:
     """Check presences and poses of a small part-whole model after a short guide training."""
-    model = randomized(
-        PartWholeCapsules(
-            (1, 8, 8),
-            objects=2,
-            parts=2,
-            painting=Painting(template_size=3),
-            belonging=Belonging(sigma_min=0.05),
-        ),
-        0.5,
-    )
+    model = small_part_whole(8)
     model.space = ImageSpace(model.image_shape, (-math.inf, math.inf))
     sizes: dict[str, Any] = dict(channels=4, width=8, heads=2, blocks=1, inducing=2)
     guide = sized(PartWholeGuide, model, "normal", **sizes).double()

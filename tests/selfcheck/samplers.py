@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from checks import check
-from machines import GAUSSIANS, chain_machine, energy_machine, exact_draws, prior_draws, randomized
-from posteriors import recognition_after
+from machines import GAUSSIANS, chain_machine, energy_machine, exact_draws, prior_draws
+from posteriors import recognition_after, small_part_whole
 from pyro import poutine
 from small_rbms import PAIRS, log_masses
 from torch import Tensor
@@ -22,8 +22,6 @@ from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.evaluation.calibration import Outcome, same_means, unbiased
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
-from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.models.parts.parent_selection import Belonging
 from capsule_zoo.models.units.switched_units import CapsuleState
 
 SWEEPS = 8
@@ -131,17 +129,7 @@ def _alternated(model: CapsuleHelmholtzMachine, guide: RecognitionMachine, numbe
 @check("geweke_part_whole_selections", of=[PartWholeCapsules])
 def selections(number: int) -> Outcome:
     """Check that the prior is the same with parents drawn and with parents summed out."""
-    model = randomized(
-        PartWholeCapsules(
-            (1, 4, 4),
-            objects=2,
-            parts=2,
-            painting=Painting(template_size=3),
-            belonging=Belonging(sigma_min=0.05),
-        ),
-        0.5,
-    )
-    model = model.discretized()
+    model = small_part_whole(4).discretized()
     found = []
     for selection in ("enumerate", "marginal"):
         values, images = prior_draws(model.with_selection(selection), number)

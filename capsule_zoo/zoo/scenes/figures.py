@@ -55,12 +55,12 @@ def found_objects(entry: Entry, images: Tensor) -> Figure:
 def counts_against_time(
     curves: Sequence[Sequence[tuple[float, float]]], published: float, names: Sequence[str] = ()
 ) -> Figure:
-    """Draw the share of right counts against minutes of training, a line for each seed.
+    """Draw the share of right counts against minutes of training, a line for each run.
 
     Args:
-        curves: for each seed, pairs of seconds and share.
+        curves: for each run, pairs of seconds and share.
         published: a published share, drawn as a level line.
-        names: of the curves, where they are not those of seeds.
+        names: of the runs; by default the number of its seed.
     """
     from matplotlib import pyplot as plt
 
