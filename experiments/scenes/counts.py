@@ -1,7 +1,7 @@
 """How many digits a scene has: against training time, and with more digits than were trained on.
 
-Eslami et al. 2016, "Attend, Infer, Repeat" (arXiv 1603.08575), section 3.1: .983 of the counts of
-scenes of 0 to 2 digits are right; with 3 digits their network fails unless its form is changed.
+A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scenes of 0 to 2 digits
+right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.scenes.figures import counts_against_time
 
 DATA = "multi-mnist:train=60000"
-PUBLISHED = 0.983  # of the counts; Eslami et al. 2016
+PUBLISHED = 0.983  # of the counts; the public program
 EARLY = 300.0  # seconds of the first of the two measurements
 MORE = (3, 4, 5)  # digits, of which no more than two were trained on
 

@@ -27,8 +27,8 @@ ROW = Published(
     "a", "a/b", "m", "", "share", "0.9", None, True, "them", "Nobody 2020, table 1", LIKE, ""
 )
 ROWS = read_published()
-# a place in a publication, a repository, or a paper alone
-NAMED = r"table|figure|section|abstract|repository|scores stored|equation|\b20\d\d$"
+# a place in a publication, a repository, or the words that say that the place is not known
+NAMED = r"table \d|figure \d|section \d|abstract|repository [\w-]+/|equation \d|place not checked"
 
 
 def found(value: float, se: float | None = 0.01) -> dict:
