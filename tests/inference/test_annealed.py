@@ -255,7 +255,7 @@ def test_chains_start_at_a_guide_that_is_refined_for_every_image():
 
 
 def test_transitions_keep_the_law_of_the_path_in_either_order():
-    """Start at exact draws of the posterior; the means of all latents stay."""
+    """Start at exact draws of the posterior; the means of all latents and of log p(z | x) stay."""
     torch.manual_seed(0)
     model = Mixed().double()
     number = 3000
@@ -271,6 +271,8 @@ def test_transitions_keep_the_law_of_the_path_in_either_order():
             state, terms, rate = transition(path, state, terms, 1.0, epsilon, moves, reverse)
         moved = (state.position != exact.position).any(1).double().mean()
         assert moved > 0.5 and 0.3 < rate.mean() < 1
+        change = terms.at(1.0) - path.terms(exact).at(1.0)
+        assert z_score(change.numpy(force=True)) < Z, reverse
         for name, value in path.values(state).items():
             before = path.values(exact)[name].reshape(number, -1).double()
             after = value.reshape(number, -1).double()
