@@ -23,7 +23,7 @@ from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import counts_against_time
 
 DATA = "multi-mnist:train=30000"
-MARKS = (1, 2, 3, 5, 8, 12)  # minutes
+MARKS = (1, 2, 3, 5, 8, 12, 20, 30, 60)  # minutes
 
 
 class Curve(list[tuple[float, int, Number]]):
