@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capsule_zoo._version import __version__
+from capsule_zoo._version import __version__ as __version__
 
 # In a checkout models/, guides/, inference/, data/ and weights/ are symbolic links to the folders
 # next to this one. If links could not be made (some clones on Windows), the folders are found by
@@ -47,20 +47,7 @@ _LAZY = {
     "register_guide": "registry",
     "save": "registry",
 }
-__all__ = [
-    "Entry",
-    "Recipe",
-    "Takes",
-    "__version__",
-    "create",
-    "describe",
-    "list_models",
-    "list_weights",
-    "load",
-    "register",
-    "register_guide",
-    "save",
-]
+__all__ = sorted([*_LAZY, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -116,24 +116,8 @@ class Description:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description in JSON-compatible types."""
-        return plain(
-            {
-                "name": self.name,
-                "source": self.source,
-                "summary": self.summary,
-                "sizes": {name: _plain_size(size) for name, size in self.sizes.items()},
-                "guides": [asdict(guide) for guide in self.guides],
-                "sites": [asdict(site) for site in self.sites],
-                "relaxed": self.relaxed,
-                "objective": self.objective,
-                "training": self.training,
-                "figures": self.figures,
-                "parameters": self.parameters,
-                "weights": [asdict(weights) for weights in self.weights],
-                "references": self.references,
-                "card": self.card,
-            }
-        )
+        sizes = {name: _plain_size(size) for name, size in self.sizes.items()}
+        return plain({**vars(self), "sizes": sizes})
 
     def tables(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Return guides, latent sites and trained weights, each as rows of words by name."""

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -243,6 +243,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 def plain(value: Any) -> Any:
     """Return a value in JSON-compatible types, with None for numbers that are not finite."""
+    value = vars(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

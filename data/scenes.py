@@ -149,6 +149,26 @@ def _in_chunks(
     return torch.cat(images), Objects(*parts)
 
 
+def _arranged(counts: Tensor, covers: Tensor, objects: Callable, refused: Callable) -> Tensor:
+    """Place objects in what they cover (n, M, H, W), again until no scene is refused, in place.
+
+    Returns:
+        The classes of the objects, (n, M); -1 where a scene has fewer than M.
+    """
+    classes, again = torch.full(covers.shape[:2], -1), torch.arange(len(counts))
+    while len(again):
+        for slot in range(covers.shape[1]):
+            here = again[counts[again] > slot]
+            covers[here, slot], classes[here, slot] = objects(len(here))
+        again = refused(covers, classes).nonzero()[:, 0]
+    return classes
+
+
+def _overlap(covers: Tensor, classes: Tensor) -> Tensor:
+    """Return True for scenes (n, M, H, W) in which a pixel is covered more than once, (n,)."""
+    return (covers.sum(1) > 1).flatten(1).any(1)
+
+
 def painted(grounds: Tensor, covers: Tensor, colors: Tensor) -> Tensor:
     """Return grounds (n, C, H, W) under objects that cover (n, M, H, W) in colors (n, M, C, 1, 1).
 
@@ -211,23 +231,11 @@ def gray_scenes(
         rows, columns = (_integers(0, canvas - sizes, generator, count) for _ in range(2))
         return pasted(patches, rows, columns, (canvas, canvas)), labels[chosen]
 
-    def scenes(count: int) -> tuple[Tensor, Tensor]:
-        covers = digits.new_zeros(count, most, canvas, canvas)
-        classes = torch.full((count, most), -1)
-        counts = _integers(least, most + 1, generator, count)
-        for slot in range(most):
-            here = (counts > slot).nonzero()[:, 0]
-            covers[here, slot], classes[here, slot] = objects(len(here))
-        if not overlap:
-            while len(again := (covers.sum(1) > 1).flatten(1).any(1).nonzero()[:, 0]):
-                for slot in range(most):
-                    here = again[counts[again] > slot]
-                    covers[here, slot], classes[here, slot] = objects(len(here))
-        return covers, classes
-
     def draw(count: int) -> tuple[Tensor, Objects]:
-        covers, classes = scenes(count)
-        known = _known(covers, classes)
+        covers = digits.new_zeros(count, most, canvas, canvas)
+        counts = _integers(least, most + 1, generator, count)
+        refused = (lambda *_: torch.zeros(count)) if overlap else _overlap
+        known = _known(covers, _arranged(counts, covers, objects, refused))
         if grounds is None:
             return covers.sum(1, keepdim=True).clamp(max=1), known
         chosen = torch.randint(len(grounds), (count,), generator=generator)
@@ -289,21 +297,17 @@ def sprite_scenes(
         moved = pasted(bank[chosen], rows, columns, (canvas + 8, canvas + 8))
         return moved[:, 4:-4, 4:-4], kinds[chosen]
 
+    def hidden(covers: Tensor, classes: Tensor) -> Tensor:
+        seen = _known(covers, classes).masks.sum((-2, -1))
+        return ((seen < 20) & (classes >= 0)).any(1)
+
     def draw(count: int) -> tuple[Tensor, Objects]:
         covers = torch.zeros(count, most, canvas, canvas)
-        classes = torch.full((count, most), -1)
         counts = _integers(least, most + 1, generator, count)
-        again = torch.arange(count)
-        while len(again):
-            for slot in range(most):
-                here = again[counts[again] > slot]
-                covers[here, slot], classes[here, slot] = objects(len(here))
-            known = _known(covers, classes)
-            hidden = (known.masks.sum((-2, -1)) < 20) & (classes >= 0)
-            again = hidden.any(1).nonzero()[:, 0]
+        classes = _arranged(counts, covers, objects, hidden)
         colors = torch.rand(count, 1 + most, 3, 1, 1, generator=generator)
         images = colors[:, 0].expand(-1, -1, canvas, canvas)
-        return painted(images, covers, colors[:, 1:]), known
+        return painted(images, covers, colors[:, 1:]), _known(covers, classes)
 
     return _in_chunks(number, draw)
 
@@ -331,18 +335,15 @@ def tetromino_scenes(
     heights, widths = (1 + (bank.amax(axis) * torch.arange(4)).amax(1).long() for axis in (2, 1))
     pure = torch.tensor(PURE).float()
 
+    def objects(count: int) -> tuple[Tensor, Tensor]:
+        chosen = torch.randint(len(bank), (count,), generator=generator)
+        rows = _integers(0, grid - heights[chosen] + 1, generator, count)
+        columns = _integers(0, grid - widths[chosen] + 1, generator, count)
+        return pasted(bank[chosen], rows, columns, (grid, grid)), chosen
+
     def draw(count: int) -> tuple[Tensor, Objects]:
-        cells = torch.zeros(count, most, grid, grid)
-        classes = torch.zeros(count, most, dtype=torch.long)
-        again = torch.arange(count)
-        while len(again):
-            for slot in range(most):
-                chosen = torch.randint(len(bank), (len(again),), generator=generator)
-                rows = _integers(0, grid - heights[chosen] + 1, generator, len(again))
-                columns = _integers(0, grid - widths[chosen] + 1, generator, len(again))
-                cells[again, slot] = pasted(bank[chosen], rows, columns, (grid, grid))
-                classes[again, slot] = chosen
-            again = (cells.sum(1) > 1).flatten(1).any(1).nonzero()[:, 0]
+        counts, cells = torch.full((count,), most), torch.zeros(count, most, grid, grid)
+        classes = _arranged(counts, cells, objects, _overlap)
         covers = cells.repeat_interleave(CELL, -1).repeat_interleave(CELL, -2)
         colors = pure[torch.randint(len(pure), (count, most), generator=generator)]
         return torch.einsum("nmhw,nmc->nchw", covers, colors), _known(covers, classes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pyro
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split
@@ -14,6 +15,12 @@ from capsule_zoo.inference import Checks, Inputs, Run
 from capsule_zoo.inference.training.settings import combined
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.folder import CHECKPOINT, RunFolder, fit_entry
+
+
+def begun(name: str, data: Dataset, options: Options, **sizes: Any) -> Entry:
+    """Return an untrained entry for a data set's images, drawn from the seed of the options."""
+    pyro.set_rng_seed(options.seed)
+    return create(name, **{"image_shape": data.image_shape, **sizes})
 
 
 def train(

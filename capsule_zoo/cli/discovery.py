@@ -107,12 +107,10 @@ def options(
 
 
 def _list_weights(pattern: str, as_json: bool) -> None:
-    from dataclasses import asdict
-
     from capsule_zoo.discovery import list_weights
 
     found = list_weights(pattern)
     if not found:
         raise ValueError(f"no trained weights match {pattern!r}; there are {list(list_weights())}")
     print_list({name: str(weights) for name, weights in found.items()})
-    print_json(as_json, {name: asdict(weights) for name, weights in found.items()})
+    print_json(as_json, found)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from capsule_zoo.figures.grids import panels
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from capsule_zoo.inference.evaluation.probe import Accuracy
@@ -27,9 +30,7 @@ def accuracy_curves(
         axis_label: label of the axis of places.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.5))
+    figure, ((axis,),) = panels()
     for name, curve in curves.items():
         places = list(curve)
         values, errors = (
@@ -40,16 +41,13 @@ def accuracy_curves(
         else:
             _curve(axis, places, values, errors, name, ".-")
     axis.axhline(chance, color="gray", linestyle=":", label="chance")
-    axis.set_ylim(0, 1)
-    axis.set_xlabel(axis_label)
-    axis.set_ylabel("accuracy")
+    axis.set(xlabel=axis_label, ylabel="accuracy", ylim=(0, 1))
     axis.legend(fontsize=8)
-    figure.set_layout_engine("constrained")
     return figure
 
 
 def error_curves(
-    panels: Mapping[str, Mapping[str, np.ndarray]],
+    kinds: Mapping[str, Mapping[str, np.ndarray]],
     places: Sequence[float],
     trained: tuple[float, float],
     blank: Mapping[str, np.ndarray],
@@ -58,18 +56,14 @@ def error_curves(
     """Draw a panel per kind of image and a curve per decoder, in a band of one standard error.
 
     Args:
-        panels: by title and decoder, squared errors (seeds, places).
+        kinds: by title and decoder, squared errors (seeds, places).
         places: places of the requests along the line.
         trained: smallest and largest request in training; the range between them is shaded.
         blank: by title, the errors (places,) of a blank image, drawn as a dotted line.
         axis_label: label of the axis of places.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(4.2 * len(panels), 3.3), squeeze=False, sharey=True
-    )
-    for axis, (title, curves) in zip(axes[0], panels.items(), strict=True):
+    figure, (axes,) = panels(len(kinds), size=(4.2, 3.3), sharey=True)
+    for axis, (title, curves) in zip(axes, kinds.items(), strict=True):
         low, high = trained
         width = 0.01 * (max(places) - min(places))
         axis.axvspan(low - width, high + width, color="0.9", label="seen in training")
@@ -81,10 +75,9 @@ def error_curves(
         axis.set_yscale("log")
         axis.set_title(title, fontsize=9)
         axis.set_xlabel(axis_label)
-    axes[0, 0].set_ylabel("mean squared error, pixels in [-1, 1]")
-    figure.set_layout_engine("constrained")
+    axes[0].set_ylabel("mean squared error, pixels in [-1, 1]")
     # Next to the panels, because curves may run anywhere in them
-    figure.legend(*axes[0, -1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
+    figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     return figure
 
 
@@ -108,16 +101,12 @@ def accuracies_in_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> F
     Args:
         curves: by name, rows of updates, accuracy and its standard error.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.5))
+    figure, ((axis,),) = panels()
     for name, rows in curves.items():
         updates, values, errors = np.array(rows).reshape(-1, 3).T
         _curve(axis, updates.tolist(), values, errors, name, ".-")
-    axis.set_xlabel("updates")
-    axis.set_ylabel("accuracy of a linear probe")
+    axis.set(xlabel="updates", ylabel="accuracy of a linear probe")
     axis.legend(fontsize=8)
-    figure.set_layout_engine("constrained")
     return figure
 
 
@@ -125,10 +114,6 @@ TICKS = {
     "probe": (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
     "frechet": (20, 40, 60, 100, 200, 500, 1000, 2000),
 }
-
-
-def _inside(value: float, ends: tuple[float, float]) -> bool:
-    return ends[0] <= value <= ends[1]
 
 
 def qualities_in_time(
@@ -142,11 +127,8 @@ def qualities_in_time(
         goals: values that are to be reached, by quantity; drawn as dotted lines. "probe" is drawn
             as the error rate.
     """
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
-    figure, axes = plt.subplots(1, len(goals), figsize=(4.5 * len(goals), 3.3), squeeze=False)
-    for axis, (quality, wanted) in zip(axes[0], goals.items(), strict=True):
+    figure, (axes,) = panels(len(goals), size=(4.5, 3.3))
+    for axis, (quality, wanted) in zip(axes, goals.items(), strict=True):
         rate = quality == "probe"
         for name, rows in runs.items():
             minutes = [row["core_minutes"][0] for row in rows]
@@ -156,15 +138,22 @@ def qualities_in_time(
             axis.axhline(1 - value if rate else value, color="gray", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        for side in (axis.xaxis, axis.yaxis):
-            side.set_major_formatter(ScalarFormatter())
-            side.set_minor_formatter(NullFormatter())
-        axis.set_yticks([t for t in TICKS[quality] if _inside(t, axis.get_ylim())])
+        _plain_numbers(axis.xaxis, axis.yaxis)
+        low, high = axis.get_ylim()
+        axis.set_yticks([tick for tick in TICKS[quality] if low <= tick <= high])
         axis.set_xlabel("minutes of one core")
         axis.set_ylabel("error rate of a linear probe" if rate else "Frechet distance of samples")
-    axes[0, 0].legend(fontsize=7)
-    figure.set_layout_engine("constrained")
+    axes[0].legend(fontsize=7)
     return figure
+
+
+def _plain_numbers(*sides: Axis) -> None:
+    """Write the numbers of logarithmic axes as they are, at the major ticks alone."""
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+    for side in sides:
+        side.set_major_formatter(ScalarFormatter())
+        side.set_minor_formatter(NullFormatter())
 
 
 def changes(
@@ -177,8 +166,6 @@ def changes(
             `zoo/transformations`.
         motions: the motions.
     """
-    from matplotlib import pyplot as plt
-
     rows = {
         "move_code": "move of codes",
         "move_pose": "move of poses",
@@ -186,8 +173,8 @@ def changes(
         "changed_class": "classes changed",
     }
     names = sorted({name for own in found.values() for name in own})
-    size = 2.6 * len(motions) + 1.8, 1.9 * len(rows)
-    figure, axes = plt.subplots(len(rows), len(motions), figsize=size, squeeze=False, sharey="row")
+    shape = len(motions), len(rows)
+    figure, axes = panels(*shape, size=(2.6, 1.9), margin=(1.8, 0), sharey="row")
     styles = ("-", "--", ":")
     for column, motion in enumerate(motions):
         places = {p: own for p, own in found.items() if p.startswith(f"{motion}_")}
@@ -206,7 +193,6 @@ def changes(
     lines = {line.get_label(): line for axis in axes.flat for line in axis.get_lines()}
     shown = [lines[label] for label in sorted(lines)]
     figure.legend(shown, sorted(lines), loc="outside right upper", fontsize=7)
-    figure.set_layout_engine("constrained")
     return figure
 
 
@@ -222,13 +208,9 @@ def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     Args:
         curves: minutes and losses, in nats per image, by name.
     """
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
-
     figure = _on_log_scale(curves, "minutes", "held-out loss (nats per image)")
-    axis = figure.axes[0].xaxis
     figure.axes[0].set_xscale("log", base=2)
-    axis.set_major_formatter(ScalarFormatter())
-    axis.set_minor_formatter(NullFormatter())
+    _plain_numbers(figure.axes[0].xaxis)
     return figure
 
 
@@ -250,16 +232,11 @@ def _on_log_scale(
     marker: str = ".",
 ) -> Figure:
     """Draw curves (x, y) by name over a log scale, and points (x, y) as crosses."""
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 3.5))
+    figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():
         axis.plot(x, y, marker=marker, label=name.replace("_", " "))
     for name, (x, y) in marks.items():
         axis.plot(x, y, "kx", label=name)
-    axis.set_xscale("log")
-    axis.set_xlabel(xlabel)
-    axis.set_ylabel(ylabel)
+    axis.set(xscale="log", xlabel=xlabel, ylabel=ylabel)
     axis.legend(fontsize=8)
-    figure.set_layout_engine("constrained")
     return figure

@@ -6,7 +6,7 @@ Images may be standard scores: pictures are drawn on a scale on which the given 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.figures.generic import on_scale_of
-from capsule_zoo.figures.grids import image_rows, in_rows, signed_colors
+from capsule_zoo.figures.grids import image_rows, in_rows, panels, signed_colors
 from capsule_zoo.models.common.modes import seeded
 
 if TYPE_CHECKING:
@@ -84,29 +84,18 @@ def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100)
             own unless they lie in [0, 1].
         labels: (N,), one column of panels for each value.
     """
-    from matplotlib import pyplot as plt
-
     classes = np.unique(labels)
-    figure, axes = plt.subplots(
-        len(rows),
-        len(classes),
-        figsize=(1.1 * len(classes) + 0.8, 2.2 * len(rows) + 0.4),
-        squeeze=False,
-    )
+    figure, axes = panels(len(classes), len(rows), (1.1, 2.2), (0.8, 0.4))
     for row, (name, features) in zip(axes, rows.items(), strict=True):
-        low, high = min(0.0, features.min()), max(1.0, features.max())
+        how: dict[str, Any] = dict(cmap="gray", aspect="auto", interpolation="nearest")
+        how |= dict(vmin=min(0.0, features.min()), vmax=max(1.0, features.max()))
         for axis, label in zip(row, classes, strict=True):
-            strips = features[labels == label][:each]
-            axis.imshow(
-                strips, cmap="gray", vmin=low, vmax=high, aspect="auto", interpolation="nearest"
-            )
-            axis.set_xticks([])
-            axis.set_yticks([])
+            axis.imshow(features[labels == label][:each], **how)
+            axis.set(xticks=[], yticks=[])
         row[0].set_ylabel(name, fontsize=8)
     for axis, label in zip(axes[0], classes, strict=True):
         axis.set_title(str(label), fontsize=8)
     figure.suptitle("What is inferred (columns) of test images (strips), by class", fontsize=9)
-    figure.set_layout_engine("constrained")
     return figure
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,21 +17,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
-    """Draw a labeled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
+def panels(
+    columns: int = 1,
+    rows: int = 1,
+    size: tuple[float, float] = (6, 3.5),
+    margin: tuple[float, float] = (0, 0),
+    **shared: Any,
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its axes (rows, columns), each of a size in inches, in a margin."""
     from matplotlib import pyplot as plt
 
+    whole = columns * size[0] + margin[0], rows * size[1] + margin[1]
+    shared |= dict(figsize=whole, squeeze=False, layout="constrained")
+    return plt.subplots(rows, columns, **shared)
+
+
+def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
+    """Draw a labeled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
     pictures = {name: _as_pictures(images) for name, images in rows.items()}
     columns = max(len(images) for images in pictures.values())
-    figure, axes = plt.subplots(
-        len(rows), columns, figsize=(0.62 * columns + 1.3, 0.64 * len(rows) + 0.4), squeeze=False
-    )
+    figure, axes = panels(columns, len(rows), (0.62, 0.64), (1.3, 0.4))
     for row, (name, images) in zip(axes, pictures.items(), strict=True):
         for axis, image in zip(row, images, strict=False):
             axis.imshow(image, cmap="gray", vmin=0, vmax=1)
         for axis in row:
-            axis.set_xticks([])
-            axis.set_yticks([])
+            axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
         row[0].set_ylabel(name.replace("_", " "), rotation=0, ha="right", va="center", fontsize=8)
     if title:
@@ -40,18 +50,16 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     return figure
 
 
-def heat_maps(panels: Mapping[str, pd.DataFrame], across: str, down: str) -> Figure:
+def heat_maps(tables: Mapping[str, pd.DataFrame], across: str, down: str) -> Figure:
     """Draw a panel of colored numbers for each table, with empty cells where one is missing.
 
     Args:
-        panels: tables by title, all with the same index and columns.
+        tables: by title, all with the same index and columns.
         across, down: what the columns and the rows are.
     """
-    from matplotlib import pyplot as plt
-
-    side = 0.52 * max(len(table) for table in panels.values()) + 1.1
-    figure, axes = plt.subplots(1, len(panels), figsize=(side * len(panels), side), squeeze=False)
-    for axis, (title, table) in zip(axes[0], panels.items(), strict=True):
+    side = 0.52 * max(len(table) for table in tables.values()) + 1.1
+    figure, (axes,) = panels(len(tables), size=(side, side))
+    for axis, (title, table) in zip(axes, tables.items(), strict=True):
         values = table.to_numpy(float)
         image = axis.imshow(values, cmap="viridis", aspect="auto")
         for (row, column), value in np.ndenumerate(values):
@@ -63,8 +71,7 @@ def heat_maps(panels: Mapping[str, pd.DataFrame], across: str, down: str) -> Fig
         axis.set_yticks(range(len(table.index)), table.index, fontsize=7)
         axis.set_xlabel(across, fontsize=8)
         axis.set_title(title, fontsize=8)
-    axes[0, 0].set_ylabel(down, fontsize=8)
-    figure.set_layout_engine("constrained")
+    axes[0].set_ylabel(down, fontsize=8)
     return figure
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.energy import binary_mnist, log_likelihoods, probe
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
@@ -110,8 +109,7 @@ def measure(job: Job[tuple[str, int]], *, temperatures: int, chains: int) -> Num
     """Train a machine for its updates; return its likelihoods and the accuracies of its probes."""
     (machine, updates), options = job.variant, job.options
     data = binary_mnist(options)
-    pyro.set_rng_seed(options.seed)
-    entry = create(MACHINES[machine], image_shape=data.image_shape)
+    entry = begun(MACHINES[machine], data, options)
     train(entry, data, options, steps=updates, inputs=Inputs(Binarize()))
     found = log_likelihoods(entry, data, options, temperatures, chains)
     found["probe"] = probe(entry, data, hidden_means)[0]

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import pyro
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,13 +48,13 @@ from capsule_zoo.experiments.generative_capsnet.requests import (
     some_requests,
 )
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.registry import Entry, load, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -325,10 +324,10 @@ def learn(job: Job[Task]) -> dict[str, Any]:
     task, options = job.variant, job.options
     decoder, protocol, settings = KNOWN[task.decoder], task.protocol, task.settings
     data = on_canvas(protocol, options)
-    pyro.set_rng_seed(options.seed)
-    entry = create(
+    entry = begun(
         decoder.entry,
-        image_shape=data.image_shape,
+        data,
+        options,
         requests=protocol.kind,
         window=(DIGIT, DIGIT),
         guide={**SMALL_ENCODER, **(settings.encoder or {})},

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pyro
 import torch
 from matplotlib.figure import Figure
@@ -28,6 +27,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -212,25 +212,24 @@ def viewpoints_smallnorb(options: Options, **settings: Any) -> Result:
 
 def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:
     """Draw novel against familiar error during every training run, with a panel for each factor."""
-    figure, axes = plt.subplots(1, len(FAMILIAR), figsize=(8, 3.5), squeeze=False)
+    figure, (axes,) = panels(len(FAMILIAR), size=(4, 3.5))
     for (network, factor, _), path in found.items():
-        axis = axes[0, list(FAMILIAR).index(factor)]
+        axis = axes[list(FAMILIAR).index(factor)]
         familiar, novel = zip(*((p["familiar"], p["novel"]) for p in path), strict=True)
         axis.loglog(familiar, novel, ".-", color=COLORS[network])
-    for axis, factor in zip(axes[0], FAMILIAR, strict=True):
+    for axis, factor in zip(axes, FAMILIAR, strict=True):
         axis.set_xlabel("error on familiar viewpoints")
         axis.set_title(f"novel {factor}s")
-    axes[0, 0].set_ylabel("error on novel viewpoints")
+    axes[0].set_ylabel("error on novel viewpoints")
     for network, color in COLORS.items():
-        axes[0, 0].plot([], [], color=color, label=network)
-    axes[0, 0].legend()
-    figure.set_layout_engine("constrained")
+        axes[0].plot([], [], color=color, label=network)
+    axes[0].legend()
     return figure
 
 
 def attack_figure(attacks: Mapping[str, Numbers]) -> Figure:
     """Draw the error under attack by the size of the attack, with the standard error over seeds."""
-    figure, axis = plt.subplots(figsize=(5, 3.5))
+    figure, ((axis,),) = panels(size=(5, 3.5))
     for attack, network in product(("fgsm", "iterated"), ENTRIES):
         named = {name.split("_")[1]: of[network] for name, of in attacks.items() if attack in name}
         if not named:
@@ -242,9 +241,6 @@ def attack_figure(attacks: Mapping[str, Numbers]) -> Figure:
         bars = [error or 0 for error in errors]  # one seed has no standard error
         changes = [int(size) / 1000 for size in named]
         axis.errorbar(changes, values, bars, label=f"{network}, {STEPS[attack]}", **style)
-    axis.set_xlabel("largest change of a pixel")
-    axis.set_ylabel("error")
-    axis.set_ylim(0, 1)
+    axis.set(xlabel="largest change of a pixel", ylabel="error", ylim=(0, 1))
     axis.legend()
-    figure.set_layout_engine("constrained")
     return figure

@@ -22,7 +22,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyro
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +37,7 @@ from capsule_zoo.experiments.shape_codes.headline import (
     sets_at_turns,
 )
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import turned
@@ -48,7 +47,7 @@ from capsule_zoo.inference.training.starts.kinds import start_turned_kinds
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.templates import warp_templates
 from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
 from capsule_zoo.zoo.shape_codes.entry import on_parts_of, part_sets, start_objects
 
@@ -129,8 +128,7 @@ def learn(job: Job[int], *, steps: int, settings: Settings) -> dict[str, Number]
     """Train one model on images rotated by up to the job's degrees, and measure it."""
     degrees, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create("part-whole", image_shape=data.image_shape, **(settings.sizes or {}))
+    entry = begun("part-whole", data, options, **(settings.sizes or {}))
     rotation = transforms.Rotate(degrees)
     limits: dict[str, Any] = dict(steps=steps, batch_size=settings.batch_size)
     train(entry, data, options, inputs=Inputs(rotation), **limits)

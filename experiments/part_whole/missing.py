@@ -9,15 +9,15 @@ import torch
 from pyro.distributions import Normal
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, hide, load_dataset, occluded
+from capsule_zoo.data import hide, load_dataset, occluded
 from capsule_zoo.data.missing import SIDES
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
-from capsule_zoo.experiments.training import train, trained
+from capsule_zoo.experiments.part_whole.prior import autoencoder
+from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import grids as figures
 from capsule_zoo.inference import FilledIn, fill_in
 from capsule_zoo.records import Numbers
-from capsule_zoo.registry import Entry, create
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def missing(
     """
     data = load_dataset("mnist", root=options.data_root)
     ours = trained("part-whole", data, options)
-    vae = autoencoder(ours, data, options, vae_steps)
+    vae = autoencoder(ours, data, options, steps=options.shortened(vae_steps))
     few, sigma = data.test.images[:images], ours.model.sigma_image
     observed = hidden_in_turn(few)
 
@@ -73,17 +73,6 @@ def missing(
     found["mean_image"] = from_mean(data.train.images, few, observed, sigma)
     rows = {name: scores(filled, few, observed) for name, filled in found.items()}
     return Result(by_quantity(rows), {"": draw(few, observed, found)}, entry=vae)
-
-
-def autoencoder(ours: Entry, data: Dataset, options: Options, steps: int) -> Entry:
-    """Train a VAE with as many latent numbers as the objects have, and the same law of pixels."""
-    latent = 7 * ours.model.levels[0].size
-    sizes = dict(latent=latent, sigma_image=ours.model.sigma_image)
-    vae = create("vae", image_shape=data.image_shape, **sizes)
-    limit = options.shortened(steps)
-    options.say(f"Training a VAE with {latent} latents for {limit} steps")
-    train(vae, data, options, name="vae", steps=limit)
-    return vae
 
 
 def hidden_in_turn(images: Tensor) -> Tensor:

@@ -83,7 +83,8 @@ def prior(
     share = replace(options, minutes=(1 - VAE_SHARE) * options.budget)
     ours = trained("part-whole", data, share)
     ours = tighten(ours, data, options, steps=options.shortened(tightening))
-    vae = autoencoder(ours, data, options, VAE_SHARE * options.budget)
+    pyro.set_rng_seed(options.seed)
+    vae = autoencoder(ours, data, options, minutes=VAE_SHARE * options.budget)
     bounds: dict[str, Numbers] = {}
     tops = {"part_whole": (ours, WITH_POSES), "vae": (vae, list(vae.guide.covers))}
 
@@ -129,17 +130,15 @@ def draws_of_parse(ours: Entry, data: Dataset, number: int, seed: int) -> dict[s
     }
 
 
-def autoencoder(ours: Entry, data: Dataset, options: Options, minutes: float) -> Entry:
-    """Train a VAE with as many latent numbers as the objects have, and the same pixels."""
-    latent = 7 * ours.model.levels[0].size
-    pyro.set_rng_seed(options.seed)
-    sizes = dict(latent=latent, sigma_image=ours.model.sigma_image)
+def autoencoder(ours: Entry, data: Dataset, options: Options, **limit: float) -> Entry:
+    """Train a VAE with as many latent numbers as the objects have, and the same law of pixels."""
+    sizes = dict(latent=7 * ours.model.levels[0].size, sigma_image=ours.model.sigma_image)
     vae = create("vae", image_shape=data.image_shape, **sizes)
     options.say(
-        f"Training a VAE with {latent} latents and {vae.model.num_parameters:,} model parameters; "
-        f"the capsules have {ours.model.num_parameters:,}"
+        f"Training a VAE with {sizes['latent']} latents and {vae.model.num_parameters:,} model "
+        f"parameters; the capsules have {ours.model.num_parameters:,}"
     )
-    train(vae, data, options, minutes, name="vae")
+    train(vae, data, options, name="vae", **limit)
     return vae
 
 

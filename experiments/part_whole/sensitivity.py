@@ -9,20 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyro
-
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, by_variant, held_out_bounds
 from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, probes, tighten
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import accuracies_in_training
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.probe import latents, linear_probe
 from capsule_zoo.inference.training.callbacks import Check
 from capsule_zoo.records import Numbers, write_json
-from capsule_zoo.registry import create
 
 
 @dataclass(frozen=True)
@@ -98,8 +95,7 @@ def learn(job: Job[Variant], *, chosen: Settings) -> dict[str, Any]:
     """Train one variant; return what is measured, and its probes as training went on."""
     variant, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create("part-whole", image_shape=data.image_shape, **variant.sizes)
+    entry = begun("part-whole", data, options, **variant.sizes)
     steps = chosen.steps
     if variant.sampled:
         entry = entry.use_guide("normal")

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data import Split, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, pictures
 from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.guides import Guide, PartWholeGuide
 from capsule_zoo.guides.parts.turns import best_turn, centered, turned
@@ -28,7 +28,7 @@ from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe, latents
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models import Capsules
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, load
 
 BORDER = 6  # pixels around MNIST's 28x28, and the largest shift
 # On 40x40 pixels the digits are as large as on 28x28, so the bound on the parts' size shrinks in
@@ -106,12 +106,6 @@ def held_best(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
     return turned(centered(images)[0], best_turns(guide, images, turns))
 
 
-def begin(data: Dataset, options: Options, sizes: Sizes) -> Entry:
-    """Return an untrained entry for images of this size."""
-    pyro.set_rng_seed(options.seed)
-    return create("part-whole", image_shape=data.image_shape, **sizes)
-
-
 def merged(sizes: Sizes, other: Sizes | None) -> dict[str, Any]:
     """Return sizes with others in their place; both may have `guide`, which are merged."""
     other = other or {}
@@ -169,7 +163,7 @@ def generalize(
     if options.run:
         entry = load(options.run)
     else:
-        entry = begin(mnist, options, merged(LARGE, sizes))
+        entry = begun("part-whole", mnist, options, **merged(LARGE, sizes))
         how: dict[str, Any] = dict(name="trained", inputs=Inputs(transforms.Shift(BORDER)))
         steps = train(entry, mnist, options, options.budget, **how).steps
         metrics["steps"] = (float(steps), None, 1)

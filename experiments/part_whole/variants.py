@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyro
-
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import (
@@ -19,10 +17,10 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.part_whole.headline import probes, tighten
 from capsule_zoo.experiments.study import divide
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.records import Numbers
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 
 TIGHTENING = 0.2  # share of a variant's time, for a guide with a density
 
@@ -90,8 +88,7 @@ def train_and_measure(
 
 def learn(name: str, variant: Variant, options: Options, minutes: float) -> tuple[Entry, Entry]:
     """Return an entry trained with points for poses, and one with densities (model frozen)."""
-    pyro.set_rng_seed(options.seed)
-    entry = create("part-whole", image_shape=variant.data.image_shape, **variant.sizes)
+    entry = begun("part-whole", variant.data, options, **variant.sizes)
     train(entry, variant.data, options, (1 - TIGHTENING) * minutes, name=name)
     how: dict[str, Any] = dict(name=f"{name}-tightened", minutes=TIGHTENING * minutes)
     return entry, tighten(entry, variant.data, options, **how)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -31,7 +30,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Inputs, Run, compare
 from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
@@ -262,10 +261,9 @@ def learn_variant(
         steps: updates; None for the minutes.
     """
     (name, sizes), options = job.variant, job.options
-    pyro.set_rng_seed(options.seed)
     data = binary_mnist(options)
-    shape = dict(image_shape=data.image_shape, classes=data.num_classes)
-    entry = create(name, **{**shape, **sizes, **(chosen.sizes or {})})
+    own = {"classes": data.num_classes, **sizes, **(chosen.sizes or {})}
+    entry = begun(name, data, options, **own)
     minutes = options.budget if steps is None else None
     run = learn(entry, data, options, minutes=minutes, steps=steps)
     found: Numbers = {"updates": single(run.steps)}

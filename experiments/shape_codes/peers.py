@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pyro
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,13 +22,13 @@ from capsule_zoo.experiments.shape_codes.headline import (
     train_objects,
 )
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import create, load
+from capsule_zoo.registry import load
 from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
 
 LATENT = 22  # as many as an object has: six numbers of its pose, sixteen of its code
@@ -92,8 +91,7 @@ def learn(job: Job[tuple[float, int]]) -> Numbers:
     """Train a VAE, and tell how far its loss still fell."""
     (sigma, steps), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create("vae", image_shape=data.image_shape, latent=LATENT, sigma_image=sigma)
+    entry = begun("vae", data, options, latent=LATENT, sigma_image=sigma)
     run = train(entry, data, options, steps=steps, checks=Checks(every=max(1, steps // 40)))
     held = run.history["held_out"].dropna()
     gain = float(held[run.history["step"] <= 3 * steps / 4].min() - held.min())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyro
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
@@ -19,13 +18,13 @@ from capsule_zoo.experiments.part_whole.headline import WITH_POSES
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, read_objects
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import qualities_in_time
 from capsule_zoo.inference import latents, linear_probe
 from capsule_zoo.inference.evaluation.ancestral import mean_images
 from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, create, load, save
+from capsule_zoo.registry import Entry, load, save
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
 LENGTHS: Mapping[str, tuple[float, ...]] = {
@@ -123,8 +122,7 @@ def learn(job: Job[str], *, chosen: Settings) -> dict[str, Number]:
     """
     name, options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create(name, **{"image_shape": data.image_shape, **(chosen.sizes or {}).get(name, {})})
+    entry = begun(name, data, options, **(chosen.sizes or {}).get(name, {}))
     began = time.process_time()
     unsaved = replace(options, runs=None)
     run = train(entry, data, unsaved, options.budget, in_stages=True)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 from pyro import poutine
 from torch import Tensor
@@ -29,14 +28,14 @@ from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.part_whole.transformations import LARGE
 from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create, load, read_recipe
+from capsule_zoo.registry import Entry, load, read_recipe
 from capsule_zoo.zoo.stacked_capsule_autoencoder.entry import stages
 
 ENTRIES = ("stacked-capsule-autoencoder", "part-whole")
@@ -235,9 +234,8 @@ def learn(job: Job, *, source: str, chosen: Settings) -> tuple[Numbers, dict[str
     name, options = job.name, job.options
     data = read(source, options)
     data = replace(data, test=data.test[: chosen.tested])
-    pyro.set_rng_seed(options.seed)
     sizes = {**SIZES.get((source, name), {}), **(chosen.sizes or {}).get(name, {})}
-    entry = create(name, **{"image_shape": data.image_shape, **sizes})
+    entry = begun(name, data, options, **sizes)
     began = time.process_time()
     length: dict[str, Any] = dict(minutes=options.budget, batch_size=BATCH_SIZE)
     run = train(entry, data, options, in_stages=True, **length)
@@ -299,11 +297,8 @@ def ablate(
 ) -> Numbers:
     """Train with the job's arguments of the loss; return measures and the terms of the loss."""
     options = job.options
-    pyro.set_rng_seed(options.seed)
     data = load_dataset(source, root=options.data_root)
-    entry = create(
-        ENTRIES[0], **{"image_shape": data.image_shape, **sizes, "loss": dict(job.variant)}
-    )
+    entry = begun(ENTRIES[0], data, options, **{**sizes, "loss": dict(job.variant)})
     entry = replace(entry, stages=partial(stages, start=job.name != RANDOM_START))
     train(entry, data, options, in_stages=True, steps=steps)
     found = measure(entry, data, probed, tested)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
-import pyro
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error, over_seeds
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.grids import heat_maps
 from capsule_zoo.guides import (
     Belief,
@@ -37,7 +36,7 @@ from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.capsule_network.entry import ROUTINGS as OF_VECTORS
 from capsule_zoo.zoo.matrix_capsules.entry import ROUTINGS as OF_MATRICES
 from capsule_zoo.zoo.matrix_capsules.entry import routing_of
@@ -145,9 +144,8 @@ def learn(job: Job[Task]) -> dict[str, Numbers]:
     """Train with the routing of the job's name, and return all readings by quantity."""
     task, options, given = job.variant, job.options, job.variant.square
     data = load_dataset("mnist", root=options.data_root)
-    pyro.set_rng_seed(options.seed)
-    sizes = {"image_shape": data.image_shape, **(given.sizes or {})}
-    entry = create(task.entry, routing=task.routings[job.name], **sizes)
+    sizes = {"routing": task.routings[job.name], **(given.sizes or {})}
+    entry = begun(task.entry, data, options, **sizes)
     how: dict[str, Any] = options.limit(given.steps)
     began = time.process_time()
     run = train(entry, data, options, inputs=Inputs(SHIFT), **how)

@@ -12,19 +12,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pyro
-
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single, snake_case
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Check, Checks, Inputs
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.models.networks.overlays import with_previous
 from capsule_zoo.records import Metrics, Numbers
-from capsule_zoo.registry import Entry, create, list_models, small_sizes, takes_images
+from capsule_zoo.registry import Entry, list_models, small_sizes, takes_images
 
 HALF = 0.5  # the error rate under which a classifier has started
 
@@ -39,10 +37,9 @@ def first_step(job: Job[Mapping[str, Any]], *, steps: int, every: int) -> tuple[
         steps: updates at most.
         every: updates between two tests whether it has started.
     """
-    options = job.options
-    pyro.set_rng_seed(options.seed)
-    data = load_dataset("digits")
-    entry = create(job.name, **{**job.variant, "image_shape": data.image_shape})
+    options, data = job.options, load_dataset("digits")
+    sizes = {**job.variant, "image_shape": data.image_shape}
+    entry = begun(job.name, data, options, **sizes)
     found: list[tuple[float, float]] = []
 
     def has_started(check: Check) -> bool:

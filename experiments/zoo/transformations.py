@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor
 
@@ -24,13 +23,13 @@ from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, ratio
 from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import changes
 from capsule_zoo.inference.evaluation.ancestral import law_means
 from capsule_zoo.inference.evaluation.classification import classify, predicts_labels
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers, Table
-from capsule_zoo.registry import WEIGHTS, Entry, create, list_models, load, takes_images
+from capsule_zoo.registry import WEIGHTS, Entry, list_models, load, takes_images
 
 Kinds = dict[str, Tensor]  # by kind, numbers of every image, (N, K); classes are (N,)
 MOTIONS: dict[str, tuple[str, tuple[float, ...], Callable[[float], Tensor]]] = {
@@ -122,8 +121,7 @@ def entry_of(name: str, data: Dataset, updates: int, options: Options) -> Entry:
     """Return the published entry of MNIST, or one that is trained for some updates."""
     if (WEIGHTS / f"{name}-mnist.json").is_file():
         return load(f"{name}-mnist")
-    pyro.set_rng_seed(options.seed)
-    entry = create(name, image_shape=data.image_shape)
+    entry = begun(name, data, options)
     train(entry, data, options, name="entry", steps=updates)
     return entry
 

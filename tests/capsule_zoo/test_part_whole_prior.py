@@ -46,7 +46,7 @@ def test_prior_measures_every_kind_of_sample(small_digits, small_entry, tmp_path
     assert list(result.table.index) == KINDS
     assert path.with_suffix(".png").is_file()
     latent = 7 * small_entry.model.levels[0].size
-    vae = part_whole_prior.autoencoder(small_entry, small_digits, options, 0.005)
+    vae = part_whole_prior.autoencoder(small_entry, small_digits, options, minutes=0.005)
     assert vae.model.latent == latent and vae.model.sigma_image == small_entry.model.sigma_image
 
 

@@ -7,9 +7,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
+from pyro import poutine
 from torch import Tensor
 
+from capsule_zoo.figures.grids import panels
 from capsule_zoo.guides.constellations.matching import MatchingGuide
+from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.constellations import Constellations
 from capsule_zoo.models.constellations.matching_laws import from_codes
 from capsule_zoo.models.constellations.scene_law import SceneLaw, object_fit
@@ -42,17 +45,9 @@ def scene_rows(
         rows: parses of the scenes by name.
         others: holds the templates of rows that have their own, by name.
     """
-    from matplotlib import pyplot as plt
-
     points = points[:SHOWN].double()
-    figure, axes = plt.subplots(
-        len(rows),
-        len(points),
-        figsize=(1.3 * len(points) + 0.8, 1.35 * len(rows) + 0.4),
-        squeeze=False,
-        sharex=True,
-        sharey=True,
-    )
+    shape = len(points), len(rows)
+    figure, axes = panels(*shape, (1.3, 1.35), (0.8, 0.4), sharex=True, sharey=True)
     for line, (name, parse) in zip(axes, rows.items(), strict=True):
         for scene, axis in enumerate(line):
             objects, corners = (each[scene : scene + 1] for each in parse)
@@ -60,7 +55,6 @@ def scene_rows(
             _draw_scene(axis, own, points[scene : scene + 1], objects, corners)
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     figure.suptitle(title, fontsize=9)
-    figure.set_layout_engine("constrained")
     return figure
 
 
@@ -92,13 +86,10 @@ def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Fig
     Args:
         laws: by name.
     """
-    from matplotlib import pyplot as plt
     from matplotlib.patches import Circle
 
     columns = max(len(law.templates) for law in laws.values())
-    figure, axes = plt.subplots(
-        len(laws), columns, figsize=(1.3 * columns + 0.8, 1.35 * len(laws) + 0.4), squeeze=False
-    )
+    figure, axes = panels(columns, len(laws), (1.3, 1.35), (0.8, 0.4))
     for line, (name, law) in zip(axes, laws.items(), strict=True):
         line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
         for axis in line:
@@ -113,7 +104,6 @@ def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Fig
                 axis.add_patch(Circle(place, law.noise_of(k).proportional, color=color, alpha=0.3))
             axis.plot(corners.real, corners.imag, "o", color=color, markersize=3)
     figure.suptitle(title, fontsize=9)
-    figure.set_layout_engine("constrained")
     return figure
 
 
@@ -134,10 +124,6 @@ def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) ->
 @torch.no_grad()
 def scene_samples(model: Constellations, seed: int = 0) -> Figure:
     """Draw eight scenes from the prior, with the objects that they were drawn from."""
-    from pyro import poutine
-
-    from capsule_zoo.models.common.modes import seeded
-
     with seeded(seed):
         nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes
     law = model.law()

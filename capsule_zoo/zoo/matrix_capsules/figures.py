@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
+from capsule_zoo.figures.grids import image_rows, panels
 from capsule_zoo.guides.label import ExactLabel
 from capsule_zoo.inference.evaluation.classification import classify
 from capsule_zoo.inference.evaluation.vote_history import vote_history
@@ -26,13 +27,9 @@ def votes(entry: Entry, images: Tensor) -> Figure:
 
     The votes for the winning class move together; the other classes lose their children.
     """
-    from matplotlib import pyplot as plt
-
     distance, weight, wins = vote_history(entry.model, images[:100])
     iterations, number = distance.shape[:2]
-    figure, axes = plt.subplots(
-        iterations, 2, figsize=(6, 1.4 * iterations + 0.6), sharex=True, sharey=True, squeeze=False
-    )
+    figure, axes = panels(2, iterations, (3, 1.4), (0, 0.6), sharex=True, sharey=True)
     bins = torch.linspace(0, distance.max().item(), 41).numpy()
     for column, (name, chosen) in enumerate({"the class that wins": wins, "others": ~wins}.items()):
         for row, axis in enumerate(axes[:, column]):
@@ -44,29 +41,24 @@ def votes(entry: Entry, images: Tensor) -> Figure:
         axis.set_ylabel("children")
     for axis in axes[-1]:
         axis.set_xlabel("distance of the vote")
-    figure.set_layout_engine("constrained")
     return figure
 
 
 def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
     """Draw the first misclassified images with their labels and the model's predictions."""
-    from matplotlib import pyplot as plt
-
     found = classify(model, ExactLabel(model), split)
     wrong = (found != split.labels).nonzero()[:most, 0].tolist()
-    figure, axes = plt.subplots(3, 12, figsize=(9, 3))
+    figure, axes = panels(12, 3, (0.75, 1))
     for axis in axes.flat:
         axis.set_axis_off()
     for axis, n in zip(axes.flat, wrong, strict=False):
         axis.imshow(split.images[n].movedim(0, -1).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set_title(f"{split.labels[n]}, not {found[n]}", fontsize=7)
-    figure.set_layout_engine("constrained")
     return figure
 
 
 def nudges(rows: Mapping[str, Tensor]) -> Figure:
     """Draw decoded images, with a row for each element of the pose that is nudged."""
-    from capsule_zoo.figures.grids import image_rows  # here, because that package imports this file
 
     return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")
 
@@ -76,16 +68,11 @@ def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
 
     A routing has the same color in all panels, for any order of columns.
     """
-    from matplotlib import pyplot as plt
-
     order = list(next(iter(tables.values())).columns)
-    figure, axes = plt.subplots(1, len(tables), figsize=(3.6 * len(tables), 3.2), squeeze=False)
-    for axis, (name, table) in zip(axes[0], tables.items(), strict=True):
+    figure, (axes,) = panels(len(tables), size=(3.6, 3.2))
+    for axis, (name, table) in zip(axes, tables.items(), strict=True):
         for routing, values in table[order].items():
             axis.plot(table.index, values, ".-", label=str(routing))
-        axis.set_xlabel("iterations")
-        axis.set_ylabel(name)
-        axis.set_xticks(table.index)
-    axes[0, 0].legend(fontsize=8)
-    figure.set_layout_engine("constrained")
+        axis.set(xlabel="iterations", ylabel=name, xticks=table.index)
+    axes[0].legend(fontsize=8)
     return figure

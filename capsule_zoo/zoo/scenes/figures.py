@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from capsule_zoo.figures.grids import image_rows, part_colors
+from capsule_zoo.figures.grids import image_rows, panels, part_colors
 from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ def counts_against_time(
         published: a published share, drawn as a level line.
         names: of the runs; by default the number of its seed.
     """
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(4.5, 3), layout="constrained")
+    figure, ((axes,),) = panels(size=(4.5, 3))
     names = names or [f"seed {number}" for number in range(len(curves))]
     for name, curve in zip(names, curves, strict=True):
         seconds, share = zip(*curve, strict=True)
