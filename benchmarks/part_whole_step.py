@@ -32,7 +32,7 @@ from capsule_zoo.inference import loss_per_image
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.models.parts.selection import log_presence
+from capsule_zoo.models.parts.parent_selection import log_presence
 from capsule_zoo.sizes import sized
 
 BATCH = 128

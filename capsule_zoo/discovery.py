@@ -205,7 +205,6 @@ def _describe(entry: Entry, source: str) -> Description:
         for name, size in sizes.items()
     }
     never = "" if is_bound(entry.objective) else " (never a bound)"
-    story = read_story(sys.modules[type(entry.model).__module__].__doc__)
     return Description(
         name=entry.name,
         source=source,
@@ -219,7 +218,7 @@ def _describe(entry: Entry, source: str) -> Description:
         figures=tuple(entry.figures),
         parameters={"model": entry.model.num_parameters, "guide": entry.guide.num_parameters},
         weights=tuple(w for w in list_weights().values() if w.entry == entry.name),
-        references=story.references,
+        references=read_story(sys.modules[type(entry.model).__module__].__doc__).references,
     )
 
 

@@ -180,8 +180,7 @@ def read_record(experiment: str, folder: str | Path = FOLDER) -> dict:
         )
     try:
         record = json.loads(path.read_text())
-        missing = [name for name in FIELDS if name not in record]
-        if missing:
+        if missing := [name for name in FIELDS if name not in record]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         for name, metric in record["metrics"].items():
             _check_metric(name, metric)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.binarized import binarized_mnist
 from capsule_zoo.data.constellations import constellations, constellations_of
 from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.plugins import import_plugins
@@ -23,6 +22,7 @@ from capsule_zoo.data.sources import (
     Size,
     Source,
     array_file,
+    binarized_mnist,
     data_folder,
     digits,
     folder,

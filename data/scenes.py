@@ -270,12 +270,10 @@ def sprite_bank(sizes: int = 6, turns: int = 40, fine: int = 4) -> tuple[Tensor,
     sprites, classes = [], []
     for kind, shape in enumerate(SHAPES):
         for half in torch.linspace(5, 10, sizes).tolist():
-            for turn in torch.arange(turns).tolist():
+            for turn in range(turns):
                 c, s = math.cos(math.tau * turn / turns), math.sin(math.tau * turn / turns)
-                inside = _inside(
-                    shape, (c * column + s * row) / half, (c * row - s * column) / half
-                )
-                sprites.append(F.avg_pool2d(inside.float()[None], fine)[0])
+                x, y = (c * column + s * row) / half, (c * row - s * column) / half
+                sprites.append(F.avg_pool2d(_inside(shape, x, y).float()[None], fine)[0])
                 classes.append(kind)
     return torch.stack(sprites), torch.tensor(classes)
 
@@ -332,13 +330,12 @@ def tetromino_scenes(
     """Draw scenes of `most` colored pieces on black that do not overlap, (number, 3, H, W)."""
     generator = seeded_generator(seed)
     bank, grid = tetromino_bank().float(), canvas // CELL
-    heights, widths = (1 + (bank.amax(axis) * torch.arange(4)).amax(1).long() for axis in (2, 1))
+    sides = [1 + (bank.amax(axis) * torch.arange(4)).amax(1).long() for axis in (2, 1)]
     pure = torch.tensor(PURE).float()
 
     def objects(count: int) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(bank), (count,), generator=generator)
-        rows = _integers(0, grid - heights[chosen] + 1, generator, count)
-        columns = _integers(0, grid - widths[chosen] + 1, generator, count)
+        rows, columns = (_integers(0, grid - n[chosen] + 1, generator, count) for n in sides)
         return pasted(bank[chosen], rows, columns, (grid, grid)), chosen
 
     def draw(count: int) -> tuple[Tensor, Objects]:

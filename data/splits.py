@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from capsule_zoo.data.pixels import Binarize
 from capsule_zoo.data.seeds import seeded_generator
+from capsule_zoo.data.transforms import Binarize
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,12 +6,19 @@ are bilinear, with zeros outside.
 
 The random versions are values: `Rotate(20)(images, generator=g)` draws one motion for each image
 from `g`, a CPU generator, and returns new images on the device of the old ones.
+
+A family of requests describes the transformations that can be asked of a model, such as a turn in
+degrees or a shift in pixels. Its parameters (B, n) are in these units. The model gets them as
+numbers (B, 2) that suit a network, and the numbers of the identity are `identity`. The inverse of a
+request has the negative parameters.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -61,8 +68,7 @@ def warp_images(images: Tensor, motions: Tensor, size: tuple[int, int] | None = 
     height, width = size or images.shape[-2:]
     motions = motions.to(images).expand(len(images), 2, 3)
     pixels = pixel_centers(height, width).to(images)  # (height * width, 2)
-    back = torch.linalg.inv(motions[:, :, :2])
-    source = (pixels - motions[:, None, :, 2]) @ back.mT  # (images, height * width, 2)
+    source = (pixels - motions[:, None, :, 2]) @ torch.linalg.inv(motions[:, :, :2]).mT
     # `grid_sample` wants -1 and 1 at the outer edges of the outer pixels
     half = source.new_tensor([images.shape[-1] / 2, images.shape[-2] / 2])
     grid = (source / half).view(-1, height, width, 2)
@@ -188,3 +194,114 @@ def _check_not_negative(**arguments: float) -> None:
     for name, value in arguments.items():
         if not (isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be a finite number, 0 or more, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Binarize:
+    """The transform that draws each pixel from Bernoulli(pixel) each time an image is seen.
+
+    `Dataset.binarized` draws only once instead.
+    """
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(images.shape, generator=generator)
+        return (uniform.to(images.device) < images).to(images.dtype)
+
+
+@dataclass(frozen=True)
+class Standardize:
+    """The transform that subtracts a mean from pixels and divides by a scale.
+
+    It is suited to units of real values.
+
+    Attributes:
+        mean, scale: numbers, the same for all pixels, so that an image stays an image.
+    """
+
+    mean: float
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale must be positive, not {self.scale!r}; are all pixels alike?")
+
+    @classmethod
+    def of(cls, images: Tensor) -> Self:
+        """Return the transform to mean 0 and variance 1 over all pixels of these images."""
+        return cls(images.mean().item(), images.std(correction=0).item())
+
+    def __call__(self, images: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return (images - self.mean) / self.scale
+
+    def inverse(self, images: Tensor) -> Tensor:
+        """Return the pixels whose standard scores are `images`."""
+        return images * self.scale + self.mean
+
+
+class Requests(ABC):
+    """A family of transformations.
+
+    Attributes:
+        identity: the numbers of the request that leaves an image unchanged.
+        parameters: number of parameters of a request.
+    """
+
+    identity: ClassVar[tuple[float, float]]
+    parameters: ClassVar[int]
+
+    @abstractmethod
+    def numbers(self, parameters: Tensor) -> Tensor:
+        """Compute the numbers (B, 2) that the model is given from parameters (B, n)."""
+
+    @abstractmethod
+    def motions(self, parameters: Tensor) -> Tensor:
+        """Return the requests as affine matrices (B, 2, 3); see `capsule_zoo.data.transforms`."""
+
+    def draw(self, low: Tensor, high: Tensor) -> Tensor:
+        """Draw requests (B, n), every parameter uniform from `low` to `high`, (B,) each."""
+        low, high = low[:, None], high[:, None]
+        uniform = torch.rand(len(low), self.parameters, dtype=low.dtype, device=low.device)
+        return low + (high - low) * uniform
+
+    def move(self, images: Tensor, parameters: Tensor) -> Tensor:
+        """Transform images (B, C, H, W) in [0, 1] as requested: bilinear, zero outside."""
+        return warp_images(images, self.motions(parameters)).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Rotations(Requests):
+    """The rotations about the center, by an angle in degrees, counter-clockwise as seen."""
+
+    identity = (1.0, 0.0)
+    parameters = 1
+
+    def numbers(self, parameters: Tensor) -> Tensor:
+        angle = parameters[:, 0].deg2rad()
+        return torch.stack([angle.cos(), angle.sin()], -1)
+
+    def motions(self, parameters: Tensor) -> Tensor:
+        return motion(parameters[:, 0])
+
+
+@dataclass(frozen=True)
+class Shifts(Requests):
+    """The shifts, whose parameters are pixels to the right and down.
+
+    Attributes:
+        reach: the number of pixels that the model gets as 1.
+    """
+
+    reach: float = 20.0
+    identity = (0.0, 0.0)
+    parameters = 2
+
+    def numbers(self, parameters: Tensor) -> Tensor:
+        return parameters / self.reach
+
+    def motions(self, parameters: Tensor) -> Tensor:
+        x, y = parameters.unbind(-1)
+        return motion(torch.zeros_like(x), shift=(x, y))
+
+    def draw(self, low: Tensor, high: Tensor) -> Tensor:
+        """Draw whole pixels, uniform in [low, high)."""
+        return super().draw(low, high).floor()

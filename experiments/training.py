@@ -9,7 +9,8 @@ from typing import Any
 import pyro
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.data.sources import data_folder
 from capsule_zoo.experiments.options import Options
 from capsule_zoo.inference import Checks, Inputs, Run
 from capsule_zoo.inference.training.settings import combined
@@ -106,3 +107,11 @@ def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entr
     chosen = {"minutes": options.budget, "in_stages": True, **settings}
     train(entry, data, options, name="trained", **chosen)
     return entry
+
+
+def photographs(name: str, options: Options) -> Dataset:
+    """Return the folder of images of that name under the data root, or else the named data set."""
+    root = data_folder(options.data_root)
+    if root and (root / name / "train").is_dir():
+        return load_dataset(f"folder:{root / name}")
+    return load_dataset(name, root=options.data_root)

@@ -2,7 +2,6 @@
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.capsule_network import RoutedCapsules
-from capsule_zoo.guides.class_pose import ClassPose
 from capsule_zoo.guides.conditional import ConditionalEncoder
 from capsule_zoo.guides.constellations.amortized import AmortizedMatching
 from capsule_zoo.guides.constellations.exact import groups
@@ -13,7 +12,7 @@ from capsule_zoo.guides.constellations.matching import (
     SinkhornMatching,
 )
 from capsule_zoo.guides.energy import ExactSwitches, MeanFieldSwitches
-from capsule_zoo.guides.label import ExactLabel
+from capsule_zoo.guides.label import ClassPose, ExactLabel
 from capsule_zoo.guides.learned_routing import (
     LearnedRouting,
     SelfAttentionRouting,

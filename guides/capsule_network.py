@@ -33,7 +33,7 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.capsule_network import CapsuleNetwork, OverlappingCapsuleNetwork
 from capsule_zoo.models.checks import check_at_least, check_one_of
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.models.networks.overlays import with_previous
+from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.routing.parent_law import ParentLaw, Routed, Routing, pay_for_connections
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,

@@ -34,9 +34,8 @@ from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.sharing import share
 from capsule_zoo.models.networks.attention_window import Aim
-from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
-from capsule_zoo.models.networks.leading import joined
-from capsule_zoo.models.networks.overlays import with_previous
+from capsule_zoo.models.networks.layers import CoupledLSTM
+from capsule_zoo.models.networks.leading import joined, with_previous
 from capsule_zoo.models.recurrent_capsules import (
     Drawing,
     Drawn,

@@ -21,7 +21,6 @@ from capsule_zoo.inference.evaluation.ancestral import (
 )
 from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 from capsule_zoo.inference.evaluation.classification import classify, error_rate, fgsm
-from capsule_zoo.inference.evaluation.clustering import cluster_accuracy
 from capsule_zoo.inference.evaluation.compare import Comparison, compare
 from capsule_zoo.inference.evaluation.evaluate import evaluate
 from capsule_zoo.inference.evaluation.objects import (
@@ -31,7 +30,7 @@ from capsule_zoo.inference.evaluation.objects import (
     find_objects,
     segment,
 )
-from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference.evaluation.probe import Accuracy, cluster_accuracy, latents, linear_probe
 from capsule_zoo.inference.evaluation.references.problems import list_references, load_reference
 from capsule_zoo.inference.evaluation.references.reference import Reference, Score
 from capsule_zoo.inference.evaluation.sample_quality import (

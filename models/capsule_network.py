@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_labels, check_positive
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.networks.overlays import classes_of_pairs
+from capsule_zoo.models.networks.leading import classes_of_pairs
 from capsule_zoo.models.routing.vector_capsules import CLASS, margin_loss, squash
 
 PER_SQUARED_ERROR = 0.0005  # the paper's weight of the reconstruction in units of the margin loss

@@ -57,9 +57,8 @@ from capsule_zoo.models.common.sharing import shared
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.attention_window import Aim, Window
 from capsule_zoo.models.networks.convolutional import LIKELIHOODS, ConvTranspose2d, pixel_law
-from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
-from capsule_zoo.models.networks.leading import joined
-from capsule_zoo.models.networks.overlays import classes_of_pairs, with_previous
+from capsule_zoo.models.networks.layers import CoupledLSTM
+from capsule_zoo.models.networks.leading import classes_of_pairs, joined, with_previous
 from capsule_zoo.models.routing.parent_law import Routing
 from capsule_zoo.models.routing.vector_capsules import (
     CLASS,

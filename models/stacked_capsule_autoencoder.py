@@ -65,10 +65,9 @@ from capsule_zoo.models.parts.object_votes import (
     placed,
 )
 from capsule_zoo.models.parts.painted_parts import PartsModel
-from capsule_zoo.models.parts.parent_selection import Level
+from capsule_zoo.models.parts.parent_selection import Level, as_presence, log_presence
 from capsule_zoo.models.parts.part_sets import PartSets
-from capsule_zoo.models.parts.selection import as_presence, log_presence
-from capsule_zoo.models.parts.tinted_mixture import TintedMixture
+from capsule_zoo.models.parts.pixel_mixture import TintedMixture
 
 SCOPES = ("scene", "objects", "parts")
 _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors

@@ -83,7 +83,7 @@ BREAKS = (
     ),
     Break(
         "binarization is a threshold",
-        "data/pixels.py",
+        "data/transforms.py",
         "return (uniform.to(images.device) < images).to(images.dtype)",
         "return (0.5 < images).to(images.dtype)",
         "data/test_pixels.py",
@@ -153,7 +153,7 @@ BREAKS = (
     ),
     Break(
         "classes of clusters in another order",
-        "inference/evaluation/clustering.py",
+        "inference/evaluation/probe.py",
         "return classes[chosen]",
         "return classes[np.argsort(chosen)]",
         "inference/test_clustering.py",
@@ -279,7 +279,7 @@ BREAKS = (
     ),
     Break(
         "clusters are fitted to training and test features",
-        "inference/evaluation/clustering.py",
+        "inference/evaluation/probe.py",
         """seed).fit(train)
     names = name_clusters(clusters.labels_,""",
         """seed).fit(np.concatenate([train, test]))

@@ -14,10 +14,9 @@ from itertools import islice
 
 import typer
 
-from capsule_zoo.cli.discovery import list_entries, options, show
+from capsule_zoo.cli.discovery import list_entries, options, published, report, show
 from capsule_zoo.cli.explore import explore
-from capsule_zoo.cli.parse import parse
-from capsule_zoo.cli.report import published, report
+from capsule_zoo.cli.objects import parse, segment
 from capsule_zoo.cli.reproduce import reproduce
 from capsule_zoo.cli.run_commands import (
     anneal,
@@ -30,7 +29,6 @@ from capsule_zoo.cli.run_commands import (
     sample,
     train,
 )
-from capsule_zoo.cli.segment import segment
 
 app = typer.Typer(
     name="capsule-zoo",

@@ -33,9 +33,7 @@ def accuracy_curves(
     figure, ((axis,),) = panels()
     for name, curve in curves.items():
         places = list(curve)
-        values, errors = (
-            np.array([getattr(a, k) for a in curve.values()]) for k in ("value", "se")
-        )
+        values, errors = np.array([(each.value, each.se) for each in curve.values()]).T
         if len(curve) == 1:
             axis.errorbar(places, values, errors, fmt="o", capsize=3, label=name.replace("_", " "))
         else:

@@ -55,10 +55,8 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figur
         limit = added[i].abs().max()
         parts = [signed_colors(part.mean(0) / limit) for part in added[i, :terms]]
         rows[f"image {i + 1}, and what is added"] = torch.stack([_rgb(image), *parts])
-        whole = so_far[i, -1]
-        rows[f"whole sum {i + 1}, and sum so far"] = torch.stack(
-            [_rgb(whole), *map(_rgb, so_far[i, :terms])]
-        )
+        sums_of = [so_far[i, -1], *so_far[i, :terms]]
+        rows[f"whole sum {i + 1}, and sum so far"] = torch.stack([*map(_rgb, sums_of)])
     return image_rows(rows, "Images as sums of capsules, the strongest first")
 
 

@@ -7,22 +7,24 @@ it opens the section of its model.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from capsule_zoo.discovery import Description, Weights, describe, list_weights
 from capsule_zoo.experiments import Experiment, find_experiment, list_experiments
 from capsule_zoo.records import figures_of, read_record
 from capsule_zoo.registry import create, list_models, small_sizes
-from capsule_zoo.report.pictures import Picture, picture
+from capsule_zoo.report.markdown import Grid, grids_of, in_words
 from capsule_zoo.report.published import RESULTS, TABLE, Goal, goals_of
 from capsule_zoo.report.stories import Story, read_story, remainder
-from capsule_zoo.report.tables import Grid, grids_of, in_words
 
 BENCHMARKS = "benchmarks"  # the folder of speeds, among records
 
@@ -284,3 +286,42 @@ def races_of(records: Mapping[str, dict]) -> list[Race]:
 def is_speed(name: str) -> bool:
     """Return True if a record belongs to a benchmark."""
     return name.startswith(f"{BENCHMARKS}/")
+
+
+WIDTH = 900  # pixels, at most
+QUALITY = 46  # all pages together stay below five megabytes
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image that needs no separate file.
+
+    Attributes:
+        uri: the image itself, as WebP.
+        width, height: size in pixels, so that the page reserves room for it.
+        words: description of the image.
+    """
+
+    uri: str
+    width: int
+    height: int
+    words: str
+
+    @property
+    def is_wide(self) -> bool:
+        """True if the picture is too wide to be read at the width of a phone."""
+        return self.width > 2 * self.height
+
+
+def picture(path: Path, words: str) -> Picture:
+    """Return a PNG file as a picture of moderate width."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    if image.width > WIDTH:
+        size = WIDTH, round(image.height * WIDTH / image.width)
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "webp", quality=QUALITY, method=6)
+    code = base64.b64encode(buffer.getvalue()).decode()
+    return Picture(f"data:image/webp;base64,{code}", image.width, image.height, words)

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from capsule_zoo._version import __version__
 from capsule_zoo.data.files import write_whole
 from capsule_zoo.report.gallery import Gallery, gather
-from capsule_zoo.report.tables import duration, in_words, rounded, seeds
+from capsule_zoo.report.markdown import duration, in_words, rounded, seeds
 
 
 def write_page(path: str | Path, folder: str | Path) -> Path:

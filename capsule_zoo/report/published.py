@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsule_zoo.report.tables import rounded
+from capsule_zoo.report.markdown import rounded
 
 LIKE = "like for like"
 KINDS = (

@@ -67,14 +67,9 @@ def evaluate_run(
     if isinstance(entry.model, Classifier):
         return error_rate_run(entry, data, images=images)
     refuse_without_bound(entry)
-    idata = evaluate(
-        entry.model,
-        entry.guide,
-        as_scored(entry, data).test[: images or IMAGES],
-        num_particles=particles,
-        seed=seed,
-        draws=0,
-    )
+    test = as_scored(entry, data).test[: images or IMAGES]
+    how: dict[str, Any] = dict(num_particles=particles, seed=seed, draws=0)
+    idata = evaluate(entry.model, entry.guide, test, **how)
     return {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
 
 

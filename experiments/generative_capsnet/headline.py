@@ -333,8 +333,7 @@ def learn(job: Job[Task]) -> dict[str, Any]:
         guide={**SMALL_ENCODER, **(settings.encoder or {})},
         **settings.sizes(decoder),
     ).use_guide(task.guide or decoder.guide)
-    classes = range(data.num_classes)
-    ranges = [protocol.rare if label in RARE else protocol.usual for label in classes]
+    ranges = [protocol.rare if c in RARE else protocol.usual for c in range(data.num_classes)]
     requested = replace(entry, model=Requested(entry.model, protocol.requests, ranges))
     how: dict[str, Any] = {**settings.fit(task.decoder), **options.limit(settings.steps)}
     steps = train(requested, data, options, name="run", inputs=Inputs(labels=True), **how).steps
@@ -404,8 +403,7 @@ def inside_and_outside(
         blank: of a black image, (points,).
         inside: True for requests that were seen in training, (points,).
     """
-    absolute: dict[str, Numbers] = {}
-    relative: dict[str, Numbers] = {}
+    absolute, relative = dict[str, Numbers](), dict[str, Numbers]()
     for where, chosen in (("inside", inside), ("outside", ~inside)):
         black = blank[chosen].mean()
         means = {name: error[:, chosen].mean(1) for name, error in errors.items()}

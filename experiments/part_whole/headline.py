@@ -175,8 +175,8 @@ def classify(options: Options, *, probed: int = PROBED) -> Result:
                 variant = name.removeprefix("probe_")
                 numbers.setdefault(quantity, {})[variant] = found[name + ending]
     names = {"probe": "probe_{variant}", "probe_all": "probe_{variant}_all"}
-    table = Table(numbers, names)
-    return Result({"features": table}, pictures(entry, data.test.images), None, entry)
+    shown = pictures(entry, data.test.images)
+    return Result({"features": Table(numbers, names)}, shown, None, entry)
 
 
 @experiment("part-whole/parts", data="mnist", minutes=30, of_runs=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -130,7 +130,7 @@ def draws_of_parse(ours: Entry, data: Dataset, number: int, seed: int) -> dict[s
     }
 
 
-def autoencoder(ours: Entry, data: Dataset, options: Options, **limit: float) -> Entry:
+def autoencoder(ours: Entry, data: Dataset, options: Options, **limit: Any) -> Entry:
     """Train a VAE with as many latent numbers as the objects have, and the same law of pixels."""
     sizes = dict(latent=7 * ours.model.levels[0].size, sigma_image=ours.model.sigma_image)
     vae = create("vae", image_shape=data.image_shape, **sizes)

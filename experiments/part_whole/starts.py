@@ -146,8 +146,7 @@ def demo_seeds(
     task = partial(demo_bound, steps=length, tightening=more, particles=particles)
     bounds = from_seeds(task, options, seeds, {"demo": 1})["demo"]
     found = {f"elbo_{name}": number for name, number in spread(bounds).items()}
-    middle = found["elbo_median"][0]
-    farthest = max(abs(bound - middle) for bound in bounds)
+    farthest = max(abs(bound - found["elbo_median"][0]) for bound in bounds)
     return Result({**found, "largest_distance": single(farthest, seeds)})
 
 

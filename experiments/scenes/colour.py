@@ -9,9 +9,8 @@ import pyro
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.data.scenes import gray_scenes
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.scenes.segmentation import segmented
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import photographs, train
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import found_objects

@@ -124,8 +124,7 @@ def learn(job: Job[str], *, chosen: Settings) -> dict[str, Number]:
     data = load_dataset("mnist", root=options.data_root)
     entry = begun(name, data, options, **(chosen.sizes or {}).get(name, {}))
     began = time.process_time()
-    unsaved = replace(options, runs=None)
-    run = train(entry, data, unsaved, options.budget, in_stages=True)
+    run = train(entry, data, replace(options, runs=None), options.budget, in_stages=True)
     spent = (time.process_time() - began) / 60
     if job.folder:
         save(entry, job.folder, data=data.name, seed=options.seed)

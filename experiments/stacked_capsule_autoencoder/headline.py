@@ -24,11 +24,10 @@ from capsule_zoo.experiments.common.findings import (
     snake_case,
     squared_error,
 )
-from capsule_zoo.experiments.common.photographs import photographs
 from capsule_zoo.experiments.part_whole.transformations import LARGE
 from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
+from capsule_zoo.experiments.training import begun, photographs, train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
@@ -160,10 +159,7 @@ def mnist(options: Options, **settings: Any) -> Result:
     """
     found, curves, entry = trained_both("mnist", options, Settings(**settings))
     data = load_dataset("mnist", root=options.data_root)
-    turned = {
-        name: {f"{angle:.0f}": value for angle, value in curve.items()}
-        for name, curve in curves.items()
-    }
+    turned = {n: {f"{angle:.0f}": a for angle, a in curve.items()} for n, curve in curves.items()}
     label = "rotation of the test images (degrees)"
     drawn = pictures(entry, data.test.images[:12])
     drawn["rotations"] = accuracy_curves(curves, label, 1 / data.num_classes)

@@ -20,7 +20,7 @@ from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Check, Checks, Inputs
 from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.inference.evaluation.classification import error_rate
-from capsule_zoo.models.networks.overlays import with_previous
+from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, list_models, small_sizes, takes_images
 

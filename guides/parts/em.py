@@ -31,8 +31,13 @@ from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.plates import bayesian_parameters
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw
-from capsule_zoo.models.parts.selection import as_presence, log_presence, parent_log_weights
+from capsule_zoo.models.parts.parent_selection import (
+    Capsules,
+    ChildLaw,
+    as_presence,
+    log_presence,
+    parent_log_weights,
+)
 
 
 @dataclass(frozen=True)

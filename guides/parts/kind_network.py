@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 _INITIAL_SCALE = 0.1  # deviation of a fresh code, whose prior has 1

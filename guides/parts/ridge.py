@@ -31,8 +31,7 @@ from torch import Tensor
 from capsule_zoo.guides.parts.kind_network import KindProposals
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 

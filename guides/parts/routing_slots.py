@@ -32,8 +32,7 @@ from capsule_zoo.guides.parts.ridge import RidgeKinds, alternate
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 _SHARPENING = (3.0, 1.0)  # deviations of parts in later steps of a fit, in units of the model's

@@ -28,8 +28,7 @@ from capsule_zoo.models.networks.layers import BalancedLogits, SetTransformer
 from capsule_zoo.models.networks.leading import over_leading
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, Level
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, Level, as_presence
 
 FULL_SIZE = 3.0  # a raw scale that gives a size of nearly 1, where the prior has the objects
 

@@ -34,9 +34,8 @@ from capsule_zoo.guides.parts.kind_network import KindNetwork, KindProposals
 from capsule_zoo.guides.parts.part_reader import OUTPUTS, PartReader, Proposal, moved
 from capsule_zoo.models.checks import check_labels, check_one_of
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules
+from capsule_zoo.models.parts.parent_selection import Capsules, as_presence
 from capsule_zoo.models.parts.part_sets import from_part_sets
-from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.models.shape_codes import ShapeCodes
 
 _AT_ONCE = 2**16  # numbers of poses of all kinds whose densities are computed at a time

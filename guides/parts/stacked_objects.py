@@ -38,7 +38,7 @@ from capsule_zoo.models.parts.object_votes import (
     mixing_logits,
     placed,
 )
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
 

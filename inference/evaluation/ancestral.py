@@ -75,8 +75,7 @@ def law_means(
     with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(guide)):
         for batch in images.split(batch_size):
             nodes = poutine.trace(guide).get_trace(batch).nodes
-            missing = [name for name in sites if name not in nodes]
-            if missing:
+            if missing := [name for name in sites if name not in nodes]:
                 drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
                 raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
             for name, values in found.items():

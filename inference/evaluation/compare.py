@@ -66,15 +66,13 @@ class Comparison(pd.DataFrame):
                 f"columns are missing: {', '.join(missing)}; draw the table that compare "
                 "returned, or rows of it, or use pandas' plot"
             )
-        bounds, points = self[self["is_bound"]], self[~self["is_bound"]]
-        rows = [max(len(part), 0.6) for part in (bounds, points) if len(part)]
+        both = (_draw_bounds, self[self["is_bound"]]), (_draw_points, self[~self["is_bound"]])
+        kinds = [kind for kind in both if len(kind[1])]
+        rows = [max(len(part), 0.6) for _, part in kinds]
         figure = figure or plt.figure(figsize=(7, 1.1 + 0.55 * sum(rows) + 0.6 * len(rows)))
         axes = figure.subplots(len(rows), 1, squeeze=False, height_ratios=rows)[:, 0]
-        panels = iter(axes)
-        if len(bounds):
-            _draw_bounds(next(panels), bounds)
-        if len(points):
-            _draw_points(next(panels), points)
+        for panel, (draw, part) in zip(axes, kinds, strict=True):
+            draw(panel, part)
         figure.set_layout_engine("constrained")
         return figure
 

@@ -1,9 +1,17 @@
-"""Linear probes: how well a linear classifier predicts the class from inferred latents.
+"""What latents say of the class: linear probes, and clusters that are named after classes.
 
 >>> train, test = (latents(guide, split.images, ["object_presence"]) for split in splits)
 >>> linear_probe(train, labels, test, test_labels)      # accuracy and its standard error
 
-The guide never sees a label; only the probe does, on training latents alone.
+>>> cluster_accuracy(train, labels, test, test_labels)  # the same, of clusters
+
+The guide never sees a label; only the probe does, on training latents alone. Of clusters, labels
+give the names and do nothing else: there are as many clusters as classes, and each class names one
+cluster, so that most training images are named right.
+
+References:
+    Kosiorek, Sabour, Teh & Hinton 2019, "Stacked Capsule Autoencoders" (arXiv 1906.06818), section
+    3.2: k-means on presences, then a bipartite matching.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import linear_sum_assignment
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
@@ -121,3 +130,49 @@ def check_lengths(name: str, features: np.ndarray, answers: Tensor) -> None:
         raise ValueError(
             f"{name} has {len(features)} rows but {len(answers)} labels; give one for each row"
         )
+
+
+def cluster_accuracy(
+    train: np.ndarray,
+    labels: Tensor,
+    test: np.ndarray,
+    test_labels: Tensor,
+    *,
+    starts: int = 10,
+    seed: int = 0,
+) -> Accuracy:
+    """Compute the test accuracy of k-means clusters that training labels name one to one.
+
+    Args:
+        train, test: features (N, features) from `latents`.
+        labels, test_labels: (N,) integers.
+        starts: runs of k-means, of which the tightest is kept.
+        seed: seed of its first centers.
+
+    Raises:
+        ValueError: features and labels of different lengths, or no images.
+    """
+    from sklearn.cluster import KMeans  # takes a second, and few need it
+
+    check_lengths("train", train, labels)
+    check_lengths("test", test, test_labels)
+    classes = np.unique(labels.numpy())
+    if not len(train):
+        raise ValueError("train has no rows; give one image or more of each class")
+    clusters = KMeans(len(classes), n_init=starts, random_state=seed).fit(train)
+    names = name_clusters(clusters.labels_, labels.numpy(), classes)
+    return Accuracy.of(torch.from_numpy(names[clusters.predict(test)] == test_labels.numpy()))
+
+
+def name_clusters(clusters: np.ndarray, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return the class of each cluster: the matching with the most images of the right class.
+
+    Args:
+        clusters: the cluster of every image, (N,), from 0.
+        labels: the class of every image, (N,).
+        classes: the classes, one for each cluster.
+    """
+    together = clusters[:, None] == np.arange(len(classes))
+    counts = together.T.astype(int) @ (labels[:, None] == classes).astype(int)
+    _, chosen = linear_sum_assignment(counts, maximize=True)
+    return classes[chosen]

@@ -102,8 +102,7 @@ def train_classifier(
         classifier = FeatureClassifier((channels, height, width), num_classes).train()
         batches = Batches(split, batch_size, seed)
         optimizer = torch.optim.Adam(classifier.parameters(), lr=2e-3)
-        total = epochs * len(batches)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, epochs * len(batches))
         for epoch in range(epochs):
             for images, labels in batches.epoch(epoch):
                 optimizer.zero_grad(set_to_none=True)

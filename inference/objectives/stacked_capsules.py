@@ -33,7 +33,7 @@ from torch import Tensor
 from capsule_zoo.inference.objectives.base import Objective
 from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules, ObjectVotes, log_parents
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
 if TYPE_CHECKING:
@@ -152,8 +152,7 @@ class StackedCapsuleObjective(Objective):
         self, model: StackedCapsuleAutoencoder, votes: ObjectVotes, parts: FeaturedCapsules
     ) -> dict[str, Tensor]:
         """Return all terms that involve the objects."""
-        there = as_presence(parts.presence, model.relaxed)
-        pose = parts.pose
+        there, pose = as_presence(parts.presence, model.relaxed), parts.pose
         if self.stop_targets:
             there, pose = there.detach(), pose.detach()
         log_joint = log_parents(votes, pose, *model.dummy, self.normalized)

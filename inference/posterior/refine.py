@@ -352,9 +352,8 @@ def _best_start(judge: _Judge, guide: Guide | None, starts: int, law: str) -> Pe
     with torch.no_grad():
         for turn in range(1, starts):
             degrees = 360 * turn / starts
-            turned = transforms.warp_images(images, transforms.motion(degrees).to(images)).clamp(
-                0, 1
-            )
+            motion = transforms.motion(degrees).to(images)
+            turned = transforms.warp_images(images, motion).clamp(0, 1)
             other = FreeForm(judge.model, turned, guide, law)
             back = poses.rotation(images.new_tensor(math.radians(degrees)))
             for name, parameter in free.named_parameters():

@@ -37,9 +37,8 @@ from capsule_zoo.models.constellations.matching_laws import (
     RandomMatching,
     corner_table,
 )
-from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.models.parts.selection import ParentMixture
-from capsule_zoo.models.parts.tinted_mixture import TintedMixture
+from capsule_zoo.models.parts.parent_selection import ParentMixture
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture, TintedMixture
 
 
 class NoRule(TypeError):

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.networks.classifier import Classifier, standardized
-from capsule_zoo.models.networks.leading import over_leading
-from capsule_zoo.models.networks.overlays import classes_of_pairs, with_previous
+from capsule_zoo.models.networks.leading import classes_of_pairs, over_leading, with_previous
 
 
 class ConvolutionalClassifier(Classifier):

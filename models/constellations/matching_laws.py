@@ -279,10 +279,8 @@ def symmetries(law: SceneLaw) -> Tensor:
     number = len(exchanges) * math.prod(map(len, rotations))
     if number > MOST_SYMMETRIES:
         exchanges, rotations = exchanges[:1], [found[:1] for found in rotations]
-    first = law.first.tolist()
-    maps = []
-    for exchange in exchanges:
-        for turns in itertools.product(*rotations):
-            codes = [1 + first[exchange[k]] + c for k, turn in enumerate(turns) for c in turn]
-            maps.append([0, *codes, -1])
+    first, maps = law.first.tolist(), []
+    for exchange, turns in itertools.product(exchanges, itertools.product(*rotations)):
+        codes = [1 + first[exchange[k]] + c for k, turn in enumerate(turns) for c in turn]
+        maps.append([0, *codes, -1])
     return torch.tensor(maps)

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from capsule_zoo.models.networks.leading import joined
+
 
 class AttentionPooling(PyroModule):
     """The layer that averages each capsule's outputs over a map by the capsule's own attention.
@@ -171,3 +173,25 @@ class SetTransformer(PyroModule):
         """Return the outputs of every capsule, (B, capsules, outputs), from `members`."""
         pooled = self.pool(self.seeds[None], members)  # (B, capsules, width)
         return torch.einsum("bcw,cwo->bco", pooled, self.read_weight) + self.read_bias
+
+
+class CoupledLSTM(PyroModule):
+    """An LSTM whose input gate is one minus its forget gate.
+
+        f, o, g = linear(inputs, h),    s' = f s + (1 - f) tanh(g),    h' = o tanh(s')
+
+    Gates are logistic. The new cell lies between the old cell and tanh(g), so that no cell ever
+    leaves [-1, 1], after any number of steps. With a free input gate cells can grow by 1 a step.
+    """
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.gates = PyroModule[nn.Linear](inputs + units, 3 * units)
+        nn.init.normal_(self.gates.weight, std=(inputs + units) ** -0.5)
+        nn.init.zeros_(self.gates.bias)
+
+    def forward(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        forget, output, new = self.gates(joined([inputs, hidden], -1)).chunk(3, -1)
+        # The cell keeps its precision under autocast, where the gates have less
+        cell = torch.lerp(new.tanh().to(cell), cell, forget.sigmoid().to(cell))
+        return output.sigmoid() * cell.tanh(), cell

@@ -1,4 +1,4 @@
-"""Networks for one batch dim, run on tensors with any number of batch dims.
+"""Networks for one batch dim, run on tensors with any number of batch dims; pairs of a batch.
 
 Plates to the left of `images`, such as the particles of a vectorized objective, add batch dims in
 front of the dim of the images. Convolutions and batch normalization support only one batch dim.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -50,3 +51,13 @@ def joined(tensors: list[Tensor], dim: int) -> Tensor:
         return torch.cat(tensors, dim)
     batch = torch.broadcast_shapes(*(x.shape[:dim] for x in tensors))
     return torch.cat([x.expand(*batch, *x.shape[dim:]) for x in tensors], dim)
+
+
+def with_previous(values: Tensor) -> Tensor:
+    """Return the maximum of each row and the row before: images overlap, one-hot labels unite."""
+    return torch.maximum(values, values.roll(1, 0))
+
+
+def classes_of_pairs(labels: Tensor, classes: int) -> Tensor:
+    """Return 1 for the classes that are in each pair and 0 for others, (B, classes)."""
+    return with_previous(F.one_hot(labels, classes))

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.parent_selection import Capsules, Level
-from capsule_zoo.models.parts.selection import ParentMixture, log_presence
+from capsule_zoo.models.parts.parent_selection import Capsules, Level, ParentMixture, log_presence
 
 _SMALLEST_SCALE = 0.01  # of a vote
 

@@ -27,14 +27,16 @@ from capsule_zoo.models.common.plates import bayesian_parameters, per_image
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 from capsule_zoo.models.parts import templates
-from capsule_zoo.models.parts.parent_selection import Capsules, ChildLaw, Level
-from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.models.parts.selection import (
+from capsule_zoo.models.parts.parent_selection import (
+    Capsules,
+    ChildLaw,
+    Level,
     LogitRelaxedBernoulli,
     ParentMixture,
     as_presence,
     pose_about_rotations,
 )
+from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
 

@@ -10,10 +10,17 @@ Reference: Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818).
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+from typing import Any
+
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.distributions import constraints
+
+from capsule_zoo.models.networks.leading import flat_batch, unflat_batch
 
 
 class PixelMixture(dist.TorchDistribution):
@@ -106,3 +113,210 @@ def _with_batch(stack: Tensor, batch: torch.Size) -> Tensor:
     layers, channels, *own, height, width = stack.shape
     spread = stack.reshape(layers, channels, *[1] * (len(batch) - len(own)), *own, height, width)
     return spread.expand(layers, channels, *batch, height, width)
+
+
+class TintedMixture(dist.TorchDistribution):
+    """The law of an image (C, H, W) whose pixels are mixtures of tinted templates and background.
+
+        weight_m = t_m alpha_m(p),    color_m = tint_m template_m(p)          # part m at pixel p
+        p(image_p) = sum_m weight_m Normal(image_p | color_m, sigma) / sum_m weight_m
+
+    The background is one of the layers m. `PixelMixture` computes the same from stacks of all
+    layers, (1 + parts, C, B, H, W), and takes a dozen of them for values and gradients. Here the
+    layers follow one another: each needs a few tensors of the size of the batch, which stay in the
+    processor's cache, and the gradients are written out. Draws, means and more batch dims are left
+    to `PixelMixture`.
+
+    Batch shape (*batch, 1), event shape (C, H, W).
+
+    Args:
+        drawn: warped templates and alphas of the parts, (parts, C + 1, B, H, W), alpha last, with
+            all batch dims flattened into B.
+        tint: colors of the parts, (*batch, parts, C).
+        there: presences t of the parts, (*batch, parts).
+        behind: color of the background, (C,).
+        claim: weight of the background, a positive scalar.
+        scale: deviation of a pixel.
+    """
+
+    arg_constraints = {}
+    support = constraints.independent(constraints.real, 3)
+
+    def __init__(
+        self,
+        drawn: Tensor,
+        tint: Tensor,
+        there: Tensor,
+        behind: Tensor,
+        claim: Tensor,
+        scale: float,
+    ) -> None:
+        self.drawn = drawn
+        self.tint = tint
+        self.there = there
+        self.behind = behind
+        self.claim = claim
+        self.scale = scale
+        batch = torch.Size((*there.shape[:-1], 1))
+        event = torch.Size((len(behind), *drawn.shape[-2:]))
+        super().__init__(batch, event, validate_args=False)
+
+    def layers(self) -> tuple[Tensor, Tensor]:
+        """Return colors (parts, C, B, H, W) and weights (parts, 1, B, H, W) of the parts alone."""
+        shape, alpha = self.drawn.split([len(self.behind), 1], dim=1)
+        tint = flat_batch(self.tint, 2).permute(1, 2, 0)
+        there = flat_batch(self.there, 1).T[:, None]
+        return shape * tint[..., None, None], alpha * there[..., None, None]
+
+    @cached_property
+    def stacked(self) -> PixelMixture:
+        """The same law, made of stacks of all layers."""
+        color, weight = self.layers()
+        behind = self.behind[:, None, None, None].expand(color.shape[1:])
+        claim = self.claim.expand(weight.shape[1:])
+        batch = self.batch_shape[:-1]
+        colors = unflat_batch(torch.cat([behind[None], color]), 2, batch)
+        weights = unflat_batch(torch.cat([claim[None], weight]), 2, batch)
+        return PixelMixture(colors, weights, self.scale)
+
+    def expand(
+        self, batch_shape: torch.Size, _instance: None = None
+    ) -> TintedMixture | PixelMixture:
+        """Return the same law with more batch dims, (*batch, 1)."""
+        if torch.Size(batch_shape) == self.batch_shape:  # as in the plate of the images
+            return self
+        return self.stacked.expand(batch_shape)
+
+    @property
+    def mixing(self) -> Tensor:
+        """The weights of background and parts, which sum to 1, (1 + parts, 1, *batch, H, W)."""
+        return self.stacked.mixing
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean image, (*batch, 1, C, H, W)."""
+        return self.stacked.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of every pixel, (*batch, 1, C, H, W)."""
+        return self.stacked.variance
+
+    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+        """Draw images (*sample_shape, *batch, 1, C, H, W)."""
+        return self.stacked.sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density (*batch, 1) of images (*batch, 1, C, H, W), in nats."""
+        return self.log_prob_where(value)
+
+    def log_prob_where(self, value: Tensor, observed: Tensor | None = None) -> Tensor:
+        """Compute the log density (*batch, 1), in nats, of the pixels where `observed` is True.
+
+        Args:
+            value: images (*batch, 1, C, H, W).
+            observed: a mask that broadcasts to them; all pixels by default.
+        """
+        if value.requires_grad or value.shape[:-3] != self.batch_shape:
+            return self.stacked.log_prob_where(value, observed)
+        pixels = flat_batch(value.squeeze(-4), 3)
+        seen: Tensor | None = None
+        if observed is not None:
+            seen = flat_batch(observed.expand(value.shape).squeeze(-4), 3)
+        tint, there = flat_batch(self.tint, 2), flat_batch(self.there, 1)
+        numbers = self.drawn, tint, there, self.behind, self.claim
+        found: Tensor = _LogDensity.apply(pixels, seen, self.scale, *numbers)
+        return unflat_batch(found, 0, self.batch_shape[:-1]).unsqueeze(-1)
+
+
+class _LogDensity(torch.autograd.Function):
+    """The log density (B,) of images under tinted templates, one layer after the other.
+
+    With d the squared distance from a layer's color, density_p = sum w exp(-d / 2 sigma^2) / sum w.
+    Exponents are shifted by the smallest d among layers with a weight, so that the sum is never 0.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        pixels: Tensor,
+        seen: Tensor | None,
+        scale: float,
+        drawn: Tensor,
+        tint: Tensor,
+        there: Tensor,
+        behind: Tensor,
+        claim: Tensor,
+    ) -> Tensor:
+        rate = 1 / (2 * scale**2)
+        ground = _squared(_difference(pixels, behind[:, None, None], seen))
+        nearest = ground.clone()
+        tiny = torch.finfo(drawn.dtype).tiny
+        distances = []
+        for m in range(len(drawn)):
+            color, weight = _layer(drawn[m], tint[:, m], there[:, m])
+            distances.append(_squared(_difference(pixels, color, seen)))
+            torch.minimum(nearest, distances[-1].where(weight > tiny, ground), out=nearest)
+        top = claim * (-rate * (ground - nearest)).exp_()
+        total = claim.expand_as(top).clone()
+        for m, distance in enumerate(distances):
+            weight = drawn[m, -1] * there[:, m, None, None]
+            total.add_(weight)
+            # a layer without weight may be nearer than the nearest one: its exponent is cut
+            top.addcmul_(weight, distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_())
+        ctx.save_for_backward(pixels, seen, drawn, tint, there, behind, claim, nearest, top, total)
+        ctx.rate = rate
+        each = top.log().sub_(total.log()).sub_(nearest, alpha=rate)
+        if seen is None:
+            count = torch.full_like(each[:, 0, 0], pixels[0].numel())
+        else:
+            count = seen.sum((1, 2, 3)).to(each)
+            each = torch.where(seen.any(1), each, 0.0)  # no rounding error of two equal sums
+        return each.sum((-1, -2)) - count * (math.log(scale) + 0.5 * math.log(2 * math.pi))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        pixels, seen, drawn, tint, there, behind, claim, nearest, top, total = ctx.saved_tensors
+        rate = ctx.rate
+        slopes = outer[:, None, None].expand_as(top)
+        if seen is not None:
+            slopes = slopes * seen.any(1)
+        of_total = slopes / total
+        of_top = slopes / top
+        slope, of_tint, of_there = (torch.empty_like(x) for x in (drawn, tint, there))
+        for m in range(len(drawn)):
+            color, weight = _layer(drawn[m], tint[:, m], there[:, m])
+            difference = _difference(pixels, color, seen)  # (B, C, H, W)
+            distance = _squared(difference)
+            share = distance.sub_(nearest).clamp_min_(0).mul_(-rate).exp_().mul_(of_top)
+            of_color = difference.mul_((weight * share).mul_(2 * rate)[:, None])
+            of_weight = share.sub_(of_total)
+            slope[m, :-1] = (of_color * tint[:, m, :, None, None]).transpose(0, 1)
+            slope[m, -1] = of_weight * there[:, m, None, None]
+            shape = drawn[m, :-1].transpose(0, 1)
+            of_tint[:, m] = (of_color * shape).sum((-1, -2))
+            of_there[:, m] = (of_weight * drawn[m, -1]).sum((-1, -2))
+        difference = _difference(pixels, behind[:, None, None], seen)
+        share = (-rate * (_squared(difference) - nearest)).exp_().mul_(of_top)
+        of_behind = 2 * rate * claim * torch.einsum("bhw,bchw->c", share, difference)
+        of_claim = (share - of_total).sum().reshape(claim.shape)
+        return None, None, None, slope, of_tint, of_there, of_behind, of_claim
+
+
+def _difference(pixels: Tensor, color: Tensor, seen: Tensor | None) -> Tensor:
+    """Return pixels minus color, (B, C, H, W), zero where a pixel is not seen."""
+    difference = pixels - color
+    return difference if seen is None else difference.mul_(seen)
+
+
+def _squared(difference: Tensor) -> Tensor:
+    """Return the squared length (B, H, W) of differences (B, C, H, W)."""
+    squares = difference.square()
+    return squares.sum(1) if squares.shape[1] > 1 else squares.squeeze(1)
+
+
+def _layer(drawn: Tensor, tint: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """Return color (B, C, H, W) and weight (B, H, W) of a part from (C + 1, B, H, W)."""
+    color = drawn[:-1].transpose(0, 1) * tint[..., None, None]
+    return color, drawn[-1] * there[:, None, None]

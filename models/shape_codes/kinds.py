@@ -153,8 +153,7 @@ class ShapeKinds(Relation):
             known: whether a part's poses are known, (P,); other parts keep their arrangement.
         """
         known = known[:, None]
-        identity = poses.identity_like(mean)
-        self.transform.copy_(torch.where(known, mean - identity, self.transform))
+        self.transform.copy_(torch.where(known, mean - poses.identity_like(mean), self.transform))
         self.pose_codes.copy_(torch.where(known[..., None], loadings, self.pose_codes))
         least = _NEAR_LEAST * self.sigma_min
         raw = (deviation - self.sigma_min).clamp(min=least).expm1().log()

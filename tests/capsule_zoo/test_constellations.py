@@ -13,7 +13,7 @@ from capsule_zoo.data import draw_scenes
 from capsule_zoo.data.constellations import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.constellations import headline as experiment
-from capsule_zoo.experiments.constellations import learned as learning
+from capsule_zoo.experiments.constellations import headline as learning
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.inference import SleepPhase
 from capsule_zoo.records import flatten

@@ -9,7 +9,7 @@ from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
-from capsule_zoo.experiments.capsule_rbm import beside_rbm as beside
+from capsule_zoo.experiments.capsule_rbm import headline as beside
 from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.common import energy
 from capsule_zoo.experiments.study import Job

@@ -12,7 +12,7 @@ import pytest
 from miniature import few_digits, few_views, names_in_record
 
 from capsule_zoo.experiments import Options, find_experiment, list_experiments
-from capsule_zoo.experiments.capsule_rbm import beside_rbm
+from capsule_zoo.experiments.capsule_rbm import headline as beside_rbm
 from capsule_zoo.experiments.capsule_rbm import headline as capsule_rbm
 from capsule_zoo.experiments.matrix_capsules import viewpoints
 from capsule_zoo.experiments.shape_codes import digits as shape_codes_digits

@@ -5,8 +5,8 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.capsule_helmholtz import samples as capsule_helmholtz_samples
-from capsule_zoo.experiments.capsule_helmholtz.samples import chains, extremes
+from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz_samples
+from capsule_zoo.experiments.capsule_helmholtz.headline import chains, extremes
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save
 

@@ -5,7 +5,7 @@ import torch
 from miniature import few_digits
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.part_whole import objectives as part_whole_objectives
+from capsule_zoo.experiments.part_whole import variants as part_whole_objectives
 from capsule_zoo.records import read_record
 
 NAMES = ("relaxed", "importance_weighted", "reweighted", "thermodynamic")

@@ -7,7 +7,7 @@ from PIL import Image
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.common import photographs
+from capsule_zoo.experiments import training as photographs
 from capsule_zoo.experiments.part_whole import sensitivity as part_whole_sensitivity
 from capsule_zoo.experiments.part_whole import variants as part_whole_variants
 from capsule_zoo.experiments.part_whole.sensitivity import ProbesInTraining

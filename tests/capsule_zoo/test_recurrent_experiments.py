@@ -12,9 +12,8 @@ from PIL import Image, ImageSequence
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs, plain_network
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
-from capsule_zoo.experiments.recurrent_capsules import overlap as recurrent_overlap
 from capsule_zoo.guides.recurrent import OverlappingEncoder
-from capsule_zoo.models.networks.overlays import with_previous
+from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import flatten, read_record
 from capsule_zoo.registry import create, load, save, small_sizes
@@ -29,8 +28,7 @@ def miniature(monkeypatch, unpainted):
     """Use few small digits for every data set, and a tiny preset."""
     few = few_digits(60, 30, size=17)
     binary = few.binarized()
-    for module in (recurrent_capsules, recurrent_overlap):
-        monkeypatch.setattr(module, "binary_mnist", lambda options: binary)
+    monkeypatch.setattr(recurrent_capsules, "binary_mnist", lambda options: binary)
     monkeypatch.setattr(recurrent_capsules, "load_dataset", lambda name, root: few)
     monkeypatch.setattr(recurrent_capsules, "photographs", lambda name, options: few)
     monkeypatch.setitem(PRESETS, "small", TINY)
@@ -82,7 +80,7 @@ def test_a_pair_shows_both_and_knows_both_classes(miniature):
     images, labels = miniature.test.images, miniature.test.labels
     pairs = with_previous(images)
     assert torch.equal(pairs[3] > 0, (images[3] > 0) | (images[2] > 0))
-    pairs = different_pairs(miniature.test, recurrent_overlap.scattered, seed=0)
+    pairs = different_pairs(miniature.test, recurrent_capsules.scattered, seed=0)
     differ = labels != labels.roll(1)
     assert pairs.images.shape == pairs.others.shape == images[differ].shape
     assert torch.equal(pairs.labels, labels[differ])
@@ -103,7 +101,7 @@ def test_both_readers_of_pairs_have_as_many_parameters(monkeypatch):
     monkeypatch.setitem(PRESETS, "small", {})
     shape = (1, 28, 28)
     capsules = create("overlapping-capsules", image_shape=shape).model.reader
-    plain = plain_network(shape, recurrent_overlap.CNN, {}).model
+    plain = plain_network(shape, recurrent_capsules.CNN, {}).model
     numbers = [sum(p.numel() for p in module.parameters()) for module in (capsules, plain)]
     assert numbers[0] == pytest.approx(numbers[1], rel=0.01)
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, list_models, small_sizes
-from capsule_zoo.report.pictures import WIDTH, picture
+from capsule_zoo.report.gallery import WIDTH, picture
+from capsule_zoo.report.markdown import Grid, duration, grids_of, in_words, rounded, seeds
 from capsule_zoo.report.stories import Block, read_story, remainder
-from capsule_zoo.report.tables import Grid, duration, grids_of, in_words, rounded, seeds
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from capsule_zoo.data import MissingData, binarized, load_dataset
+from capsule_zoo.data import MissingData, load_dataset, sources
 
 SIZES = {"train": 6, "valid": 3, "test": 2}
 
@@ -12,7 +12,7 @@ SIZES = {"train": 6, "valid": 3, "test": 2}
 @pytest.fixture
 def rows(monkeypatch, tmp_path):
     """Write small files, and return what they hold, (N, 784) each."""
-    monkeypatch.setattr(binarized, "PARTS", SIZES)
+    monkeypatch.setattr(sources, "BITS_PARTS", SIZES)
     random = np.random.default_rng(0)
     found = {part: random.integers(2, size=(number, 784)) for part, number in SIZES.items()}
     (tmp_path / "binarized_mnist").mkdir()

@@ -5,7 +5,7 @@ import torch
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import EMRouting
-from capsule_zoo.guides.class_pose import ClassPose
+from capsule_zoo.guides.label import ClassPose
 from capsule_zoo.inference import Checks, Inputs, check_pair, fit
 from capsule_zoo.models import MatrixCapsules, VariationalAutoencoder
 

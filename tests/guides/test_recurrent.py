@@ -14,7 +14,7 @@ from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
 from capsule_zoo.inference import Checks, Inputs, fit, log_weights, loss_per_image
 from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
-from capsule_zoo.models.networks.coupled_lstm import CoupledLSTM
+from capsule_zoo.models.networks.layers import CoupledLSTM
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.models.routing.vector_capsules import margin_loss
 from capsule_zoo.sizes import sized

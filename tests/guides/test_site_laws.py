@@ -15,7 +15,7 @@ from capsule_zoo.inference import check_pair, evaluate, refine
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.models.generative_capsnet import LogRelaxedOneHot
-from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli
 from capsule_zoo.models.units.exponential_family import FastBernoulli
 
 HALF = torch.tensor(0.5, dtype=torch.float64)

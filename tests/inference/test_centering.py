@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_rbms import binary_images, small
 
-from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
+from capsule_zoo.inference.energy.contrastive_divergence import RunningMeans, centered_gradient
 from capsule_zoo.models import RBM
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capsule_zoo.inference import cluster_accuracy
-from capsule_zoo.inference.evaluation.clustering import name_clusters
+from capsule_zoo.inference.evaluation.probe import name_clusters
 
 
 @pytest.mark.parametrize("seed", range(5))

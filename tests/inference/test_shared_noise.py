@@ -18,8 +18,8 @@ from capsule_zoo.inference.posterior.shared_noise import (
 )
 from capsule_zoo.models import Constellations
 from capsule_zoo.models.constellations.matching_laws import MatchedPoints, RandomMatching
+from capsule_zoo.models.parts.parent_selection import ParentMixture
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.models.parts.selection import ParentMixture
 
 ROWS = 20_000
 IMPOSSIBLE = -torch.inf

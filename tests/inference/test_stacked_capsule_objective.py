@@ -28,7 +28,7 @@ from capsule_zoo.inference.objectives.stacked_capsules import (
 )
 from capsule_zoo.models import StackedCapsuleAutoencoder, VariationalAutoencoder
 from capsule_zoo.models.parts.object_votes import VoteSizes, log_parents
-from capsule_zoo.models.parts.selection import as_presence
+from capsule_zoo.models.parts.parent_selection import as_presence
 
 PLAIN = dict(stop_inputs=False, stop_targets=False, noise="none")
 

@@ -14,8 +14,8 @@ from capsule_zoo.guides.parts.ridge import fit_code, fit_pose
 from capsule_zoo.inference.objectives.importance_weighted import log_mean_exp, score_credit
 from capsule_zoo.models.constellations.similarities import Noise, fit_of, log_evidence
 from capsule_zoo.models.parts import poses
+from capsule_zoo.models.parts.parent_selection import parent_log_weights
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
-from capsule_zoo.models.parts.selection import parent_log_weights
 from capsule_zoo.models.parts.templates import over, visibility, warp_templates
 from capsule_zoo.models.routing.vector_capsules import margin_loss, route_classes, squash
 

@@ -13,7 +13,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import Painting
-from capsule_zoo.models.parts.selection import as_presence, log_presence
+from capsule_zoo.models.parts.parent_selection import as_presence, log_presence
 from capsule_zoo.sizes import sized
 
 SIZES = dict(template_size=4, image_shape=(1, 6, 6), epsilon=0.1, dummy_presence=0.2)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, parent_log_weights
+from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli, parent_log_weights
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])

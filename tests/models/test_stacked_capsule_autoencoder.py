@@ -15,8 +15,8 @@ from capsule_zoo.models.parts.object_votes import (
     noisy_or,
     part_pose_law,
 )
+from capsule_zoo.models.parts.parent_selection import as_presence
 from capsule_zoo.models.parts.part_sets import PartSets
-from capsule_zoo.models.parts.selection import as_presence
 from capsule_zoo.sizes import sized
 
 SIZES = dict(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capsule_zoo.models.parts.tinted_mixture import TintedMixture
+from capsule_zoo.models.parts.pixel_mixture import TintedMixture
 
 
 def law_and_leaves(channels=3, batch=(4,), scale=0.3, dtype=torch.float64, zeros=False):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence
-from capsule_zoo.inference.energy.centering import RunningMeans, centered_gradient
+from capsule_zoo.inference.energy.contrastive_divergence import RunningMeans, centered_gradient
 from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.models import CapsuleRBM
 

@@ -33,7 +33,7 @@ from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
-from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli
+from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli
 from capsule_zoo.sizes import sized
 
 COPIES = 128  # of every image in a batch; with fewer, rare states skew the mean

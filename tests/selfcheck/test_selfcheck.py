@@ -22,7 +22,7 @@ from capsule_zoo.inference.energy.contrastive_divergence import ContrastiveDiver
 from capsule_zoo.inference.energy.tempering import TemperedChains
 from capsule_zoo.inference.objectives import thermodynamic, wake_sleep
 from capsule_zoo.models import PartWholeCapsules, capsule_rbm
-from capsule_zoo.models.parts.selection import LogitRelaxedBernoulli, ParentMixture
+from capsule_zoo.models.parts.parent_selection import LogitRelaxedBernoulli, ParentMixture
 from capsule_zoo.registry import create, list_models, small_sizes
 
 EXACT = {name for name, check in CHECKS.items() if not check.approximate}

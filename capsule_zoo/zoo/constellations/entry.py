@@ -59,17 +59,12 @@ def stages(entry: Entry) -> list[Stage]:
         return data
 
     words = "the guide, on samples of the model" if asleep else "templates and noise"
-    settings = dict(objective=SleepPhase(), freeze="model") if asleep else {}
-    return [
-        Stage(
-            f"templates by exact EM, then {words}" if learned else words,
-            1.0,
-            entry.model,
-            entry.guide,
-            prepare=prepare if learned else None,
-            settings={"objective": entry.objective, **settings},
-        )
-    ]
+    words = f"templates by exact EM, then {words}" if learned else words
+    settings: dict[str, Any] = dict(objective=entry.objective)
+    if asleep:
+        settings = dict(objective=SleepPhase(), freeze="model")
+    how: dict[str, Any] = dict(prepare=prepare if learned else None, settings=settings)
+    return [Stage(words, 1.0, entry.model, entry.guide, **how)]
 
 
 @register(

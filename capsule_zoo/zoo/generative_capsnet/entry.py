@@ -24,6 +24,7 @@ from capsule_zoo.sizes import Takes
 
 IDENTITY = {"rotations": Rotations.identity, "shifts": Shifts.identity}
 PICTURES = {"samples": samples, "reconstructions": reconstructions}
+GUIDES = {"variational": False, "deterministic": True}  # whether codes are points
 SMALL: dict[str, Any] = dict(
     image_shape=(1, 5, 6), window=(4, 5), guide=dict(channels=3, hidden=6), channels=3
 )
@@ -71,10 +72,7 @@ def _register(
 
         return Entry(
             model=model,
-            guides={
-                "variational": partial(encoder, deterministic=False),
-                "deterministic": partial(encoder, deterministic=True),
-            },
+            guides={name: partial(encoder, deterministic=d) for name, d in GUIDES.items()},
             objective=Trace_ELBO(),
             training=dict(lr=1e-3, pace=Pace("linear"), batch_size=64),
             figures=PICTURES,

@@ -1,0 +1,89 @@
+"""The commands that find objects: `segment` in a user's pictures, `parse` in scenes of points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from capsule_zoo.cli.options import (
+    AsJson,
+    Data,
+    DataRoot,
+    RunArgument,
+    Seed,
+    print_json,
+    print_metrics,
+)
+
+
+def segment(
+    run: RunArgument,
+    data: Data = None,
+    data_root: DataRoot = None,
+    images: Annotated[
+        int | None, typer.Option(help="How many test images.  [default: all]", min=1)
+    ] = None,
+    draws: Annotated[int, typer.Option(help="Draws of the guide that are combined.", min=1)] = 5,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="[default: RUN/objects]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the objects of test pictures: their number, boxes and masks, as files.
+
+    RUN is a run of scenes. The folder gets objects.csv, counts.csv, masks/ (pixels are numbers of
+    objects) and pictures/ (every object in its color and box).
+
+    \b
+    Examples:
+      capsule-zoo train scenes --data folder:PATH --minutes 10
+      capsule-zoo segment runs/scenes-PATH-0
+      capsule-zoo segment scenes-mnist --data multi-mnist --images 20 --out found
+    """
+    from capsule_zoo.runs import folder as runs
+    from capsule_zoo.runs.objects import segment_run
+
+    entry, dataset, folder = runs.open_run(run, data, data_root)
+    target = out or folder / "objects"
+    test = dataset.test if images is None else dataset.test[:images]
+    found = segment_run(entry, test, target, draws=draws, seed=seed)
+    print_metrics(found)
+    print(f"written to {target}")
+    print_json(as_json, found)
+
+
+def parse(
+    file: Annotated[Path, typer.Argument(metavar="FILE.npz", help="Arrays points and present.")],
+    guide: Annotated[
+        str, typer.Option(help="exact, ransac, sinkhorn, mixture; amortized, of --run.")
+    ] = "exact",
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise on templates, in their units.  [default: 0.1]")
+    ] = None,
+    clutter: Annotated[
+        int | None, typer.Option(help="Most clutter points of a scene.  [default: 0]")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Run of constellations to parse with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="[default: FILE-parsed.npz]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the objects in scenes of points, and write the object and corner of every point.
+
+    FILE.npz holds points (S, N, 2) and present (S, N), and may hold templates (objects, corners,
+    2), padded by NaN. Each scene is scaled to [-1, 1] first.
+
+    \b
+    Examples:
+      capsule-zoo parse scenes.npz
+      capsule-zoo parse scenes.npz --guide ransac --sigma 0.05 --clutter 3
+    """
+    from capsule_zoo.runs.objects import parse_file
+
+    out = out or file.with_name(f"{file.stem}-parsed.npz")
+    sizes = {"sigma": sigma, "clutter": clutter}
+    given = {name: value for name, value in sizes.items() if value is not None}
+    found = parse_file(file, out, guide, run, **given)
+    print_metrics(found)
+    print(f"written to {out}")
+    print_json(as_json, found)
