@@ -15,6 +15,7 @@ from torch import Tensor
 
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
@@ -82,7 +83,8 @@ def find_objects(
     Args:
         guide: any guide to `model` that proposes objects, such as `Peeling`.
         draws: draws of the guide that are combined.
-        batch_size: images that are read at once.
+        batch_size: images times draws that are read at once. Few are faster: subsets of many slots
+            are painted, and take memory.
 
     Raises:
         ValueError: a guide of another kind, images that do not fit the model.
@@ -94,8 +96,10 @@ def find_objects(
             f"{type(guide).__name__} does not"
         )
     model.space.check(images)
+    keep_memory()
+    rows = max(1, batch_size // draws)
     with seeded(seed):
-        parts = [_found(model, guide, batch, draws) for batch in images.split(batch_size)]
+        parts = [_found(model, guide, batch, draws) for batch in images.split(rows)]
     return FoundObjects(*(torch.cat(field) for field in zip(*parts, strict=True)))
 
 
