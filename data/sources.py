@@ -85,14 +85,14 @@ def torchvision_images(name: str, root: Path | None, size: Size | None = None) -
             test = read(folder, train=False, download=download)
     except (OSError, RuntimeError, ValueError, EOFError, AssertionError) as error:
         remedy = (
-            f"put torchvision's {name} there, or leave root and CAPSULE_ZOO_DATA unset to download "
-            "it to the user's cache"
+            f" ({error}); put torchvision's {name} there, or leave root and CAPSULE_ZOO_DATA unset "
+            "to download it to the user's cache"
             if root
-            else "it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
+            else "; it could not be downloaded: set CAPSULE_ZOO_DATA, root= or --data-root to a "
             f"folder that holds torchvision's {name}, or use the data set 'digits', which needs no "
             "download"
         )
-        raise MissingData(f"no readable {name} in {folder} ({error}); {remedy}") from error
+        raise MissingData(f"no readable {name} in {folder}{remedy}") from error
     tensors = [
         (resized(_channels_first(part.data), size), torch.as_tensor(part.targets))
         for part in (train, test)

@@ -75,5 +75,5 @@ def check_labels(labels: Tensor | None, classes: int) -> None:
     if labels.numel() and not 0 <= labels.min() <= labels.max() < classes:
         raise ValueError(
             f"labels must lie in 0 to {classes - 1}, but these span {labels.min().item()} to "
-            f"{labels.max().item()}; build the model with more classes"
+            f"{labels.max().item()}; build the model with classes={labels.max().item() + 1}"
         )

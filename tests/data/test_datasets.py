@@ -118,10 +118,10 @@ def test_a_download_that_fails_says_what_to_set(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def no_network(*args, **kwargs):
-        raise RuntimeError("Error downloading")
+        raise RuntimeError("Error downloading\ntwo lines")
 
     monkeypatch.setattr("torchvision.datasets.MNIST.download", no_network)
-    with pytest.raises(MissingData, match="set CAPSULE_ZOO_DATA, root= or --data-root"):
+    with pytest.raises(MissingData, match=r"\A.*set CAPSULE_ZOO_DATA, root= or --data-root.*\Z"):
         load_dataset("mnist")
 
 
