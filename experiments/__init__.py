@@ -255,7 +255,8 @@ def reproduce(
         raise ValueError(f"{keep} is in use; choose an empty or a new folder to keep the entry in")
     filled = chosen.filled(settings)
     runs, began = Path(folder) / name, time.time()
-    before = _begin(runs, name, options, filled)
+    command = command_of(name, options, settings)
+    before = _begin(runs, name, options, filled, command)
     if before:
         options.say(f"Going on with the runs in {runs}; delete that folder to begin again")
     result = chosen(replace(options, runs=runs), **settings)
@@ -264,7 +265,7 @@ def reproduce(
         name,
         metrics,
         tables=tables,
-        command=command_of(name, options, settings),
+        command=command,
         settings=filled,
         seed=options.seed,
         data=chosen.data,
@@ -281,8 +282,10 @@ def reproduce(
     return result, path
 
 
-def _begin(runs: Path, name: str, options: Options, settings: Mapping[str, object]) -> float:
-    """Begin or go on with an experiment in the folder of its runs.
+def _begin(
+    runs: Path, name: str, options: Options, settings: Mapping[str, object], command: str
+) -> float:
+    """Begin or go on with an experiment in the folder of its runs, which names the command.
 
     Returns:
         The seconds of the runs that earlier calls ended, and those that others were trained for.
@@ -294,7 +297,7 @@ def _begin(runs: Path, name: str, options: Options, settings: Mapping[str, objec
     if not config.is_file():
         if in_use(runs):
             raise ValueError(f"{runs} is in use; choose another folder for the record")
-        write_json(config, made)
+        write_json(config, {**made, "command": command})
         return 0.0
     found = json.loads(config.read_text())
     if differ := [f"{key}={found.get(key)!r}" for key in made if made[key] != found.get(key)]:

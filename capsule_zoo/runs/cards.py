@@ -183,11 +183,15 @@ def _training_of(made: dict, folder: Path) -> dict:
     metrics = read_metrics(folder)
     if "steps" not in metrics:
         raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")
-    return {"command": _command(made), "versions": versions(), "machine": machine(), **metrics}
+    command = _command(made, folder)
+    return {"command": command, "versions": versions(), "machine": machine(), **metrics}
 
 
-def _command(made: dict) -> str:
-    """Return the command that makes a run, from its recipe."""
+def _command(made: dict, folder: Path) -> str:
+    """Return the command that makes a run: the one of its study, or the one of its recipe."""
+    study = folder.parent / "config.json"
+    if "limits" not in made and study.is_file():
+        return json.loads(study.read_text())["command"]
     known = registry.sizes_of(made["entry"])
     sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
@@ -197,7 +201,7 @@ def _command(made: dict) -> str:
     if made["guide"] != create(made["entry"]).default_guide:
         parts.append(f"--guide {made['guide']}")
     parts += [f"--set {shlex.quote(f'{name}={json.dumps(size)}')}" for name, size in own.items()]
-    for name, value in {**options, **made["limits"]}.items():
+    for name, value in {**options, **made.get("limits", {})}.items():
         if value is not None:
             shown = f"{value:g}" if isinstance(value, float | int) else value
             parts.append(f"--{name.replace('_', '-')} {shown}")

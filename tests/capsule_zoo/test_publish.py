@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ def test_the_command_on_a_card_has_every_setting_that_is_not_a_default(tmp_path,
         "--set channels=4 --set 'hidden=[12, 12]' "
         "--batch-size 8 --lr 0.01 --transform shift=1 --steps 2"
     )
+
+
+def test_the_card_of_a_run_of_a_study_has_the_command_of_the_study(run, tmp_path):
+    study = tmp_path / "study"
+    study.mkdir()
+    made = Path(run).rename(study / "part-whole-0")
+    config = json.loads((made / "config.json").read_text())
+    del config["limits"]
+    (made / "config.json").write_text(json.dumps(config))
+    (study / "config.json").write_text('{"command": "capsule-zoo reproduce part-whole/toy"}')
+    card = json.loads(publish(str(made), "mine", []).read_text())
+    assert card["training"]["command"] == "capsule-zoo reproduce part-whole/toy"
 
 
 def test_records_are_put_on_the_card_later(run):

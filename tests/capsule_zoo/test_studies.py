@@ -260,10 +260,10 @@ def test_time_of_earlier_runs_counts(tmp_path):
         (runs / name).mkdir(parents=True)
         (runs / name / "history.csv").write_text(f"step,seconds\n1,2.5\n2,{seconds}\n")
     chosen = {"images": 3, "share": 0.5, "name": "broken"}
-    assert experiments._begin(runs, "test/toy", QUIET, chosen) == 150
+    assert experiments._begin(runs, "test/toy", QUIET, chosen, "") == 150
     assert saved(count, Job("b", tmp_path, replace(QUIET, runs=runs / "b")))["pair"] == [1, 2]
     ended = read_metrics(runs / "b")["seconds"]  # in place of those that it was trained for
-    assert experiments._begin(runs, "test/toy", QUIET, chosen) == 50 + ended < 100
+    assert experiments._begin(runs, "test/toy", QUIET, chosen, "") == 50 + ended < 100
 
 
 def test_a_study_is_a_folder_of_run_folders(tmp_path):
