@@ -18,7 +18,7 @@ from harness import Benchmark, Contestants, check_same_gradients, main
 from torch import Tensor
 
 from capsule_zoo.inference import loss_per_image
-from capsule_zoo.inference.memory import keep_memory
+from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.networks.attention_window import Aim
 from capsule_zoo.models.networks.layers import CoupledLSTM
 from capsule_zoo.registry import Entry, create

@@ -22,7 +22,7 @@ from harness import Benchmark, Contestants, check_same_gradients, main
 from torch import Tensor
 
 from capsule_zoo.guides import EMRouting
-from capsule_zoo.inference.memory import keep_memory
+from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models import MatrixCapsules
 from capsule_zoo.models.matrix_capsules import PRESETS, spread_energy
 from capsule_zoo.models.networks.classifier import standardized

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import operator
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.data.files import MissingData
+from capsule_zoo.data.pictures import load_arrays
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import Source
 
@@ -222,16 +221,12 @@ def read_scenes(path: str | Path) -> tuple[Tensor, Tensor, tuple[Tensor, ...] | 
         ValueError: its arrays do not fit.
     """
     path = Path(path).expanduser()
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays: dict[str, Any] = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise MissingData(
-            f"{path} cannot be read as a NumPy archive ({error}); write it by "
-            "numpy.savez(path, points=...)"
-        ) from error
+    arrays = load_arrays(path)
     if "points" not in arrays:
-        raise ValueError(f"{path} lacks points; it holds {', '.join(arrays) or 'none'}")
+        raise ValueError(
+            f"{path} lacks points; it holds {', '.join(arrays) or 'none'}; write it by "
+            "numpy.savez(path, points=...)"
+        )
     points, present = check_points(arrays["points"], arrays.get("present"))
     if "templates" not in arrays:
         return points, present, None

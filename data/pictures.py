@@ -98,7 +98,7 @@ def read_array(file: Path, size: tuple[int, int] | None) -> np.ndarray:
         MissingData: the file cannot be read, or it holds no `images`.
         ValueError: another shape, type or range.
     """
-    arrays = _load(file)
+    arrays = load_arrays(file)
     if "images" not in arrays:
         points = f"; its points are read by constellations:{file}" if "points" in arrays else ""
         raise MissingData(
@@ -124,7 +124,7 @@ def read_labels(file: Path, number: int) -> Tensor | None:
     Raises:
         ValueError: they are not one whole number from 0 on for each of the `number` images.
     """
-    labels = _load(file).get("labels")
+    labels = load_arrays(file).get("labels")
     if labels is None:
         return None
     whole = labels.dtype.kind in "iu" and labels.shape == (number,)
@@ -136,7 +136,8 @@ def read_labels(file: Path, number: int) -> Tensor | None:
     return torch.from_numpy(labels.astype(np.int64))
 
 
-def _load(file: Path) -> dict[str, np.ndarray]:
+def load_arrays(file: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of `.npz` by name; that of `.npy` is `images`."""
     try:
         found = np.load(file, allow_pickle=False)
         if isinstance(found, np.ndarray):

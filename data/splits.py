@@ -52,12 +52,7 @@ class Split(TorchDataset):
             )
         if self.labels is None:
             return
-        check_label_type(self.labels)
-        if self.labels.shape != self.images.shape[:1]:
-            raise ValueError(
-                f"labels must be ({len(self.images)},), one per image, not "
-                f"{tuple(self.labels.shape)}"
-            )
+        check_labels_of(self.images, self.labels)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -112,14 +107,18 @@ def labels_of(split: Split) -> Tensor:
     return split.labels
 
 
-def check_label_type(labels: Tensor) -> None:
-    """Raise ValueError unless labels are a tensor of integers."""
+def check_labels_of(images: Tensor, labels: Tensor) -> None:
+    """Raise ValueError unless labels are a tensor of integers, one for each image."""
     if not isinstance(labels, Tensor):
         raise ValueError(f"labels must be a tensor of integers, not {type(labels).__name__}")
     if labels.is_floating_point() or labels.is_complex():
         raise ValueError(
             f"labels must be integers, the numbers of classes, not {labels.dtype}; convert class "
             "numbers by labels.long()"
+        )
+    if labels.shape != images.shape[:1]:
+        raise ValueError(
+            f"labels must be ({len(images)},), one per image, not {tuple(labels.shape)}"
         )
 
 

@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from capsule_zoo.data.batches import Batch, BatchSource, ShuffledBatches, Transform
 from capsule_zoo.data.seeds import RandomStream, seeded_generator
-from capsule_zoo.data.splits import check_label_type
+from capsule_zoo.data.splits import check_labels_of
 
 CheckImages = Callable[[Tensor], None]
 _ITEMS = 1  # separates the stream of reading items from the stream of the transform
@@ -192,11 +192,7 @@ def images_and_labels(batch: Any, check: CheckImages, labels: bool) -> Batch:
         return parts[0], None
     if len(parts) < 2:
         raise ValueError("labels=True needs data with labels: let data yield (image, label)")
-    check_label_type(parts[1])
-    if parts[1].shape != parts[0].shape[:1]:
-        raise ValueError(
-            f"labels must be ({len(parts[0])},), one per image, not {tuple(parts[1].shape)}"
-        )
+    check_labels_of(parts[0], parts[1])
     return parts[0], parts[1]
 
 

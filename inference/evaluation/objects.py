@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.proposals import SceneGuide
-from capsule_zoo.inference.memory import keep_memory
+from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled

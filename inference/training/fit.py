@@ -20,10 +20,10 @@ from capsule_zoo.data import Batches, Split
 from capsule_zoo.data.batches import BatchSource
 from capsule_zoo.inference.functions import as_module, check_program
 from capsule_zoo.inference.isolation import isolated_parameters
-from capsule_zoo.inference.memory import keep_memory
 from capsule_zoo.inference.objectives.base import check_objective
 from capsule_zoo.inference.training.callbacks import check_callbacks
 from capsule_zoo.inference.training.history import Run
+from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.inference.training.optimizers import OptimizerFactory, Updates, optimizer_factory
 from capsule_zoo.inference.training.pair import Pair
 from capsule_zoo.inference.training.schedule import SCHEDULES, Budget

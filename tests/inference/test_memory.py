@@ -12,7 +12,7 @@ import pytest
 
 CODE = """
 import resource, torch
-from capsule_zoo.inference.memory import keep_memory
+from capsule_zoo.inference.training.memory import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
