@@ -6,14 +6,20 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from capsule_zoo.figures.curves import accuracy_curves, climbs, error_curves, learning_curves
+from capsule_zoo.figures.curves import (
+    accuracy_curves,
+    climbs,
+    error_curves,
+    learning_curves,
+    number_curves,
+)
 from capsule_zoo.figures.energy import fields, gibbs, spectra, sums
 from capsule_zoo.figures.generic import on_scale_of, reconstructions, samples
 from capsule_zoo.figures.grids import image_rows, in_rows, part_colors, signed_colors
 
 _OF_FAMILIES = {
     "constellations": ("scene_rows", "template_rows"),
-    "matrix_capsules": ("by_iterations", "mistakes", "nudges", "votes"),
+    "matrix_capsules": ("mistakes", "nudges", "votes"),
     "part_whole": (
         *("colored_parts", "infer_parts", "learned_templates", "parses", "prior_samples"),
         "seen_of_parts",
@@ -23,8 +29,8 @@ _OF_FAMILIES = {
 }
 __all__ = [
     "accuracy_curves", "climbs", "error_curves", "fields", "gibbs", "image_rows", "in_rows",
-    "learning_curves", "on_scale_of", "part_colors", "reconstructions", "samples", "signed_colors",
-    "spectra", "sums",
+    "learning_curves", "number_curves", "on_scale_of", "part_colors", "reconstructions", "samples",
+    "signed_colors", "spectra", "sums",
 ]  # fmt: skip
 __all__ += [name for names in _OF_FAMILIES.values() for name in names]
 

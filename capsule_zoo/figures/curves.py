@@ -18,29 +18,49 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from capsule_zoo.inference.evaluation.probe import Accuracy
+    from capsule_zoo.records import Numbers
 
 
 def accuracy_curves(
     curves: Mapping[str, Mapping[float, Accuracy]], axis_label: str, chance: float
 ) -> Figure:
-    """Draw one curve per name in a band of one standard error; single points get error bars.
+    """Draw one curve per name, with error bars of one standard error.
 
     Args:
         curves: by name, the accuracy at each place on the axis.
         axis_label: label of the axis of places.
         chance: the accuracy of guessing, drawn as a dotted line.
     """
-    figure, ((axis,),) = panels()
-    for name, curve in curves.items():
-        places = list(curve)
-        values, errors = np.array([(each.value, each.se) for each in curve.values()]).T
-        if len(curve) == 1:
-            axis.errorbar(places, values, errors, fmt="o", capsize=3, label=name.replace("_", " "))
-        else:
-            _curve(axis, places, values, errors, name, ".-")
+    rows: dict[str, Numbers] = {
+        name: {f"{place:g}": (each.value, each.se, 0) for place, each in curve.items()}
+        for name, curve in curves.items()
+    }
+    figure = number_curves({"accuracy": rows}, axis_label)
+    axis = figure.axes[0]
     axis.axhline(chance, color="gray", linestyle=":", label="chance")
-    axis.set(xlabel=axis_label, ylabel="accuracy", ylim=(0, 1))
+    axis.set(ylim=(0, 1))
     axis.legend(fontsize=8)
+    return figure
+
+
+def number_curves(grids: Mapping[str, Mapping[str, Numbers]], axis_label: str) -> Figure:
+    """Draw a panel per quantity and a curve per name, with error bars where errors are known.
+
+    Args:
+        grids: by quantity and name, the number at each place on the axis, such as "2" or "0.1".
+            A name has the same color in all panels, for any order of names.
+        axis_label: label of the axis of places.
+    """
+    figure, (axes,) = panels(len(grids), size=(3.8, 3.2))
+    order = list(next(iter(grids.values())))
+    for axis, (quantity, curves) in zip(axes, grids.items(), strict=True):
+        for name in order:
+            places = [float(place) for place in curves[name]]
+            values, errors, _ = zip(*curves[name].values(), strict=True)
+            style = dict(fmt=".-", capsize=3, label=name.replace("_", " "))
+            axis.errorbar(places, values, [error or 0 for error in errors], **style)
+        axis.set(xlabel=axis_label, ylabel=quantity, xticks=places)
+    axes[0].legend(fontsize=8)
     return figure
 
 
@@ -91,21 +111,6 @@ def _curve(
     axis.fill_between(
         places, values - errors, values + errors, color=line.get_color(), alpha=0.25, lw=0
     )
-
-
-def accuracies_in_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """Draw one curve per name in a band of one standard error.
-
-    Args:
-        curves: by name, rows of updates, accuracy and its standard error.
-    """
-    figure, ((axis,),) = panels()
-    for name, rows in curves.items():
-        updates, values, errors = np.array(rows).reshape(-1, 3).T
-        _curve(axis, updates.tolist(), values, errors, name, ".-")
-    axis.set(xlabel="updates", ylabel="accuracy of a linear probe")
-    axis.legend(fontsize=8)
-    return figure
 
 
 TICKS = {

@@ -100,24 +100,6 @@ def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
     return errors, image_rows(shown, "Pairs of digits, and what single capsules draw of them")
 
 
-def plain_network(
-    image_shape: tuple[int, int, int], sizes: Mapping[str, Any], training: Mapping[str, Any]
-) -> Entry:
-    """Return a convolutional network for overlays of two images.
-
-    Args:
-        image_shape: (channels, height, width).
-        sizes: arguments of `OverlappingClassifier`.
-        training: arguments of `fit`.
-    """
-    return Entry(
-        model=OverlappingClassifier(image_shape, **sizes),
-        guides={"exact": lambda entry: ExactLabel(entry.model)},
-        objective=Trace_ELBO(),
-        training=dict(training),
-    )
-
-
 @dataclass(frozen=True)
 class Overlap:
     """An entry that separates overlapping digits, and the digits.
@@ -167,8 +149,11 @@ def learn(job: Job[Overlap], *, images: int, cnn: Mapping[str, Any], epochs: int
     training = create(what.entry, image_shape=data.image_shape).training
     pyro.set_rng_seed(options.seed)
     if job.name == "cnn":
-        entry = plain_network(data.image_shape, cnn, training)
-        network, scores = entry.model, entry.model.scores
+        plain = OverlappingClassifier(data.image_shape, **cnn)
+        guides = {"exact": lambda entry: ExactLabel(entry.model)}
+        entry: Entry = Entry(plain, guides, Trace_ELBO(), dict(training))
+        network: nn.Module = plain
+        scores = plain.scores
     else:
         entry = create(what.entry, image_shape=data.image_shape)
         network, scores = what.reader(entry)

@@ -1,4 +1,4 @@
-"""Matrix capsules on MNIST: their test error, and a comparison of routings (Hinton et al. 2018)."""
+"""Matrix capsules on MNIST: test error, votes, and poses that are drawn (Hinton et al. 2018)."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error
-from capsule_zoo.experiments.training import train, trained
-from capsule_zoo.inference import Inputs
+from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
+from capsule_zoo.experiments.training import checkpoints, trained
+from capsule_zoo.guides import ClassPose
+from capsule_zoo.inference import Inputs, Pace, fit
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.inference.evaluation.vote_history import vote_history
+from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.routing.capsule_convolution import POSE, RIGHT_COLUMN
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create
-from capsule_zoo.zoo.matrix_capsules.entry import ITERATED
-from capsule_zoo.zoo.matrix_capsules.figures import by_iterations, mistakes, votes
+from capsule_zoo.registry import Entry
+from capsule_zoo.zoo.matrix_capsules.figures import mistakes, nudges, votes
 
 SHIFT = transforms.Shift(1)  # pixels, of training images
+NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small votes
+NUDGES = torch.linspace(-2, 2, 9)  # deviations
+STANDARDIZED = 2000  # training images whose poses give the scale of the code
 
 
 def digits_and_entry(options: Options) -> tuple[Dataset, Entry]:
@@ -70,79 +74,75 @@ def gathering(options: Options, *, images: int = 1000) -> Result:
     return Result({"iteration": Table(numbers)}, {"": votes(entry, few)}, None, entry)
 
 
-NETWORK: Mapping[str, Any] = dict(features=32, capsules=(4, 8, 8))  # a quarter of the small votes
-MEASURES = {
-    "error": "error",
-    "images_per_second": "images per second",
-    "free_energy": "free energy",
-}
+@experiment("matrix-capsules/pose", data="mnist", minutes=60, of_runs=True)
+def pose(options: Options, *, images: int = 1000) -> Result:
+    """Show the effect of each number of a class pose on the decoded image (70 minutes).
 
-
-@experiment("matrix-capsules/routing", data="mnist", minutes=60, role="comparison")
-def routings(
-    options: Options,
-    *,
-    iterations: int = 5,
-    steps: int = 1200,
-    compared: int = 500,
-    reference: int = 3,
-    network: Mapping[str, Any] = NETWORK,
-) -> Result:
-    """Compare EM, variational Bayes and dynamic routing after one to five iterations (an hour).
-
-    A small network is trained with each for the same number of updates. Free energies are all of
-    the same votes: the votes for the class capsules of the network with three iterations of EM. The
-    assignments are those of each routing, and the Gaussians and switches fit them best.
+    A decoder of the pose of the label's capsule is trained on the poses of the frozen network. Then
+    each of the 16 numbers is nudged by deviations of its class. `ink_down` and `ink_across` tell
+    how far the center of the ink moves, in pixels per deviation, with the two numbers that the
+    coordinates were added to.
 
     Args:
-        iterations: highest number of iterations; there is a training run for each number.
-        steps: updates of every run in a full run of an hour; fewer minutes give fewer updates.
-        compared: number of test images of the free energies.
-        reference: iterations of EM in the network whose votes have the free energies.
-        network: sizes of the network.
+        images: number of test images.
     """
-    data = load_dataset("mnist", root=options.data_root)
-    found: dict[str, dict[str, Numbers]] = {quantity: {} for quantity in MEASURES}
-    numbers = range(1, iterations + 1)
-    errors, speeds = pd.DataFrame(index=numbers), pd.DataFrame(index=numbers)
-    entries: dict[tuple[str, int], Entry] = {}
-    for name, number in product(ITERATED, numbers):
-        options.say(f"Training with {number} iterations of {name!r}")
-        sizes = dict(image_shape=data.image_shape, routing=name, iterations=number)
-        entry = entries[name, number] = create("matrix-capsules", **sizes, **network)
-        how: dict[str, Any] = dict(steps=options.shortened(steps), inputs=Inputs(SHIFT))
-        run = train(entry, data, options, name=f"{name}-{number}", **how)
-        error = error_rate(entry.model, entry.guide, data.test)
-        speed = run.steps * entry.training["batch_size"] / run.seconds
-        found["error"].setdefault(name, {})[str(number)] = error
-        rate = speed, None, run.steps
-        found["images_per_second"].setdefault(name, {})[str(number)] = rate
-        errors.loc[number, name], speeds.loc[number, name] = error.value, speed
-    judge = entries["em", reference]
-    energies = free_energies(judge, data.test[:compared], iterations)
-    for (name, number), energy in energies.items():
-        found["free_energy"].setdefault(name, {})[str(number)] = mean_and_error(energy)
-    nats = pd.Series({key: energy.mean().item() for key, energy in energies.items()}).unstack(0)
-    panels = {"test error": errors, "free energy (nats)": nats, "images per second": speeds}
-    table = pd.concat(panels, axis=1)
-    metrics = {
-        f"{words} after iterations": Table(found[quantity], f"{quantity}_{{quantity}}_{{variant}}")
-        for quantity, words in MEASURES.items()
-    }
-    return Result(metrics, {"": by_iterations(panels)}, table, judge)
+    data, entry = digits_and_entry(options)
+    options.say("Training a decoder of the class poses")
+    decoder, guide = decoded(entry, data, options, options.budget / 6)
+    few = data.test.images[:images]
+    with torch.no_grad(), in_eval_mode(entry.model):
+        codes = torch.cat([guide(part) for part in few.split(100)])
+        metrics: Numbers = {"squared_error": squared_error(decoder.mean_image(codes), few)}
+        for axis, (row, column) in enumerate(RIGHT_COLUMN):
+            ends = [nudged(codes, row * POSE + column, by) for by in (-0.5, 0.5)]
+            before, after = (ink_center(decoder.mean_image(code)) for code in ends)
+            metrics[f"ink_{('down', 'across')[axis]}"] = mean_and_error((after - before)[:, axis])
+        rows = {}
+        for row, column in product(range(POSE), range(POSE)):
+            several = [nudged(codes, row * POSE + column, by.item())[:1] for by in NUDGES]
+            rows[f"({row}, {column})"] = decoder.mean_image(torch.cat(several))
+    return Result(metrics, {"": nudges(rows)}, None, entry)
 
 
-@torch.no_grad()
-def free_energies(entry: Entry, split: Split, iterations: int) -> dict[tuple[str, int], Tensor]:
-    """Return the free energies (N,) of every routing after each iteration.
+def decoded(
+    entry: Entry, data: Dataset, options: Options, minutes: float
+) -> tuple[VariationalAutoencoder, ClassPose]:
+    """Train a decoder of the class poses; return it, and the network as its guide."""
+    latent = entry.model.num_classes * POSE * POSE
+    decoder = VariationalAutoencoder(data.image_shape, latent)
+    guide = ClassPose(decoder, entry.model.to(options.device)).to(options.device)
+    known = data.train[:STANDARDIZED]
+    guide.standardize(known.images.to(options.device), known.labels.to(options.device))
+    fit(
+        decoder,
+        guide,
+        data,
+        minutes=minutes,
+        pace=Pace("linear"),
+        inputs=Inputs(labels=True, transform=SHIFT, device=options.device),
+        seed=options.seed,
+        checks=checkpoints(options, "decoder"),
+    )
+    entry.model.cpu()
+    return decoder.cpu(), guide.cpu()
 
-    They are free energies of the votes for the class capsules of an entry.
+
+def nudged(codes: Tensor, element: int, by: float) -> Tensor:
+    """Return codes (N, classes x 16) with one element of the present class moved by deviations.
+
+    The deviation is the deviation of the element among all codes of the class.
     """
-    model = entry.model
-    found: dict[tuple[str, int], Tensor] = {}
-    with in_eval_mode(model):
-        seen, law = model.class_votes(split.images)
-    for name, routing in ITERATED.items():
-        energies = routing(iterations).free_energies(seen, law)
-        found |= {(name, t): energy for t, energy in enumerate(energies, start=1)}
-    return found
+    poses = codes.unflatten(1, (-1, POSE * POSE)).clone()
+    label = poses.abs().sum(2).argmax(1)
+    for c in label.unique():
+        own = label == c
+        poses[own, c, element] += by * poses[own, c, element].std(correction=0)
+    return poses.flatten(1)
+
+
+def ink_center(images: Tensor) -> Tensor:
+    """Return row and column of the center of the ink, in pixels, (N, 2)."""
+    ink = images.mean(1)
+    total = ink.sum((1, 2))
+    down, across = (torch.arange(n, dtype=ink.dtype) for n in ink.shape[1:])
+    return torch.stack([ink.sum(2) @ down / total, ink.sum(1) @ across / total], 1)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import pyro
 import torch.nn.functional as F
 
@@ -27,13 +26,13 @@ from capsule_zoo.experiments.common.findings import (
     single,
 )
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
-from capsule_zoo.experiments.study import Job, Study, choose
+from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.classification import error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
-from capsule_zoo.zoo.matrix_capsules.figures import by_iterations
 
 STARTED = 32  # training images of the first gradient
 
@@ -76,25 +75,20 @@ def iterations(options: Options, **settings: Any) -> Result:
     task = partial(measure, settings=chosen)
     outcomes = by_variant(Study(variants, chosen.seeds, costs).run(task, options))
     unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"]
-    found: dict[str, dict[str, Numbers]] = {"error": {}, "first_gradient": {}}
-    errors = pd.DataFrame(index=list(chosen.iterations))
-    slopes = pd.DataFrame(index=list(chosen.iterations))
+    found: dict[str, dict[str, Numbers]] = {"test error": {}, "first gradient": {}}
     for name, (number, power) in variants.items():
         own, row, column = outcomes[name], str(number), name_of(power)
         error = over_seeds([{"error": outcome["error"]} for outcome in own])["error"]
+        found["test error"].setdefault(column, {})[row] = error
         slope = mean_and_error([outcome["slope"] / unit for outcome in own])
-        found["error"].setdefault(column, {})[row] = error
-        found["first_gradient"].setdefault(column, {})[row] = slope
-        errors.loc[number, f"power {power:g}"] = error[0]
-        slopes.loc[number, f"power {power:g}"] = slope[0]
-    words = {"error": "test error", "first_gradient": "first gradient"}
+        found["first gradient"].setdefault(column, {})[row] = slope
     metrics = {
-        f"{words[quantity]} by iterations": Table(rows, f"{quantity}_{{quantity}}_{{variant}}")
-        for quantity, rows in found.items()
+        f"{words} by iterations": Table(found[words], f"{quantity}_{{quantity}}_{{variant}}")
+        for words, quantity in (("test error", "error"), ("first gradient", "first_gradient"))
     }
-    figure = by_iterations({"test error": errors, "first gradient": slopes})
+    figure = number_curves(found, "iterations")
     figure.axes[1].set_yscale("log")
-    return Result(metrics, {"": figure}, pd.concat({words["error"]: errors}, axis=1))
+    return Result(metrics, {"": figure})
 
 
 def name_of(power: float) -> str:
@@ -140,14 +134,12 @@ class Lengths:
     """The settings of the runs at length.
 
     Args:
-        variants: names of the networks.
         seeds: number of seeds for each network.
         power: power of the responsibilities with three iterations; two iterations have 1.
         lr: first learning rate, which falls to 0; by default the entry's.
         network: sizes of both networks that replace those of the small preset.
     """
 
-    variants: tuple[str, ...] = tuple(AT_LENGTH)
     seeds: int = 1
     power: float = 0.25
     lr: float | None = None
@@ -164,9 +156,8 @@ def at_length(options: Options, **settings: Any) -> Result:
     test images. The network with the lower validation error is kept.
     """
     chosen = Lengths(**settings)
-    variants = choose("variant", chosen.variants, AT_LENGTH)
-    options.say(f"Training {', '.join(variants)}")
-    study, timed = Study(variants, chosen.seeds), replace(options, minutes=options.budget)
+    options.say(f"Training {', '.join(AT_LENGTH)}")
+    study, timed = Study(AT_LENGTH, chosen.seeds), replace(options, minutes=options.budget)
     found = means_of(study.run(partial(learn_digits, settings=chosen), timed))
     best = min(found, key=lambda name: found[name]["validation_error"][0])
     return Result({"": Table(by_quantity(found))}, {}, None, load(study.folders(options)[best]))

@@ -27,6 +27,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
+from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace
 from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
@@ -40,7 +41,6 @@ COLORS = {"capsules": "C0", "cnn": "C1"}
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
-EPSILONS = (0.0, 0.01, 0.02, 0.04)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Trainings:
     checks: int = 8
     views: int = 2000
     attacked: int = 200
-    epsilons: tuple[float, ...] = EPSILONS
+    epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04)
     iterated: tuple[float, ...] = (0.01, 0.02)
     attack_steps: int = 5
     capsules: Mapping[str, Any] | None = None
@@ -229,18 +229,10 @@ def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:
 
 def attack_figure(attacks: Mapping[str, Numbers]) -> Figure:
     """Draw the error under attack by the size of the attack, with the standard error over seeds."""
-    figure, ((axis,),) = panels(size=(5, 3.5))
-    for attack, network in product(("fgsm", "iterated"), ENTRIES):
-        named = {name.split("_")[1]: of[network] for name, of in attacks.items() if attack in name}
-        if not named:
-            continue
-        values, errors, _ = zip(*named.values(), strict=True)
-        style: dict[str, Any] = dict(
-            fmt=".-" if attack == "fgsm" else "x:", color=COLORS[network], capsize=3
-        )
-        bars = [error or 0 for error in errors]  # one seed has no standard error
-        changes = [int(size) / 1000 for size in named]
-        axis.errorbar(changes, values, bars, label=f"{network}, {STEPS[attack]}", **style)
-    axis.set(xlabel="largest change of a pixel", ylabel="error", ylim=(0, 1))
-    axis.legend()
-    return figure
+    curves: dict[str, Numbers] = {}
+    for name, row in attacks.items():
+        attack, size, _ = name.split("_")
+        for network, number in row.items():
+            own = curves.setdefault(f"{network}, {STEPS[attack]}", {})
+            own[f"{int(size) / 1000:g}"] = number
+    return number_curves({"error": curves}, "largest change of a pixel")

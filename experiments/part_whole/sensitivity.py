@@ -15,7 +15,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, by_variant, hel
 from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, probes, tighten
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, train
-from capsule_zoo.figures.curves import accuracies_in_training
+from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.probe import latents, linear_probe
 from capsule_zoo.inference.training.callbacks import Check
@@ -87,8 +87,12 @@ def sensitivity(options: Options, **settings: Any) -> Result:
     options.say(f"Training {len(study.variants)} variants for {steps + more} updates")
     found = by_variant(study.run(task, replace(options, minutes=None)))
     numbers = {name: run["numbers"] for name, (run,) in found.items()}
-    curves = {name: run["curve"] for name, (run,) in found.items()}
-    return Result(by_quantity(numbers), {"": accuracies_in_training(curves)})
+    curves = {
+        name: {f"{updates:g}": (value, se, chosen.probed) for updates, value, se in run["curve"]}
+        for name, (run,) in found.items()
+    }
+    figure = number_curves({"accuracy of a linear probe": curves}, "updates")
+    return Result(by_quantity(numbers), {"": figure})
 
 
 def learn(job: Job[Variant], *, chosen: Settings) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def of_vectors(options: Options, **settings: Any) -> Result:
     return square("capsule-network", OF_VECTORS, Square(**settings), options)
 
 
-@experiment("matrix-capsules/routing-square", data="mnist", takes=Square)
+@experiment("matrix-capsules/routing-square", data="mnist", role="comparison", takes=Square)
 def of_matrices(options: Options, **settings: Any) -> Result:
     """Train matrix capsules with each routing and read them with each (15 core-minutes).
 

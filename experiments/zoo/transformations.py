@@ -3,8 +3,7 @@
 An image is read as it is and after a motion: a shift, a turn, a change of scale or a shear. What an
 entry infers, the means of its guide's laws or the class capsules of a classifier, is sorted into
 four kinds by the names of the sites. If a kind is invariant it does not change. If it is linearly
-equivariant, one linear map takes it from the image to the moved image, for all images. `turned`
-counts the errors of classifiers of upright digits on digits that are turned.
+equivariant, one linear map takes it from the image to the moved image, for all images.
 
 References:
     Lenc & Vedaldi 2015, "Understanding image representations by measuring their equivariance and
@@ -14,7 +13,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import changes
 from capsule_zoo.inference.evaluation.ancestral import law_means
-from capsule_zoo.inference.evaluation.classification import classify, error_rate, predicts_labels
+from capsule_zoo.inference.evaluation.classification import classify, predicts_labels
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import WEIGHTS, Entry, list_models, load, takes_images
@@ -198,36 +197,3 @@ def explained(known: Tensor, moved: Tensor, before: Tensor, after: Tensor) -> Nu
     left = (predicted - after).square().sum(1)
     share, error, count = ratio(left, (after - after.mean(0)).square().sum(1))
     return 1 - share, error, count
-
-
-CLASSIFIERS = ("capsule-network-mnist", "matrix-capsules-mnist")
-
-
-@experiment("zoo/turned", data="mnist", about="capsule-network")
-def turned(
-    options: Options,
-    *,
-    weights: tuple[str, ...] = CLASSIFIERS,
-    degrees: tuple[float, ...] = (0, 15, 30, 45, 60, 90),
-    images: int = 2000,
-) -> Result:
-    """Count errors of published classifiers on turned digits, unseen in training (3 minutes).
-
-    Args:
-        weights: names of trained weights that classify.
-        degrees: angles by which the digits are turned, counterclockwise.
-        images: number of test images, the same at every angle.
-    """
-    test = load_dataset("mnist", root=options.data_root).test[:images]
-    found: dict[str, Numbers] = {}
-    for angle in degrees:
-        motion = transforms.motion(float(angle))
-        split = replace(test, images=transforms.warp_images(test.images, motion).clamp(0, 1))
-        options.say(f"Classifying digits turned by {angle:g} degrees")
-        row = found.setdefault(f"error_{angle:g}_degrees", {})
-        for name in weights:
-            entry = load(name)
-            if not predicts_labels(entry.model, entry.guide):
-                raise ValueError(f"weights must name classifiers; {name} predicts no labels")
-            row[name.replace("-", "_")] = error_rate(entry.model, entry.guide, split)
-    return Result({quantity: numbers for quantity, numbers in found.items()})

@@ -78,7 +78,13 @@ def error_rate(model: Model, guide: nn.Module, split: Split) -> Share:
 
 
 def fgsm(
-    model: Classifier, split: Split, epsilon: float, batch_size: int = 100, steps: int = 1
+    model: Model,
+    split: Split,
+    epsilon: float,
+    batch_size: int = 100,
+    steps: int = 1,
+    *,
+    guide: nn.Module | None = None,
 ) -> Split:
     """Return the split under a white-box attack that moves every pixel by at most epsilon.
 
@@ -94,9 +100,11 @@ def fgsm(
     Args:
         epsilon: size of the largest change, in units of a pixel's value.
         steps: number of gradients.
+        guide: whose scores of the classes are attacked where the model has none, as those of the
+            capsule network.
 
     Raises:
-        ValueError: a negative epsilon, no step, or no labels.
+        ValueError: a negative epsilon, no step, no labels, or no scores of classes.
 
     References: Goodfellow, Shlens & Szegedy 2015, "Explaining and Harnessing Adversarial Examples"
     (arXiv 1412.6572), section 4; Kurakin, Goodfellow & Bengio 2017, "Adversarial Examples in the
@@ -106,15 +114,18 @@ def fgsm(
     check_at_least(1, steps=steps)
     stride = min(epsilon, 2 * epsilon / steps)
     least, most = model.pixel_range
+    program: Any = next((part for part in (model, guide) if hasattr(part, "scores")), None)
+    if program is None:
+        raise ValueError(f"{type(model).__name__} has no scores of classes; name a guide with some")
     attacked = []
-    with in_eval_mode(model):
+    with in_eval_mode(program):
         batches = zip(*(x.split(batch_size) for x in (split.images, labels_of(split))), strict=True)
         for images, labels in batches:
             low, high = (images - epsilon).clamp(min=least), (images + epsilon).clamp(max=most)
             moved = images
             for _ in range(steps):
                 pixels = moved.clone().requires_grad_()
-                loss = F.cross_entropy(model.scores(pixels), labels, reduction="sum")
+                loss = F.cross_entropy(program.scores(pixels), labels, reduction="sum")
                 (slope,) = torch.autograd.grad(loss, pixels)
                 moved = torch.clamp(moved + stride * slope.sign(), low, high)
             attacked.append(moved)

@@ -1,6 +1,7 @@
-"""A convolutional network: the baseline of matrix capsules.
+"""Networks without capsules: the baseline of matrix capsules, and one equal to a given network.
 
-Two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and the classes:
+The baseline has two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and the
+classes:
 
     maps   = maxpool(relu(conv5x5(standardized image)))      # (B, 32, H / 2, W / 2)
     maps   = maxpool(relu(conv5x5(maps)))                    # (B, 64, H / 4, W / 4)
@@ -10,19 +11,25 @@ Two convolutions, each followed by a maximum over 2x2 pixels, a dense layer and 
 On 32x32 pixels it has 4.2 million parameters, the number that the paper reports. The paper chose
 the network to perform best on smallNORB.
 
+`EqualClassifier` has the stem of another classifier, and as many parameters.
+
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 5.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyro
 import pyro.distributions as dist
+import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.networks.classifier import Classifier, standardized
 from capsule_zoo.models.networks.leading import classes_of_pairs, over_leading, with_previous
 
@@ -66,6 +73,49 @@ class ConvolutionalClassifier(Classifier):
             maps = F.max_pool2d(F.relu(convolution(maps)), 2)
         hidden = F.relu(self.hidden(maps.flatten(1)))
         return self.read(F.dropout(hidden, training=self.training))
+
+
+class EqualClassifier(Classifier):
+    """The classifier that goes on from the stem of another one by convolutions of one width.
+
+    Args:
+        image_shape, classes: as for `ConvolutionalClassifier`.
+        stem: a module that reads maps (B, maps, H', W') off images (B, C, H, W).
+        layers: kernel and stride of each convolution after the stem.
+        parameters: number of parameters in all; the width is the one that comes nearest to it.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        classes: int,
+        stem: nn.Module,
+        layers: Sequence[tuple[int, int]],
+        parameters: int,
+    ) -> None:
+        super().__init__(image_shape, classes)
+        self.stem = stem
+        with torch.no_grad(), in_eval_mode(stem):
+            inputs, height, width = stem(torch.zeros(1, *image_shape)).shape[1:]
+        for kernel, stride in layers:
+            height, width = ((n - kernel) // stride + 1 for n in (height, width))
+        kept, area = sum(p.numel() for p in stem.parameters()), height * width
+
+        def apart(maps: int) -> int:
+            sizes = zip((inputs, *[maps] * (len(layers) - 1)), layers, strict=True)
+            hidden = sum((before * kernel**2 + 1) * maps for before, (kernel, _) in sizes)
+            return abs(kept + hidden + (maps * area + 1) * classes - parameters)
+
+        maps, parts = min(range(1, 1 + parameters // area), key=apart), []
+        for before, (kernel, stride) in zip((inputs, *[maps] * len(layers)), layers, strict=False):
+            parts += [PyroModule[nn.Conv2d](before, maps, kernel, stride), PyroModule[nn.ReLU]()]
+        self.layers = PyroModule[nn.Sequential](*parts)
+        self.read = PyroModule[nn.Linear](maps * area, classes)
+
+    @pyro_method
+    def scores(self, images: Tensor) -> Tensor:
+        """Compute the logits of the classes, (B, classes)."""
+        return self.read(self.layers(self.stem(images)).flatten(1))
 
 
 class OverlappingClassifier(ConvolutionalClassifier):

@@ -7,10 +7,9 @@ from pyro import poutine
 
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_network import headline as capsule_network
-from capsule_zoo.experiments.capsule_network import overlap as capsule_network_overlap
-from capsule_zoo.experiments.capsule_network.headline import Ablation
-from capsule_zoo.experiments.common.overlaps import plain_network
+from capsule_zoo.experiments.capsule_network.headline import entry_of
 from capsule_zoo.experiments.study import Study
+from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
@@ -22,8 +21,7 @@ ROUTINGS = ("attention", "dynamic", "em", "self", "uncertain", "uniform", "vb")
 def few(monkeypatch, unpainted):
     """Use few digits for MNIST."""
     data = few_digits(60, 30, size=17)
-    for module in (capsule_network, capsule_network_overlap):
-        monkeypatch.setattr(module, "load_dataset", lambda name, root: data)
+    monkeypatch.setattr(capsule_network, "load_dataset", lambda name, root: data)
     return data
 
 
@@ -42,7 +40,8 @@ def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
     pose = torch.randn(8, 10, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
     slopes = {}
     for draws in (False, True):
-        model = Ablation(3, draws, 40, 2).entry(few.image_shape).model
+        row = "three_drawing" if draws else "three_blind"
+        model = entry_of(row, few.image_shape).model
         for image in (few.train.images[:8], few.train.images[8:16]):
             conditioned = poutine.condition(model, {"class_pose": pose})
             loss = -poutine.trace(conditioned).get_trace(image, labels).log_prob_sum()
@@ -53,17 +52,16 @@ def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
 
 
 def test_one_iteration_is_uniform_routing(few):
-    assert Ablation(1, True, 40, 2).entry(few.image_shape).guide.routing.iterations == 1
+    assert entry_of("one_drawing", few.image_shape).guide.routing.iterations == 1
 
 
 def test_both_networks_for_pairs_have_as_many_parameters():
     shape = (1, 36, 36)
     capsules = create("overlapping-capsule-network", image_shape=shape)
-    plain = plain_network(shape, capsule_network_overlap.CNN, {})
-    assert plain.model.num_parameters == pytest.approx(capsules.guide.num_parameters, rel=0.02)
+    plain = OverlappingClassifier(shape, **capsule_network.CNN)
+    assert plain.num_parameters == pytest.approx(capsules.guide.num_parameters, rel=0.02)
 
 
 def test_outcomes_depend_on_the_seed_of_the_run_only(few):
-    row = Ablation(3, True, 20, 1)
-    (job,) = Study({"row": row}, seeds=1).jobs(QUICK)
+    (job,) = Study({"three_drawing": (20, 1)}, seeds=1).jobs(QUICK)
     assert capsule_network.learn(job) == capsule_network.learn(job)

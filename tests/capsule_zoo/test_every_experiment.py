@@ -73,9 +73,6 @@ MINIATURES = {
     "matrix-capsules/mnist": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/votes": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/pose": Miniature({}, 0.003, 17, (40, 12)),
-    "matrix-capsules/routing": Miniature(
-        dict(iterations=2, reference=2, network=MATRIX), 0.003, 17, (40, 12)
-    ),
     "matrix-capsules/iterations": Miniature(
         dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=MATRIX), 0.003
     ),

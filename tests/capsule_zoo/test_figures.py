@@ -3,17 +3,16 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from pyro import poutine
 
 from capsule_zoo.figures import grids
+from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.parts.painted_parts import Painting
 from capsule_zoo.sizes import sized
-from capsule_zoo.zoo.matrix_capsules.figures import by_iterations
 from capsule_zoo.zoo.part_whole import figures as part_whole
 
 
@@ -68,12 +67,21 @@ def pixels(figure):
     return np.stack([axis.images[0].get_array() for axis in figure.axes if axis.images])
 
 
-def test_a_routing_has_one_color_in_all_panels_whatever_the_order_of_columns():
-    errors = pd.DataFrame({"em": [0.1, 0.2], "dynamic": [0.3, 0.4]}, index=[1, 2])
-    figure = by_iterations({"error": errors, "again": errors[["dynamic", "em"]]})
+def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
+    errors = {
+        "em": {"1": (0.1, 0.01, 9), "2": (0.2, None, 9)},
+        "own_way": {"1": (0.3, 0.02, 9), "2": (0.4, 0.02, 9)},
+    }
+    figure = number_curves({"error": errors, "again": dict(reversed(errors.items()))}, "iterations")
     lines = [
-        {line.get_label(): (line.get_color(), tuple(line.get_ydata())) for line in axis.lines}
+        {
+            bars.get_label(): (bars[0].get_color(), tuple(bars[0].get_ydata()))
+            for bars in axis.containers
+        }
         for axis in figure.axes
     ]
-    assert lines[0] == lines[1]
+    assert lines[0] == lines[1] and set(lines[0]) == {"em", "own way"}
     assert len({color for color, _ in lines[0].values()}) == 2
+    assert [axis.get_ylabel() for axis in figure.axes] == ["error", "again"]
+    bars = figure.axes[0].containers[1][2][0].get_segments()
+    assert bars[0][:, 1] == pytest.approx([0.28, 0.32])

@@ -11,8 +11,8 @@ from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.matrix_capsules import headline as matrix_capsules
 from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
 from capsule_zoo.experiments.matrix_capsules import viewpoints as matrix_capsules_viewpoints
+from capsule_zoo.experiments.matrix_capsules.headline import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules.iterations import Lengths, network_at_length
-from capsule_zoo.experiments.matrix_capsules.pose import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules.viewpoints import matched, novel_values
 from capsule_zoo.registry import create, save
 
@@ -63,11 +63,11 @@ def test_networks_at_length_start_from_a_trained_one(tmp_path):
     trained.model.updates.fill_(1234)
     save(trained, tmp_path / "trained", data="mnist", seed=0)
     options = replace(QUICK, run=str(tmp_path / "trained"))
-    settings = dict(network=NETWORK, lr=1e-12, variants=("three_iterations",))
+    settings = dict(network=NETWORK, lr=1e-12)
     result, _ = reproduce("matrix-capsules/at-length", options, folder=tmp_path, **settings)
     found = result.entry.model
     assert found.updates > 1234
-    assert found.classes.routing.iterations == 3
+    assert found.classes.routing.iterations in (2, 3)  # the one with the lower validation error
     for name, value in trained.model.named_parameters():
         torch.testing.assert_close(found.get_parameter(name), value, rtol=0, atol=1e-6)
 

@@ -10,9 +10,10 @@ from miniature import few_digits
 from PIL import Image, ImageSequence
 
 from capsule_zoo.experiments import Options, reproduce
-from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs, plain_network
+from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
 from capsule_zoo.guides.recurrent import OverlappingEncoder
+from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import flatten, read_record
@@ -101,7 +102,7 @@ def test_both_readers_of_pairs_have_as_many_parameters(monkeypatch):
     monkeypatch.setitem(PRESETS, "small", {})
     shape = (1, 28, 28)
     capsules = create("overlapping-capsules", image_shape=shape).model.reader
-    plain = plain_network(shape, recurrent_capsules.CNN, {}).model
+    plain = OverlappingClassifier(shape, **recurrent_capsules.CNN)
     numbers = [sum(p.numel() for p in module.parameters()) for module in (capsules, plain)]
     assert numbers[0] == pytest.approx(numbers[1], rel=0.01)
 

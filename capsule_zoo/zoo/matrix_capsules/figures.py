@@ -16,7 +16,6 @@ from capsule_zoo.inference.evaluation.vote_history import vote_history
 from capsule_zoo.models import Classifier
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from capsule_zoo.registry import Entry
@@ -61,18 +60,3 @@ def nudges(rows: Mapping[str, Tensor]) -> Figure:
     """Draw decoded images, with a row for each element of the pose that is nudged."""
 
     return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")
-
-
-def by_iterations(tables: Mapping[str, pd.DataFrame]) -> Figure:
-    """Draw a panel for each table, whose columns are routings and rows numbers of iterations.
-
-    A routing has the same color in all panels, for any order of columns.
-    """
-    order = list(next(iter(tables.values())).columns)
-    figure, (axes,) = panels(len(tables), size=(3.6, 3.2))
-    for axis, (name, table) in zip(axes, tables.items(), strict=True):
-        for routing, values in table[order].items():
-            axis.plot(table.index, values, ".-", label=str(routing))
-        axis.set(xlabel="iterations", ylabel=name, xticks=table.index)
-    axes[0].legend(fontsize=8)
-    return figure

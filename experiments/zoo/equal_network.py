@@ -1,0 +1,208 @@
+"""Capsules beside an equal network without them: one stem, as many weights, equal minutes.
+
+Both networks are tuned on each data set by the same search: every learning rate with every weight
+decay (AdamW), for a part of the time and from one seed. The pair with the lowest error on
+validation images is trained from all seeds. The network without capsules makes more updates in its
+minutes, so it is trained a third time, for the updates of the capsules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+
+from capsule_zoo.data import Split, load_dataset, transforms
+from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
+from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.study import Job, Study
+from capsule_zoo.experiments.training import begun, train
+from capsule_zoo.figures.curves import number_curves
+from capsule_zoo.inference import Checks, Inputs
+from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
+from capsule_zoo.records import Numbers, Table
+from capsule_zoo.registry import Entry
+
+SHIFT = transforms.Shift(1)  # pixels, of training images
+NETWORKS = ("capsules", "plain")
+
+
+@dataclass(frozen=True)
+class Equal:
+    """The settings of a comparison.
+
+    Args:
+        data: names of the data sets on which both networks are tuned.
+        moved: data sets with moved test images, for which the first data set's tuning serves.
+        rates: learning rates that are tried.
+        decays: weight decays that are tried with each of them.
+        tried: length of a try, as a part of the length of a training.
+        seeds: number of seeds of each network.
+        degrees: angles by which test images are turned, counterclockwise.
+        epsilons: largest changes of a pixel under attack by one step of the gradient's sign.
+        images: number of the test images that are turned or attacked.
+        sizes: sizes of the entry with capsules; by default a small network.
+    """
+
+    data: tuple[str, ...] = ("mnist", "fashion-mnist")
+    moved: tuple[str, ...] = ("affnist",)
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    decays: tuple[float, ...] = (0.0, 0.1)
+    tried: float = 0.5
+    seeds: int = 3
+    degrees: tuple[float, ...] = (0, 15, 30, 45, 60, 90)
+    epsilons: tuple[float, ...] = (0.0, 0.05, 0.1)
+    images: int = 500
+    sizes: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training: of which network, on what data, how, and for how many updates, if not a time.
+
+    A try measures validation images only.
+    """
+
+    like: str
+    network: str
+    data: str
+    rate: float
+    decay: float
+    given: Equal
+    steps: int | None = None
+    is_try: bool = False
+
+
+@experiment("capsule-network/equal-network", data="mnist", minutes=20, takes=Equal)
+def of_vectors(options: Options, **settings: Any) -> Result:
+    """Compare the capsule network with an equal network without capsules (20 core-minutes).
+
+    See `matrix-capsules/equal-network` for the quantities.
+    """
+    return compared("capsule-network", {"channels": 16}, Equal(**settings), options)
+
+
+@experiment("matrix-capsules/equal-network", data="mnist", minutes=40, takes=Equal)
+def of_matrices(options: Options, **settings: Any) -> Result:
+    """Compare matrix capsules with an equal network without capsules (40 core-minutes).
+
+    Minutes are of the processor, and all trainings and tries share them; those of equal updates and
+    the measurements come on top. Errors are means over the seeds. `error_15_degrees` is of turned
+    test images, `error_fgsm_50` under an attack that changes pixels by .050. `validation_...` are
+    the errors of all tries, and `rate` and `decay` what was chosen by them. `weights` are those
+    that read the image.
+    """
+    return compared("matrix-capsules", NETWORK, Equal(**settings), options)
+
+
+def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options) -> Result:
+    """Tune, train and measure both networks on all data."""
+    given = replace(given, sizes=sizes) if given.sizes is None else given
+    everything = (*given.data, *given.moved)
+    settings = product(given.rates, given.decays)
+    ways = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
+    parts = given.seeds * len(everything) + given.tried * len(ways) * len(given.data)
+    minutes = options.budget / len(NETWORKS) / parts
+    options.say(f"Trying {len(ways)} settings of each network on {', '.join(given.data)}")
+    tries = {
+        f"{data}-{network}-{way}": Task(like, network, data, *ways[way], given, is_try=True)
+        for data, network, way in product(given.data, NETWORKS, ways)
+    }
+    found = learned(tries, 1, options, "tries", minutes * given.tried)
+    errors = {name: numbers["validation_error"] for name, numbers in found.items()}
+    chosen = {}
+    for data, network in product(everything, NETWORKS):
+        tuned = f"{data if data in given.data else given.data[0]}-{network}-"
+        best = min(under(tuned, tries), key=lambda way: errors[tuned + way][0])
+        chosen[f"{data}-{network}"] = replace(tries[tuned + best], data=data, is_try=False)
+    options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
+    found = learned(chosen, given.seeds, options, "trained", minutes)
+    again = {}
+    for data in everything:
+        steps = round(found[f"{data}-capsules"]["updates"][0])
+        again[f"{data}-plain_equal_updates"] = replace(chosen[f"{data}-plain"], steps=steps)
+    found |= learned(again, given.seeds, options, "equal-updates")
+    tables, rows = {}, {}
+    for data in everything:
+        rows[data], end = under(f"{data}-", found), "{quantity}_{variant}_" + data.replace("-", "_")
+        tables[data] = Table(by_quantity(rows[data]), end)
+        if data in given.data:
+            tried = {n: under(f"{data}-{n}-", errors) for n in NETWORKS}
+            tables[f"{data}, validation error"] = Table(tried, f"validation_{end}")
+    figures = {
+        "turned": (given.degrees, "error_{:g}_degrees", 1, "degrees"),
+        "attacked": (given.epsilons, "error_fgsm_{:.0f}", 1000, "largest change of a pixel"),
+    }
+    drawn = {}
+    for title, (places, name, unit, words) in figures.items():
+        grids: dict[str, dict[str, Numbers]] = {
+            f"error, {data}": {
+                n: {f"{place:g}": row[name.format(unit * place)] for place in places}
+                for n, row in rows[data].items()
+            }
+            for data in given.data
+        }
+        drawn[title] = number_curves(grids, words)
+    return Result(tables, drawn)
+
+
+def learned(
+    tasks: Mapping[str, Task], seeds: int, options: Options, name: str, minutes: float | None = None
+) -> dict[str, Numbers]:
+    """Run tasks from some seeds, each for some minutes or its own updates; return the means."""
+    whole = None if minutes is None else minutes * seeds * len(tasks)
+    runs = options.runs and options.runs / name
+    return means_of(Study(tasks, seeds).run(learn, replace(options, minutes=whole, runs=runs)))
+
+
+def under(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is found under names with this start, by the rest of the name."""
+    return {name.removeprefix(start): x for name, x in found.items() if name.startswith(start)}
+
+
+def learn(job: Job[Task]) -> Numbers:
+    """Train one network and measure it; see `of_matrices`."""
+    task, options, given = job.variant, job.options, job.variant.given
+    data = load_dataset(task.data, root=options.data_root)
+    own = dict(given.sizes or {})
+    plain = task.network == "plain"
+    name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+    entry = begun(name, data, options, classes=data.num_classes, **sizes)
+    run = train(
+        entry,
+        data,
+        options,
+        **({"minutes": options.minutes} if task.steps is None else {"steps": task.steps}),
+        lr=task.rate,
+        optimizer=partial(torch.optim.AdamW, weight_decay=task.decay, fused=True),
+        inputs=Inputs(SHIFT),
+        checks=Checks(clock="processor"),
+    )
+    if task.is_try:
+        return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
+    found: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
+    if task.data not in given.moved:
+        found |= moved_errors(entry, data.test[: given.images], given)
+    reader = entry.model if entry.model.supervised else entry.guide
+    facts = {"updates": run.steps, "weights": reader.num_parameters}
+    facts |= {"rate": task.rate, "decay": task.decay}
+    return found | {name: single(value) for name, value in facts.items()}
+
+
+def moved_errors(entry: Entry, split: Split, given: Equal) -> Numbers:
+    """Return the errors on turned and on attacked images."""
+    turns = {angle: transforms.motion(float(angle)) for angle in given.degrees}
+    shown = {
+        f"error_{angle:g}_degrees": transforms.warp_images(split.images, turn).clamp(0, 1)
+        for angle, turn in turns.items()
+    }
+    for size in given.epsilons:
+        attacked = fgsm(entry.model, split, size, guide=entry.guide)
+        shown[f"error_fgsm_{1000 * size:.0f}"] = attacked.images
+    pair, labels = (entry.model, entry.guide), split.labels
+    return {name: error_rate(*pair, Split(images, labels)) for name, images in shown.items()}

@@ -1,0 +1,151 @@
+"""Capsules beside an equal network: what is equal, what is chosen, and what is measured."""
+
+import pytest
+import torch
+from miniature import few_digits, names_in_record
+
+from capsule_zoo.experiments import Options, find_experiment
+from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.zoo import equal_network
+from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors
+from capsule_zoo.inference import fgsm
+from capsule_zoo.registry import create, load, save, small_sizes
+
+QUICK = Options(minutes=1e-3, progress=False, processes=1)
+SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
+ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
+
+
+def reader_of(entry):
+    return entry.model if entry.model.supervised else entry.guide
+
+
+@pytest.fixture
+def few(monkeypatch, unpainted):
+    digits = few_digits(24, 12, size=17)
+    monkeypatch.setattr(equal_network, "load_dataset", lambda *_, **__: digits)
+    return digits
+
+
+@pytest.mark.parametrize("size", [17, 28, 40])
+@pytest.mark.parametrize("sizes", ["preset", "experiment"])
+@pytest.mark.parametrize("name", ENTRIES)
+def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
+    own = ENTRIES[name] if sizes == "experiment" else {}
+    capsules = reader_of(create(name, image_shape=(1, size, size), **own))
+    plain = create("cnn", image_shape=(1, size, size), like=name, capsules=own).model
+    assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
+    stem = capsules.stem if name == "matrix-capsules" else capsules.primary
+    shapes = [each.numel() for each in stem.parameters()]
+    assert sorted(shapes) == sorted(each.numel() for each in plain.stem.parameters())
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
+    torch.manual_seed(0)
+    plain = create("cnn", image_shape=(1, 17, 17), like=name).model.double().eval()
+    images = torch.rand(3, 1, 17, 17, dtype=torch.float64)
+    features = plain.stem(images)
+    assert features.shape[:2] == (3, 128 if name == "capsule-network" else 64)
+    torch.manual_seed(0)
+    capsules = reader_of(create(name, image_shape=(1, 17, 17))).double().eval()
+    if name == "matrix-capsules":
+        torch.testing.assert_close(plain.stem(0.5 * images), features, rtol=1e-3, atol=1e-4)
+    else:
+        read = (capsules.primary.maps(images) * capsules.primary.read).sum((2, 3))
+        torch.testing.assert_close(features.flatten(1), read.relu())
+
+
+def test_a_saved_equal_network_is_built_again(tmp_path):
+    entry = create("cnn", image_shape=(1, 17, 17), like="matrix-capsules", capsules=NETWORK)
+    save(entry, tmp_path)
+    again, images = load(tmp_path), torch.rand(2, 1, 17, 17)
+    assert torch.equal(again.model.eval().scores(images), entry.model.eval().scores(images))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (dict(like="vae"), "like"),
+        (dict(like="matrix-capsules", hidden=3), "hidden must be left out with like"),
+        (dict(capsules=NETWORK), "capsules must be left out without like"),
+        (dict(like="capsule-network", capsules=dict(preset="paper")), "preset"),
+    ],
+)
+def test_sizes_that_contradict_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        create("cnn", **sizes)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_record_has_every_network_and_try(name, few, tmp_path):
+    own = {k: v for k, v in small_sizes(name).items() if k not in ("image_shape", "classes")}
+    found, drawn = names_in_record(
+        f"{name}/equal-network", QUICK, tmp_path, **SHORT, epsilons=(0.1,), sizes=own
+    )
+    short = {f"{q}_" for q in ("test_error", "updates", "weights", "rate", "decay")}
+    long = short | {"error_0_degrees_", "error_30_degrees_", "error_fgsm_100_"}
+    networks = ("capsules", "plain", "plain_equal_updates")
+    wanted = {
+        f"{quantity}{network}_{data}"
+        for data, quantities in (("mnist", long), ("fashion_mnist", long), ("affnist", short))
+        for quantity in quantities
+        for network in networks
+    }
+    wanted |= {
+        f"validation_{network}_rate_{rate}_decay_{decay}_{data}"
+        for network in networks[:2]
+        for rate in ("0_001", "0_01")
+        for decay in ("0", "0_1")
+        for data in ("mnist", "fashion_mnist")
+    }
+    assert found == wanted and drawn == {"turned", "attacked"}
+
+
+def test_the_setting_with_the_lowest_validation_error_is_trained(few, monkeypatch):
+    seen = {}
+
+    def pretended(job):
+        task = job.variant
+        seen[job.name, job.options.seed] = task, job.options.minutes
+        if task.is_try:
+            good = {"capsules": (0.01, 0.1), "plain": (0.001, 0.0)}[task.network]
+            return {"validation_error": (float((task.rate, task.decay) != good), 0.1, 9)}
+        numbers = {"test_error": 0.5, "error_0_degrees": 0.5, "error_30_degrees": 0.5}
+        numbers |= {f"error_fgsm_{e}": 0.5 for e in (0, 50, 100)} | {
+            "updates": 7 + job.options.seed
+        }
+        return {name: (value, None, 1) for name, value in numbers.items()}
+
+    monkeypatch.setattr(equal_network, "learn", pretended)
+    run = find_experiment("matrix-capsules/equal-network")
+    run(Options(minutes=120, progress=False, processes=1), **SHORT)
+    trained = {n: task for (n, seed), (task, _) in seen.items() if not task.is_try and seed == 1}
+    for data in ("mnist", "fashion-mnist", "affnist"):
+        assert trained[f"{data}-capsules"].rate == 0.01 and trained[f"{data}-capsules"].decay == 0.1
+        assert trained[f"{data}-plain"].rate == 0.001 and trained[f"{data}-plain"].decay == 0
+        assert trained[f"{data}-plain_equal_updates"].steps == 8  # the mean of 7 and 8, rounded
+    spent = [minutes for task, minutes in seen.values() if task.steps is None]
+    assert sum(spent) == pytest.approx(120) and len(set(map(round, spent))) == 2
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_attack_reaches_the_scores_of_guide_or_model(name, few):
+    torch.manual_seed(0)
+    own = {k: v for k, v in small_sizes(name).items() if k not in ("image_shape", "classes")}
+    entry = create(name, image_shape=few.image_shape, **own)
+    moved = fgsm(entry.model, few.test, 0.02, guide=entry.guide)
+    change = (moved.images - few.test.images).abs()
+    assert 0 < change.max() <= 0.02 + 1e-6
+    score = torch.nn.functional.cross_entropy
+    program = reader_of(entry).eval()
+    losses = [score(program.scores(x.images), x.labels).item() for x in (few.test, moved)]
+    assert losses[1] > losses[0]
+    found = moved_errors(entry, few.test, Equal(degrees=(0, 90), epsilons=(0.0,)))
+    assert found["error_0_degrees"] == found["error_fgsm_0"]
+
+
+def test_an_attack_needs_scores(few):
+    entry = create("vae", image_shape=few.image_shape, latent=2, channels=4, hidden=6)
+    with pytest.raises(ValueError, match="name a guide"):
+        fgsm(entry.model, few.test, 0.1)
