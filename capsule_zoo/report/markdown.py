@@ -137,10 +137,6 @@ def main() -> None:
         write_whole(page, fill(page.read_text()).encode())
 
 
-if __name__ == "__main__":
-    main()
-
-
 _WORDS = {
     "elbo": "ELBO", "iwae": "IWAE", "ess": "ESS", "map": "MAP objective", "cnn": "CNN",
     "vae": "VAE", "rbm": "RBM", "kl": "KL", "ais": "(AIS)", "raise": "(reverse AIS)",
@@ -225,3 +221,7 @@ def grids_of(record: dict, chosen: Collection[str] | None = None) -> tuple[list[
     gathered = {name for grid in grids for name in grid.names.values()}
     rest = [name for name in record["metrics"] if name in wanted and name not in gathered]
     return grids, rest
+
+
+if __name__ == "__main__":
+    main()

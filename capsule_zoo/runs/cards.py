@@ -183,6 +183,7 @@ def _training_of(made: dict, folder: Path) -> dict:
     metrics = read_metrics(folder)
     if "steps" not in metrics:
         raise ValueError(f"the run in {folder} has not ended; go on with it by --resume first")
+    metrics.pop("outcome", None)  # what a study measured, in its own words
     command = _command(made, folder)
     return {"command": command, "versions": versions(), "machine": machine(), **metrics}
 
