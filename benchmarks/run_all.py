@@ -21,7 +21,7 @@ from capsule_zoo.report import markdown as readme
 
 HERE = Path(__file__).parent
 NOT_BENCHMARKS = {"harness", "run_all"}
-WITHOUT_ROUNDS = {"refine", "serving"}  # benchmarks without --threads
+WITHOUT_ROUNDS = {"equal_network", "refine", "serving"}  # benchmarks without --threads
 
 
 def names() -> list[str]:

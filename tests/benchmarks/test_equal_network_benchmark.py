@@ -1,0 +1,35 @@
+"""Capsules and equal networks classify the same images, and times are per image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def equal(load_benchmark):
+    return load_benchmark("equal_network")
+
+
+def test_every_call_classifies_its_number_of_images(equal, monkeypatch):
+    answers = []
+    real = equal.classify
+    monkeypatch.setattr(equal, "classify", lambda *a, **k: answers.append(real(*a, **k)))
+    for name, entry in equal.entries().items():
+        assert equal.timed(entry, 2)() > 0, name
+    assert [len(labels) for labels in answers] == [2, 2, 2, 2]
+
+
+def test_times_are_of_an_image_and_ratios_to_the_equal_network(equal, monkeypatch):
+    monkeypatch.setattr(equal, "entries", lambda: {"a": None, "a_equal": None})
+    monkeypatch.setattr(equal, "timed", lambda entry, number: None)
+    taken = {"a": 4.0, "a_equal": 0.5}
+    monkeypatch.setattr(
+        equal,
+        "interleave",
+        lambda calls, rounds: {call: np.full(rounds, taken[call.split()[1]]) for call in calls},
+    )
+    found = equal.measure(3)
+    assert found["128_a_call"]["a"][0] == pytest.approx(1000 * 4 / 128)
+    assert found["one_a_call"]["a_equal"][0] == pytest.approx(500)
+    assert found["times_equal_one_a_call"] == {"a": (8.0, 0.0, 3)}
