@@ -243,6 +243,11 @@ def _reader(name: str) -> Reader:
         return lambda root, size: _of_points(lambda: constellations_of(Path(path)), size)
     if _is_of_pictures(Path(name).expanduser()):
         return lambda root, size: _pictures(Path(name).expanduser(), size)
+    raise ValueError(_unknown(name, path))
+
+
+def _unknown(name: str, path: str) -> str:
+    """Return what to say of a name that is no data set's; `path` follows its colon."""
     near = get_close_matches(name.lower().replace("_", "-"), dataset_names())
     if Path(path).expanduser().exists() and path:
         near = [f"folder:{path}"]
@@ -251,7 +256,7 @@ def _reader(name: str) -> Reader:
     meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     if "/" in name and not near:
         meant = "; there is no such folder of pictures either."
-    raise ValueError(f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}")
+    return f"unknown data set {name!r}{meant} Known are: {', '.join(dataset_names())}"
 
 
 def _is_of_pictures(path: Path) -> bool:

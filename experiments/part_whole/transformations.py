@@ -159,7 +159,6 @@ def generalize(
     moved = load_dataset("affnist", root=options.data_root)
     rotated = load_dataset("rotated-mnist", root=options.data_root).test
     metrics: dict[str, Number | Table] = {}
-    found: dict[str, Numbers] = {}
     if options.run:
         entry = load(options.run)
     else:
@@ -183,19 +182,16 @@ def generalize(
         "affnist": moved.test,
         "rotated": replace(rotated, images=bordered(rotated.images)),
     }
+    found: dict[str, Numbers] = {}
     for name, split in tested.items():
         options.say(f"Testing on {len(split):,} {name} images")
-        accuracies = {kind: read(split.images, split.labels) for kind, read in probes.items()}
         few = split[:turned_images]
         best = replace(few, images=held_best(entry.guide, few.images, turns))
-        accuracies["presence_pose_turned"] = probe(best.images, best.labels)
-        for ending, seen in (("", split), ("_turned", best)):
-            own = seen[:refined_images]
-            accuracies |= {
-                kind.format(ending): read(own.images, own.labels)
-                for kind, read in probes_of_few.items()
-            }
-        found[name] = {**accuracies}
+        found[name] = {kind: read(split.images, split.labels) for kind, read in probes.items()}
+        found[name]["presence_pose_turned"] = probe(best.images, best.labels)
+        for ending, seen in (("", split[:refined_images]), ("_turned", best[:refined_images])):
+            for kind, read in probes_of_few.items():
+                found[name][kind.format(ending)] = read(seen.images, seen.labels)
     curves = rotation_curves(probe, mnist.test[:curve_images], degrees, turns)
     metrics["accuracy on images"] = Table(by_quantity(found), "{variant}_{quantity}")
     rotations = {n: {str(angle): a for angle, a in c.items()} for n, c in curves.items()}

@@ -251,14 +251,7 @@ class Trainer:
 
     def _load(self, tree: dict) -> None:
         check_same_modules(self.modules, tree)
-        saved, own = {"stage": 0, **tree["config"]}, self._config()
-        if differ := [
-            f"{k}={saved.get(k)!r}, not {own[k]!r}" for k in own if saved.get(k) != own[k]
-        ]:
-            raise CheckpointError(
-                "the checkpoint is of a run with other settings; resume with the same ones: it has "
-                + "; ".join(differ)
-            )
+        self._check_settings({"stage": 0, **tree["config"]})
         for role, module in self.modules.items():
             module.load_state_dict(tree[role])
         rates = [group["initial_lr"] for group in self.optimizer.param_groups]
@@ -271,6 +264,16 @@ class Trainer:
         self.progress.load_state_dict(tree["progress"])
         self.random = {k: states[self.workers.rank] for k, states in tree["random"].items()}
         set_random_state(self.random, self.workers.device)
+
+    def _check_settings(self, saved: dict) -> None:
+        own = self._config()
+        if differ := [
+            f"{k}={saved.get(k)!r}, not {own[k]!r}" for k in own if saved.get(k) != own[k]
+        ]:
+            raise CheckpointError(
+                "the checkpoint is of a run with other settings; resume with the same ones: it has "
+                + "; ".join(differ)
+            )
 
     def _config(self) -> dict[str, str | int]:
         """Return the settings that must match between a checkpoint and the run that resumes it."""
