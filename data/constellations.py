@@ -129,23 +129,24 @@ def check_templates(templates: Templates) -> tuple[Tensor, ...]:
     Raises:
         ValueError: no template, one with fewer than two different points, or one with NaN.
     """
-    shapes = []
-    for index, template in enumerate(templates):
-        shape = torch.as_tensor(template, dtype=torch.float64)
-        if shape.dim() != 2 or shape.shape[1] != 2 or not torch.isfinite(shape).all():
-            raise ValueError(
-                f"template {index} must be finite numbers (corners, 2), not {tuple(shape.shape)}"
-            )
-        shape = shape - shape.mean(0)
-        if len(shape) < 2 or not shape.abs().max() > 0:
-            raise ValueError(
-                f"template {index} has fewer than two different points, so that its scale and its "
-                "angle cannot be inferred; give two points or more"
-            )
-        shapes.append(shape)
+    shapes = [torch.as_tensor(template, dtype=torch.float64) for template in templates]
     if not shapes:
         raise ValueError("templates is empty; give the corners of one object or more")
-    return tuple(shapes)
+    return tuple(_centered(index, shape) for index, shape in enumerate(shapes))
+
+
+def _centered(index: int, shape: Tensor) -> Tensor:
+    if shape.dim() != 2 or shape.shape[1] != 2 or not torch.isfinite(shape).all():
+        raise ValueError(
+            f"template {index} must be finite numbers (corners, 2), not {tuple(shape.shape)}"
+        )
+    shape = shape - shape.mean(0)
+    if len(shape) < 2 or not shape.abs().max() > 0:
+        raise ValueError(
+            f"template {index} has fewer than two different points, so that its scale and its "
+            "angle cannot be inferred; give two points or more"
+        )
+    return shape
 
 
 def _presences(number: int, objects: int, generator: torch.Generator) -> Tensor:

@@ -206,21 +206,23 @@ def grids_of(record: dict, chosen: Collection[str] | None = None) -> tuple[list[
             of them is left out.
     """
     wanted = list(record["metrics"]) if chosen is None else chosen
-    grids = []
-    for title, columns in record["tables"].items():
-        names = {
-            (variant, quantity): name
-            for quantity, variants in columns.items()
-            for variant, name in variants.items()
-            if name in wanted
-        }
-        if names:
-            rows = tuple(dict.fromkeys(row for row, _ in names))
-            quantities = tuple(dict.fromkeys(quantity for _, quantity in names))
-            grids.append(Grid(title, quantities, rows, names))
+    made = (_named(title, columns, wanted) for title, columns in record["tables"].items())
+    grids = [grid for grid in made if grid.names]
     gathered = {name for grid in grids for name in grid.names.values()}
     rest = [name for name in record["metrics"] if name in wanted and name not in gathered]
     return grids, rest
+
+
+def _named(title: str, columns: Mapping[str, Mapping[str, str]], wanted: Collection[str]) -> Grid:
+    names = {
+        (variant, quantity): name
+        for quantity, variants in columns.items()
+        for variant, name in variants.items()
+        if name in wanted
+    }
+    rows = tuple(dict.fromkeys(row for row, _ in names))
+    quantities = tuple(dict.fromkeys(quantity for _, quantity in names))
+    return Grid(title, quantities, rows, names)
 
 
 if __name__ == "__main__":
