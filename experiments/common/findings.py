@@ -25,8 +25,9 @@ TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE b
 def mean_and_error(values: Tensor | np.ndarray | list[float]) -> Number:
     """Return the mean over images or seeds, its standard error (None for one), and their number."""
     values, count = torch.as_tensor(values, dtype=torch.float64), len(values)
-    error = (values.std() / count**0.5).item() if count > 1 else None
-    return values.mean().item(), error, count
+    apart = values - values[0]  # exactly zero if all are equal
+    error = (apart.std() / count**0.5).item() if count > 1 else None
+    return (values[0] + apart.mean()).item(), error, count
 
 
 def single(value: float, count: int = 1) -> Number:
