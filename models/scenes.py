@@ -407,18 +407,13 @@ class Scenes(Model):
         scale = like.new_tensor(spread)
         return dist.Normal(torch.zeros_like(scale), scale).to_event(1)
 
-    def color_law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of the logits of a color, event (C,)."""
-        return dist.Normal(like.new_zeros(self.image_shape[0]), SPREAD).to_event(1)
+    def color_law(self, like: Tensor, cells: int = 1) -> dist.TorchDistribution:
+        """Return the law of the logits of the colors of so many cells, event (C * cells,)."""
+        return dist.Normal(like.new_zeros(self.image_shape[0] * cells), SPREAD).to_event(1)
 
     def ground_law(self, like: Tensor) -> dist.TorchDistribution:
         """Return the law of the logits of the ground, event (C * grid^2,)."""
-        size = self.image_shape[0] * GRIDS[self.ground] ** 2
-        return dist.Normal(like.new_zeros(size), SPREAD).to_event(1)
-
-    def depth_law(self, like: Tensor) -> dist.TorchDistribution:
-        """Return the law of the depth of one object."""
-        return dist.Normal(like.new_zeros(()), like.new_ones(()))
+        return self.color_law(like, GRIDS[self.ground] ** 2)
 
     def usual(self, like: Tensor) -> Tensor:
         """Return half the usual size in half canvases, along x and y, (2,)."""
@@ -447,7 +442,8 @@ class Scenes(Model):
         like = self._like
         pose = self.draw("scene_pose", self.pose_law(like), plate)
         color = self.draw("scene_color", self.color_law(like), plate) if self.tinted else None
-        depth = self.draw("scene_depth", self.depth_law(like), plate) if self.colored else None
+        standard = dist.Normal(like.new_zeros(()), like.new_ones(()))
+        depth = self.draw("scene_depth", standard, plate) if self.colored else None
         return Drawn(self.thing(batch_size=plate.size), pose, color, depth)
 
     def plate(self, batch: int) -> pyro.plate:

@@ -14,14 +14,15 @@ import pyro
 import torch
 from torch import Tensor
 
-from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.data.scenes import boxes_of
+from capsule_zoo.data import Dataset, Split, load_dataset
+from capsule_zoo.data.scenes import boxes_of, gray_scenes
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.scenes.counts import right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import photographs, train
+from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,
     box_overlap,
@@ -31,7 +32,7 @@ from capsule_zoo.inference.evaluation.objects import (
 )
 from capsule_zoo.models.scenes import crop
 from capsule_zoo.records import Number
-from capsule_zoo.registry import create, load
+from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.scenes.figures import found_objects
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
@@ -45,7 +46,8 @@ SIZES: dict[str, dict[str, Any]] = {
         window=20,
         size=18.0,
         size_spread=0.25,
-        rate=0.7,
+        sigma_image=0.2,
+        counts="learned",
         ground="color",
         thing_sizes=dict(latent=10, hidden=64),
     ),
@@ -54,8 +56,8 @@ SIZES: dict[str, dict[str, Any]] = {
         window=20,
         size=20.0,
         size_spread=0.05,
-        rate=1.0,
         sigma_image=0.2,
+        counts="learned",
         blur=0.12,
         thing_sizes=dict(latent=8, hidden=64),
     ),
@@ -67,8 +69,7 @@ class Settings:
     """The settings of the experiment.
 
     Args:
-        length: minutes of training on each of the two data sets in color.
-        batch_size: scenes of an update.
+        length: minutes of a processor of training on each of the two data sets in color.
         draws: draws of the guide that are combined.
         tested: test scenes of each data set.
         named: training digits of MNIST that name the kinds of `shape-codes-mnist`.
@@ -76,7 +77,6 @@ class Settings:
     """
 
     length: float = 12.0
-    batch_size: int = 16
     draws: int = 5
     tested: int = 1000
     named: int = 5000
@@ -119,12 +119,25 @@ def one_set(job: Job[tuple[str, Settings]]) -> dict[str, Number]:
     data = load_dataset(name, options.data_root)
     pyro.set_rng_seed(options.seed)
     entry = create("scenes", image_shape=data.image_shape, **(settings.sizes or SIZES[name]))
-    minutes = options.minutes or settings.length
-    train(entry, data, options, minutes, batch_size=settings.batch_size)
     test = data.test[: settings.tested]
-    found = find_objects(entry.model, entry.guide, test.images, draws=settings.draws)
-    measured = segmented(found, test).items()
+    measured = learned(entry, data, test, options, settings.length, settings.draws).items()
     return {f"{quantity}_{name.replace('-', '_')}": number for quantity, number in measured}
+
+
+def learned(
+    entry: Entry,
+    data: Dataset | Split,
+    test: Split,
+    options: Options,
+    length: float,
+    draws: int,
+    name: str = "",
+) -> dict[str, Number]:
+    """Train scenes for minutes of a processor, in batches of 16, and measure."""
+    busy = Checks(clock="processor")
+    minutes = options.minutes or length
+    train(entry, data, options, minutes, name=name, batch_size=16, checks=busy)
+    return segmented(find_objects(entry.model, entry.guide, test.images, draws=draws), test)
 
 
 def segmented(found: FoundObjects, test: Split) -> dict[str, Number]:
@@ -178,3 +191,46 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     y = (ink[:, 0].sum(2) * torch.linspace(-1 + 1 / height, 1 - 1 / height, height)).sum(1) / mass
     pose = torch.stack([(side * 28 / 20).log(), x, y], -1)
     return crop(ink, pose, (28, 28), torch.tensor([1 / width, 1 / height])).clamp(0, 1)
+
+
+def on_photographs(digits: Split, photos: Split, number: int, seed: int) -> Split:
+    """Return scenes of 0 to 2 digits in random colors, each on a photograph of 50x50 pixels."""
+    images, known = gray_scenes(
+        digits.images, digits.labels, number, grounds=photos.images, seed=seed
+    )
+    return Split(images, known.counts, "digits on photographs", known)
+
+
+@experiment("scenes/colour", data="cifar10", minutes=20)
+def colour(
+    options: Options,
+    *,
+    length: float = 10.0,
+    scenes: int = 20_000,
+    tested: int = 1000,
+    sizes: Any = None,
+) -> Result:
+    """Find colored digits on photographs, with two laws of the ground (20 core-minutes).
+
+    Earlier versions found nothing there. `picture` draws 10x10 colors with smooth transitions,
+    `color` one color for each scene.
+
+    Args:
+        length: minutes of a processor of training with each ground.
+        scenes: training scenes.
+        tested: test scenes.
+        sizes: sizes of the entries that replace the zoo's own.
+    """
+    photos, digits = photographs("cifar10", options), load_dataset("mnist", options.data_root)
+    data = on_photographs(digits.train, photos.train, scenes, 1)
+    test = on_photographs(digits.test, photos.test, tested, 2)
+    found: dict[str, Any] = {}
+    figures = {}
+    for ground in ("picture", "color"):
+        pyro.set_rng_seed(options.seed)
+        entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
+        measured = learned(entry, data, test, options, length, 5, ground)
+        for quantity, number in measured.items():
+            found.setdefault(quantity, {})[ground] = number
+        figures[ground] = found_objects(entry, test.images)
+    return Result(found, figures)

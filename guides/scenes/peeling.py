@@ -44,14 +44,9 @@ ALIKE = 0.15  # deviation of colors that are alike, in units of their range
 
 def blurred(maps: Tensor, deviation: float) -> Tensor:
     """Blur maps (B, 1, H, W) by a Gaussian, deviation in pixels; nothing lies outside."""
-    rows, columns = (_gaussians(size, deviation, maps) for size in maps.shape[-2:])
+    places = [torch.arange(size).to(maps) / deviation for size in maps.shape[-2:]]
+    rows, columns = ((-0.5 * (x - x[:, None]).square()).exp() for x in places)
     return rows @ maps @ columns
-
-
-def _gaussians(size: int, deviation: float, like: Tensor) -> Tensor:
-    """Return the matrix (size, size) of Gaussian weights of all pairs of pixels."""
-    place = torch.arange(size, dtype=like.dtype, device=like.device)
-    return (-0.5 * ((place - place[:, None]) / deviation).square()).exp()
 
 
 def highest(maps: Tensor) -> Tensor:

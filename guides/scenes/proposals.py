@@ -15,6 +15,7 @@ more: a test holds a case in which its mean exceeds log p.
 
 from __future__ import annotations
 
+import copy
 import math
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -128,12 +129,14 @@ class Chosen(dist.TorchDistribution):
         return self
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        return self.value
+        return self.value.reshape(self.batch_shape + self.event_shape)
 
     sample = rsample
 
     def log_prob(self, value: Tensor) -> Tensor:
-        return torch.where(self.on, self.proposal.log_prob(value), self.prior.log_prob(value))
+        flat = value.reshape(self.value.shape)
+        each = torch.where(self.on, self.proposal.log_prob(flat), self.prior.log_prob(flat))
+        return each.reshape(self.batch_shape)
 
 
 class SubsetLaw(dist.TorchDistribution):
@@ -208,38 +211,15 @@ class SubsetLaw(dist.TorchDistribution):
         return torch.where(same, self.log_weight[..., None], -math.inf).logsumexp(-2)
 
 
-class Folded(dist.TorchDistribution):
-    """A law of copies of a batch, (P B, ...), as a law with dims for the copies, (*outer, B, ...).
+def folded(law: Chosen | SubsetLaw, outer: torch.Size) -> Any:
+    """Return a law of copies of a batch, (P B, ...), with dims for the copies, (*outer, B, ...).
 
     Args:
-        law: its draw was made before.
         outer: sizes of the plates outside the guide.
     """
-
-    arg_constraints: dict = {}
-
-    def __init__(self, law: Chosen | SubsetLaw, outer: torch.Size) -> None:
-        self.law = law
-        self.has_rsample = law.has_rsample
-        self.has_enumerate_support = law.has_enumerate_support
-        shape = torch.Size((*outer, law.batch_shape[0] // outer.numel(), *law.batch_shape[1:]))
-        super().__init__(shape, law.event_shape, validate_args=False)
-
-    @property
-    def support(self) -> Any:
-        return self.law.support
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Folded:
-        return self
-
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        return self.law.rsample().reshape(self.batch_shape + self.event_shape)
-
-    sample = rsample
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        flat = value.reshape(self.law.batch_shape + self.event_shape)
-        return self.law.log_prob(flat).reshape(self.batch_shape)
+    law, (number, *inner) = copy.copy(law), law.batch_shape
+    law._batch_shape = torch.Size((*outer, number // outer.numel(), *inner))
+    return law
 
 
 class SceneGuide(Guide[Scenes]):
@@ -343,7 +323,7 @@ class SceneGuide(Guide[Scenes]):
         copies = tiled(images, outer.numel())
         found = self.found(copies)
         presences = self.presence_law(copies, found)
-        law, how = Folded(presences, outer), {}
+        law, how = folded(presences, outer), {}
         if presences.baseline is not None:
             how["baseline"] = {"baseline_value": presences.baseline.reshape(law.batch_shape)}
         with plate:
@@ -366,7 +346,7 @@ class SceneGuide(Guide[Scenes]):
         site = {"fn": dist.Normal(mean, scale).to_event(1), "value": value}
         always = torch.ones(len(value), dtype=torch.bool, device=value.device)
         with plate:
-            pyro.sample("scene_ground", Folded(Chosen(always, site, site), outer))
+            pyro.sample("scene_ground", folded(Chosen(always, site, site), outer))
 
     def _draw_slot(
         self, slot: int, proposal: Proposal, on: Tensor, outer: torch.Size, plate: pyro.plate
@@ -379,7 +359,7 @@ class SceneGuide(Guide[Scenes]):
         for name, site in prune_subsample_sites(proposal.guide_trace).nodes.items():
             if site["type"] != "sample":
                 continue
-            law = Folded(Chosen(on, site, sites[name]), outer)
+            law = folded(Chosen(on, site, sites[name]), outer)
             with AsObject(slot), ExitStack() as scope:
                 for frame in sorted(site["cond_indep_stack"], key=lambda frame: frame.dim):
                     if frame.name not in plates:

@@ -13,6 +13,7 @@ All functions use the discrete model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -103,6 +104,7 @@ def mean_images(
     seed: int = 0,
     batch_size: int = 500,
     images: Tensor | None = None,
+    of: Callable[[dict[str, Any]], Tensor] = lambda site: site["fn"].mean,
 ) -> Tensor:
     """Return images without pixel noise, E[image | drawn latents], (number, C, H, W).
 
@@ -110,10 +112,11 @@ def mean_images(
         given: values (number, ...) of the sites that are not to be drawn.
         images: (number, C, H, W) to run the model on when all latents are given; an energy model
             then does not have to run a chain for its draws.
+        of: what is read of the image's site.
     """
 
     def read(trace: Trace) -> Tensor:
-        return model.space.as_batch(trace.nodes[model.space.site]["fn"].mean)
+        return model.space.as_batch(of(trace.nodes[model.space.site]))
 
     return _run(model, read, number, given or {}, seed, batch_size, images)
 
@@ -122,21 +125,16 @@ def draw_images(
     model: Model,
     number: int,
     given: Sites | None = None,
-    seed: int = 0,
-    batch_size: int = 500,
+    *,
     images: Tensor | None = None,
+    **how: Any,
 ) -> Tensor:
-    """Draw images with pixel noise, from p(image | drawn latents), (number, C, H, W).
+    """Draw images with pixel noise, (number, C, H, W); the arguments are those of `mean_images`."""
 
-    Args: as for `mean_images`.
-    """
+    def drawn(site: dict[str, Any]) -> Tensor:
+        return site["value"] if images is None else site["fn"].sample()
 
-    def read(trace: Trace) -> Tensor:
-        site = trace.nodes[model.space.site]
-        drawn = site["value"] if images is None else site["fn"].sample()
-        return model.space.as_batch(drawn)
-
-    return _run(model, read, number, given or {}, seed, batch_size, images)
+    return mean_images(model, number, given, images=images, of=drawn, **how)
 
 
 def image_log_likelihood(

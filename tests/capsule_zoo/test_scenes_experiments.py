@@ -7,7 +7,6 @@ import torch
 
 from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
-from capsule_zoo.data.scenes import SCENES
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.registry import load, small_sizes
@@ -40,7 +39,7 @@ def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
 
 def test_counts_of_overlapping_digits(tmp_path, mnist_root, monkeypatch):
     data = "multi-mnist:canvas=60,most=3,overlap=1,train=40,test=24"
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.overlap.DATA", data)
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.reading.OVERLAPPING", data)
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
     chosen = dict(length=0.005, draws=1, sizes=SIZES)
     result = find_experiment("scenes/overlap")(options, **chosen)
@@ -80,13 +79,11 @@ def test_air_of_the_tutorial():
 
 
 def test_segmentation(tmp_path, mnist_root, monkeypatch):
-    small = {name: name for name in ("multi-sprites", "tetrominoes")}
-    for name in small:
-        read, draw = SCENES[name]
-        less = lambda root, read=read, **o: read(root, **{"train": 30, "test": 4, **o})  # noqa: E731
-        monkeypatch.setitem(SCENES, name, (less, draw))
+    small = {name: f"{name}:train=30,test=4" for name in ("multi-sprites", "tetrominoes")}
+    read = lambda name, root: load_dataset(small.get(name, name), root)  # noqa: E731
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.segmentation.load_dataset", read)
     options = Options(data_root=mnist_root, progress=False, processes=1, runs=tmp_path)
-    chosen = dict(length=0.005, batch_size=4, draws=1, tested=4, named=40, sizes=SIZES)
+    chosen = dict(length=0.005, draws=1, tested=4, named=40, sizes=SIZES)
     result = find_experiment("scenes/segmentation")(options, **chosen)
     assert {"ari_multi_mnist", "ari_tetrominoes", "iou", "classes_found"} <= result.metrics.keys()
     assert set(result.figures) == {"multi_mnist", *(name.replace("-", "_") for name in small)}
@@ -94,7 +91,9 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch):
 
 def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
     photos = load_dataset("tetrominoes:train=20,test=5")
-    monkeypatch.setattr("capsule_zoo.experiments.scenes.colour.photographs", lambda *_: photos)
+    monkeypatch.setattr(
+        "capsule_zoo.experiments.scenes.segmentation.photographs", lambda *_: photos
+    )
     options = Options(data_root=mnist_root, progress=False, runs=tmp_path)
     chosen = dict(length=0.005, scenes=20, tested=8, sizes=SIZES)
     result = find_experiment("scenes/colour")(options, **chosen)
