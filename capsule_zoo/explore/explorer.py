@@ -63,6 +63,7 @@ class Explorer(widgets.VBox):
         view: the state, which Python code may also read or set; call `show` afterwards.
         handle: index of the handle that the sliders move.
         image, painted, colored: the three pictures.
+        actions: the buttons of what the view can do besides.
         sliders: the sliders of the handle's numbers, by name.
     """
 
@@ -89,7 +90,7 @@ class Explorer(widgets.VBox):
                 widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help)}"),
                 _row(shown, gap="12px"),
                 _row([self.number, self.upload, self.inverted]),
-                _row([*held, self.reset, self.refine]),
+                _row([*held, self.reset, self.refine, *self.actions]),
                 self.status,
                 self.panel,
             ]
@@ -133,6 +134,7 @@ class Explorer(widgets.VBox):
             description="reset", tooltip="go back to what was read off the image"
         )
         self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
+        self.actions = [widgets.Button(description=action) for action in self.view.actions]
         self.status = widgets.HTML()
         self.panel = widgets.HBox()
         self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
@@ -148,6 +150,8 @@ class Explorer(widgets.VBox):
         self.image.on_msg(self._take_drop)
         self.reset.on_click(lambda _: self._do(self.view.reset))
         self.refine.on_click(lambda _: self._refine())
+        for button in self.actions:
+            button.on_click(lambda pressed: self._do(partial(self._act, pressed.description)))
 
     def _on(self, widget: widgets.Widget, trait: str, action: Callable[[Any], object]) -> None:
         """Call `action` with a trait's new value if a person, and not `show`, changed it."""
@@ -219,6 +223,9 @@ class Explorer(widgets.VBox):
         control, value = self.view.controls(self.handle)[name], change["new"]
         if not self._quiet and _differ(value, control.in_steps()[2], control):
             self._do(partial(self.view.change, self.handle, name, value))
+
+    def _act(self, action: str) -> None:
+        self.handle = self.view.act(action, self.handle)
 
     def _hold(self, handle: int) -> None:
         self.handle = handle

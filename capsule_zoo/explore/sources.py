@@ -11,7 +11,7 @@ from torch import Tensor
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, MissingData, load_dataset
 from capsule_zoo.explore.view import View
-from capsule_zoo.models import PartWholeCapsules, ShapeCodes
+from capsule_zoo.models import PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.networks.on_request import OnRequest
@@ -27,12 +27,14 @@ from capsule_zoo.registry import (
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
+from capsule_zoo.zoo.scenes.view import ScenesView
 from capsule_zoo.zoo.shape_codes.view import ShapeCodesView
 
 VIEWS: dict[type[Model], type[Any]] = {
     PartWholeCapsules: PartWholeView,
     ShapeCodes: ShapeCodesView,
     OnRequest: RequestView,
+    Scenes: ScenesView,
 }
 
 

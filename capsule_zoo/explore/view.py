@@ -40,6 +40,7 @@ class View(ABC):
 
     Attributes:
         modes: ways in which capsules below a handle follow it, the initial one first; or none.
+        actions: what `act` can do.
         image: the image that was last read, (1, C, H, W).
         state: the displayed state, never changed in place.
         read_state: the state read from the image, to which `reset` returns.
@@ -52,6 +53,7 @@ class View(ABC):
     improves: str = "the parse"
     names: tuple[str, str, str] = ("the image", "as the model paints it", "its parts")
     modes: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
     image_shape: tuple[int, int, int]
     image: Tensor
     state: Any
@@ -121,6 +123,10 @@ class View(ABC):
     def set_mode(self, mode: str) -> None:
         """Choose one of `modes`."""
         self.mode = mode
+
+    def act(self, action: str, handle: int) -> int:
+        """Do one of `actions` to a handle, and return the handle to hold next."""
+        raise NotImplementedError(f"{type(self).__name__} must write act")
 
     def _begin(self, state: Any) -> None:
         """Show the state that was just read from the image."""

@@ -48,7 +48,7 @@ def segment_run(
             "capsule-zoo train scenes --data folder:PATH"
         )
     found = find_objects(entry.model, entry.guide, split.images, draws=draws, seed=seed)
-    pictures = colored_objects(split.images, found)
+    pictures = colored_objects(split.images, found.numbers, entry.model.slots)
     for kind in ("masks", "pictures"):
         (out / kind).mkdir(parents=True, exist_ok=True)
     for number, (mask, picture) in enumerate(zip(found.numbers, pictures, strict=True)):

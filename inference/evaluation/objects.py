@@ -123,17 +123,28 @@ def _found(model: Scenes, guide: SceneGuide, images: Tensor, draws: int) -> tupl
     pictures = Pictures(cover_of[chosen], color, depth)
     pose = torch.stack([p.drawn.pose for p in found.proposals], 1)[chosen]
     ground = found.ground if found.ground.dim() == 3 else found.ground[chosen]
-    mean = model.blend(on[:, None], pictures, ground)[:, 0]
+    mean, owners, cover = shown(model, on, pictures, ground)
+    left = (mean - images).square().flatten(1).mean(1)
+    draws_less = torch.tensor(float(draws)).log()
+    posterior = (of_count - evidence[:, None]).exp()
+    return posterior, on > 0, pose, owners, cover, left, evidence - draws_less
+
+
+def shown(
+    model: Scenes, on: Tensor, pictures: Pictures, ground: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean images (B, C, H, W) of presences (B, S), and `owners` and `cover`.
+
+    Args:
+        pictures, ground: see `Scenes.blend`.
+    """
     share = on[:, :, None, None] * pictures.cover[:, :, 0]
     cover = 1 - (1 - share).prod(1)
     if pictures.depth is not None:
         share = share * pictures.depth.exp()[..., None, None]
     most = share.max(1)
     owners = torch.where(most.values > 0, 1 + most.indices, 0)
-    left = (mean - images).square().flatten(1).mean(1)
-    draws_less = torch.tensor(float(draws)).log()
-    posterior = (of_count - evidence[:, None]).exp()
-    return posterior, on > 0, pose, owners, cover, left, evidence - draws_less
+    return model.blend(on[:, None], pictures, ground)[:, 0], owners, cover
 
 
 def foreground_ari(owners: Tensor, known: Objects) -> Tensor:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.scenes import boxes_of, masks_of
 from capsule_zoo.figures.grids import image_rows, panels, part_colors
-from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
+from capsule_zoo.inference.evaluation.objects import find_objects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
 ZOOM = 4  # pixels of a picture for each pixel of an image
 
 
-def colored_objects(images: Tensor, found: FoundObjects) -> Tensor:
-    """Return images whose objects have a color and a box each, (B, 3, ZOOM H, ZOOM W)."""
-    colors = part_colors(found.presence.shape[1]).to(images)
-    own = torch.cat([colors.new_ones(1, 3), colors])[found.numbers].movedim(-1, 1)
+def colored_objects(images: Tensor, numbers: Tensor, slots: int) -> Tensor:
+    """Return images whose objects have a color and a box each, (B, 3, ZOOM H, ZOOM W).
+
+    Args:
+        numbers: the slot, from 1, that each pixel shows; 0 for the ground, (B, H, W).
+    """
+    colors = part_colors(slots).to(images)
+    own = torch.cat([colors.new_ones(1, 3), colors])[numbers].movedim(-1, 1)
     gray = images.mean(1, keepdim=True)
-    shown = torch.where((found.numbers > 0)[:, None], own * (0.35 + 0.65 * gray), 0.5 * gray)
+    shown = torch.where((numbers > 0)[:, None], own * (0.35 + 0.65 * gray), 0.5 * gray)
     shown = shown.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
-    for image, boxes, on in zip(shown, found.boxes.long(), found.presence, strict=True):
-        for slot in on.nonzero()[:, 0].tolist():
-            _frame(image, boxes[slot].tolist(), colors[slot])
+    for image, boxes in zip(shown, boxes_of(masks_of(numbers, slots)).long(), strict=True):
+        for box, color in zip(boxes.tolist(), colors, strict=True):
+            _frame(image, box, color)
     return shown
 
 
@@ -48,7 +53,7 @@ def found_objects(entry: Entry, images: Tensor) -> Figure:
     images = images[:12]
     found = find_objects(entry.model, entry.guide, images)
     large = images.repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2)
-    rows = {"image": large, "objects": colored_objects(images, found)}
+    rows = {"image": large, "objects": colored_objects(images, found.numbers, entry.model.slots)}
     return image_rows(rows, "Test images and the objects that were found in them")
 
 

@@ -1,0 +1,162 @@
+"""The explorer's view of scenes: the objects that were found, to move, to take away and to add.
+
+Reading an image draws the guide's proposals several times, and keeps the draw and the presences of
+the largest weight; see `guides.scenes.proposals`. A handle is a slot. The state holds values
+(1, ...) of all sites by name, slots that are off too, and the log weight of the draw, in nats.
+"""
+
+from __future__ import annotations
+
+import torch
+from pyro import poutine
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+
+from capsule_zoo.explore.view import Control, Place, View
+from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.inference.evaluation.ancestral import Sites
+from capsule_zoo.inference.evaluation.objects import SHOWN, shown
+from capsule_zoo.models.common.modes import seeded
+from capsule_zoo.models.common.spaces import tiled
+from capsule_zoo.models.scenes import AsObject, Scenes, together, window
+from capsule_zoo.zoo.scenes.figures import colored_objects
+
+READ = 10  # draws of the guide that are made at once
+WEIGHT, PRESENCE, POSE = "log_weight", "scene_presence", "scene_pose"
+
+
+class ScenesView(View):
+    """The view of a scene, described at the top of this file."""
+
+    help = (
+        "Drag an object in either picture on the right, or slide its numbers. Take the one that is "
+        "held away, or add one from the prior. Drop a picture file on the image."
+    )
+    improves = "draw the guide again, and keep what explains the image best"
+    names = ("the image", "as the model paints it", "its objects")
+    actions = ("take away", "add from prior")
+
+    def __init__(self, model: Scenes, guide: SceneGuide) -> None:
+        self.model, self.guide = model.discretized(), guide.discretized()
+        self.image_shape = model.image_shape
+        pose = ("log size", "x", "y", "angle")[: model.pose_size]
+        color = ("red", "green", "blue") if model.tinted else ()
+        self.numbers = {name: (POSE, index, 1.5) for index, name in enumerate(pose)}
+        self.numbers |= {name: ("scene_color", index, 4.0) for index, name in enumerate(color)}
+        if model.colored:
+            self.numbers["depth"] = "scene_depth", 0, 4.0
+
+    def read(self, image: Tensor) -> None:
+        self.model.space.check(image)
+        self.image = image
+        with seeded(0):
+            self._begin(self._best_of(READ))
+
+    def refine(self, steps: int = 50) -> str:
+        """Draw the guide `steps` times more, and keep the draw of the largest weight."""
+        drawn = (self._best_of(min(READ, steps - done)) for done in range(0, steps, READ))
+        best = max([self.parse, *drawn], key=lambda sites: sites[WEIGHT])
+        gain = (best[WEIGHT] - self.parse[WEIGHT]).item()
+        self._show(best)
+        return f"refined by {steps} steps: the weight of the best draw is {gain:.1f} nats higher"
+
+    @torch.no_grad()
+    def _best_of(self, draws: int) -> Sites:
+        """Return the best of so many draws of the guide, with its best presences."""
+        copies, model = tiled(self.image, draws), self.model
+        found = self.guide.found(copies)
+        law = self.guide.presence_law(copies, found)
+        draw, row = divmod(int(law.log_weight.argmax()), law.log_weight.shape[1])
+        sites = {WEIGHT: law.log_weight[draw, row]}
+        sites[PRESENCE] = model.with_inner(law.rows[draw, row][None], 1)
+        if found.tone is not None:
+            sites["scene_ground"] = model.with_inner(found.tone[draw][None], 1)
+        for slot, proposal in enumerate(found.proposals):
+            drawn = _values(proposal.guide_trace).items()
+            sites |= {f"slot_{slot}/{name}": value[draw : draw + 1] for name, value in drawn}
+        return sites
+
+    def handles(self) -> list[str]:
+        on = self.state[PRESENCE].flatten().tolist()
+        return [f"object {i}{'' if there else ' (off)'}" for i, there in enumerate(on, 1)]
+
+    def first_handle(self) -> int:
+        return int(self.state[PRESENCE].argmax())
+
+    def controls(self, handle: int) -> dict[str, Control]:
+        found = {"presence": Control(self.state[PRESENCE].flatten()[handle].item(), 0, 1, 1)}
+        for name, (site, index, span) in self.numbers.items():
+            value = self.state[f"slot_{handle}/{site}"].flatten()[index].item()
+            found[name] = Control(value, -span, span)
+        return found
+
+    def change(self, handle: int, name: str, value: float) -> None:
+        """Turn a slot on or off, or set a number of its pose, its color's logits or its depth."""
+        site, index = PRESENCE, handle
+        if name != "presence":
+            site, index = f"slot_{handle}/{self.numbers[name][0]}", self.numbers[name][1]
+        numbers = self.state[site].clone()
+        numbers.view(-1)[index] = round(value) if site == PRESENCE else value
+        self.state = {**self.state, site: numbers}
+
+    def act(self, action: str, handle: int) -> int:
+        """Take an object away, or put one drawn from the prior into a slot that is off.
+
+        Raises:
+            ValueError: no slot is off.
+        """
+        if action == "add from prior":
+            handle = int(self.state[PRESENCE].argmin())
+            if self.state[PRESENCE].all():
+                raise ValueError("all slots hold an object; take one away first")
+            with torch.no_grad():
+                prior = poutine.trace(AsObject(handle)(self.model.draw_object))
+                self.state = {**self.state, **_values(prior.get_trace(self.model.plate(1)))}
+        self.change(handle, "presence", float(action == "add from prior"))
+        return handle
+
+    def grab(self, place: Place, part: bool) -> int | None:
+        _, height, width = self.image_shape
+        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
+        if not (0 <= column < width and 0 <= row < height):
+            return None
+        owner = int(self._shown()[1][0, row, column])
+        return owner - 1 if owner else None
+
+    def drag(self, handle: int, start: Place, end: Place) -> None:
+        for name, before, after in zip("xy", start, end, strict=True):
+            self.change(handle, name, self.controls(handle)[name].value + after - before)
+
+    def painted(self) -> Tensor:
+        return self._shown()[0]
+
+    def colored(self) -> Tensor:
+        _, owners, cover = self._shown()
+        numbers = torch.where(cover >= SHOWN, owners, 0)
+        return colored_objects(self.image, numbers, self.model.slots)[0].movedim(0, -1)
+
+    def outline(self, handle: int) -> Tensor | None:
+        if not self.state[PRESENCE].flatten()[handle]:
+            return None
+        corners = torch.tensor([[-1.0, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]])
+        pose = self.state[f"slot_{handle}/{POSE}"].flatten()
+        return corners.to(pose) @ window(pose, self.model.usual(pose)).mT
+
+    def log_likelihood(self) -> float:
+        return self.model.log_likelihood(self.image, self.painted()[:, None]).item()
+
+    @torch.no_grad()
+    def _shown(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `inference.evaluation.objects.shown` says of the state."""
+        model, tone, placed = self.model, self.state.get("scene_ground"), []
+        ground = model.ground_of(None if tone is None else model.without_inner(tone, 1), self.image)
+        for slot in range(model.slots):
+            with poutine.condition(data=self.state), AsObject(slot):
+                placed.append(model.placed(model.draw_object(model.plate(1))))
+        return shown(model, self.state[PRESENCE].reshape(1, -1), together(placed), ground)
+
+
+def _values(trace: poutine.Trace) -> Sites:
+    """Return the values of the sites of a trace."""
+    nodes = prune_subsample_sites(trace).nodes.items()
+    return {name: site["value"] for name, site in nodes if site["type"] == "sample"}
