@@ -126,8 +126,8 @@ BREAKS = (
     Break(
         "deviation instead of standard error",
         "experiments/common/findings.py",
-        "error = (values.std() / count**0.5).item() if count > 1 else None",
-        "error = values.std().item() if count > 1 else None",
+        "error = (apart.std() / count**0.5).item() if count > 1 else None",
+        "error = apart.std().item() if count > 1 else None",
         "capsule_zoo/test_experiments.py",
     ),
     Break(

@@ -44,9 +44,14 @@ ALIKE = 0.15  # deviation of colors that are alike, in units of their range
 
 def blurred(maps: Tensor, deviation: float) -> Tensor:
     """Blur maps (B, 1, H, W) by a Gaussian, deviation in pixels; nothing lies outside."""
-    places = [torch.arange(size).to(maps) / deviation for size in maps.shape[-2:]]
-    rows, columns = ((-0.5 * (x - x[:, None]).square()).exp() for x in places)
-    return rows @ maps @ columns
+    height, width = (_gaussian(size, deviation, maps) for size in maps.shape[-2:])
+    return height @ maps @ width
+
+
+def _gaussian(size: int, deviation: float, like: Tensor) -> Tensor:
+    """Return the weights of all pairs of places, (size, size)."""
+    place = torch.arange(size, dtype=like.dtype, device=like.device) / deviation
+    return (-0.5 * (place - place[:, None]).square()).exp()
 
 
 def highest(maps: Tensor) -> Tensor:
