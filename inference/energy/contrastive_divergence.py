@@ -7,12 +7,6 @@ value is not a bound on anything, and models are never ranked by it: see `log_pa
 
 >>> fit(model, ExactSwitches(model), images, objective=ContrastiveDivergence(persistent=True))
 
-References:
-    Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence" (CD-k).
-    Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
-    Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
-    Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
-
 The centered gradient does not depend on the position of zero. Let c' = c - sum_j B(b_j). Then F(x)
 couples x z h, x z, x, z h and z by W, Omega, a, b and c'. The energy can also be written about the
 means mu of x, zeta of z, and lambda of h given z = 1, with other coordinates of the same
@@ -24,6 +18,12 @@ parameters:
 A gradient step in these coordinates is a step along J J' g in the old coordinates. Here g is the
 usual gradient, and J is the derivative of old by new coordinates. For an RBM, whose switch is
 always on, this is the published gradient with means over the data.
+
+References:
+    Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence" (CD-k).
+    Tieleman 2008, "Training RBMs using Approximations to the Likelihood Gradient" (persistent).
+    Desjardins, Courville & Bengio 2010, "Parallel Tempering for Training of RBMs" (tempered).
+    Melchior, Fischer & Wiskott 2016, "How to Center Deep Boltzmann Machines" (centered).
     Lee, Ekanadham & Ng 2008, "Sparse Deep Belief Net Model for Visual Area V2" (sparsity; theirs
     is a square about a target).
 """
