@@ -10,15 +10,11 @@ change the work. The headlines are medians over rounds, and ratios within each r
 
 from __future__ import annotations
 
-import argparse
-import time
-from pathlib import Path
-
 import torch
-from harness import Contestant, interleave, median
+from harness import Contestant, interleave, main_of_calls, median, processor_time
 
 from capsule_zoo.inference import classify
-from capsule_zoo.records import FOLDER, Numbers, Table, flatten, write_record
+from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, create
 
 CALLS = {"one_a_call": 1, "128_a_call": 128}  # images
@@ -39,13 +35,7 @@ def entries() -> dict[str, Entry]:
 def timed(entry: Entry, number: int) -> Contestant:
     """Return a call that classifies images of noise, and returns its processor time in seconds."""
     images = torch.rand(number, *entry.model.image_shape)
-
-    def call() -> float:
-        began = time.process_time()
-        classify(entry.model, entry.guide, images, batch_size=number)
-        return time.process_time() - began
-
-    return call
+    return processor_time(lambda: classify(entry.model, entry.guide, images, batch_size=number))
 
 
 def measure(rounds: int) -> dict[str, Numbers]:
@@ -69,32 +59,11 @@ def measure(rounds: int) -> dict[str, Numbers]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="benchmark capsules beside equal networks")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds (default: 15)")
-    parser.add_argument("--out", type=Path, default=FOLDER, help="where records lie")
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error("--repeats must be 1 or more")
-    torch.set_num_threads(1)
-    began = time.perf_counter()
-    metrics, tables = flatten({"milliseconds an image": Table(measure(options.repeats))})
-    for name, metric in metrics.items():
-        print(f"  {name:40}{metric['value']:10.4g} (s.e. {metric['se']:.2g})")
-    path = write_record(
-        "benchmarks/equal_network",
-        metrics,
-        command=f"python benchmarks/equal_network.py --repeats {options.repeats}",
-        seed=0,
-        data="images of noise, 28x28 pixels, one and 128 a call, on one thread",
-        seconds=time.perf_counter() - began,
-        folder=options.out,
-        tables=tables,
-        about="zoo",
-        summary=SUMMARY,
-    )
-    print(f"written to {path}")
-
-
 if __name__ == "__main__":
-    main()
+    main_of_calls(
+        "equal_network",
+        SUMMARY,
+        "milliseconds an image",
+        measure,
+        "images of noise, 28x28 pixels, one and 128 a call, on one thread",
+    )

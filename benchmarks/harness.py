@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsule_zoo.records import FOLDER, Number, Numbers, flatten, write_record
+from capsule_zoo.records import FOLDER, Number, Numbers, Table, flatten, write_record
 
 Contestant = Callable[[], object]
 Contestants = dict[str, Contestant]
@@ -55,6 +55,17 @@ class Benchmark:
     def summary(self) -> str:
         """The first line of the docstring of the module that makes the contestants."""
         return (sys.modules[self.make.__module__].__doc__ or "").partition("\n")[0]
+
+
+def processor_time(call: Contestant) -> Contestant:
+    """Return a contestant that makes a call, and returns its processor time in seconds."""
+
+    def timed() -> float:
+        began = time.process_time()
+        call()
+        return time.process_time() - began
+
+    return timed
 
 
 def check_same_gradients(
@@ -179,5 +190,43 @@ def main(benchmark: Benchmark) -> None:
         tables=tables,
         about=benchmark.about,
         summary=benchmark.summary,
+    )
+    print(f"written to {path}")
+
+
+def main_of_calls(
+    name: str, summary: str, quantity: str, measure: Callable[[int], dict[str, Numbers]], data: str
+) -> None:
+    """Read the command line, measure calls on one thread, print the numbers and write the record.
+
+    Args:
+        name: name of the record, `benchmarks/<name>`.
+        summary: what is measured, in a line.
+        quantity: what the numbers are, in words.
+        measure: returns the numbers of a table, after so many rounds.
+        data: a description of the inputs, in words.
+    """
+    parser = argparse.ArgumentParser(description=f"benchmark {name}")
+    parser.add_argument("--repeats", type=int, default=15, help="rounds (default: 15)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="where records lie")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error("--repeats must be 1 or more")
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    metrics, tables = flatten({quantity: Table(measure(options.repeats))})
+    for metric_name, metric in metrics.items():
+        print(f"  {metric_name:40}{metric['value']:10.4g} (s.e. {metric['se']:.2g})")
+    path = write_record(
+        f"benchmarks/{name}",
+        metrics,
+        command=f"python benchmarks/{name}.py --repeats {options.repeats}",
+        seed=0,
+        data=data,
+        seconds=time.perf_counter() - began,
+        folder=options.out,
+        tables=tables,
+        about="zoo",
+        summary=summary,
     )
     print(f"written to {path}")

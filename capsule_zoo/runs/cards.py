@@ -190,9 +190,8 @@ def _training_of(made: dict, folder: Path) -> dict:
 
 def _command(made: dict, folder: Path) -> str:
     """Return the command that makes a run: the one of its study, or the one of its recipe."""
-    study = folder.parent / "config.json"
-    if "limits" not in made and study.is_file():
-        return json.loads(study.read_text())["command"]
+    if "limits" not in made:
+        return json.loads((folder.parent / "config.json").read_text())["command"]
     known = registry.sizes_of(made["entry"])
     sizes = {name: size for name, size in made["sizes"].items() if name != "image_shape"}
     own = {name: size for name, size in sizes.items() if size != plain(known[name].default)}
@@ -202,7 +201,7 @@ def _command(made: dict, folder: Path) -> str:
     if made["guide"] != create(made["entry"]).default_guide:
         parts.append(f"--guide {made['guide']}")
     parts += [f"--set {shlex.quote(f'{name}={json.dumps(size)}')}" for name, size in own.items()]
-    for name, value in {**options, **made.get("limits", {})}.items():
+    for name, value in {**options, **made["limits"]}.items():
         if value is not None:
             shown = f"{value:g}" if isinstance(value, float | int) else value
             parts.append(f"--{name.replace('_', '-')} {shown}")

@@ -68,8 +68,7 @@ def evaluate_run(
         return error_rate_run(entry, data, images=images)
     refuse_without_bound(entry)
     test = as_scored(entry, data).test[: images or IMAGES]
-    how: dict[str, Any] = dict(num_particles=particles, seed=seed, draws=0)
-    idata = evaluate(entry.model, entry.guide, test, **how)
+    idata = evaluate(entry.model, entry.guide, test, num_particles=particles, seed=seed, draws=0)
     return {"data": idata.attrs["data"], "guide": entry.default_guide, **summarize(idata)}
 
 
