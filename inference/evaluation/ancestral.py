@@ -13,7 +13,6 @@ All functions use the discrete model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -76,7 +75,8 @@ def law_means(
     with torch.no_grad(), seeded(seed), in_eval_mode(*modules_of(guide)):
         for batch in images.split(batch_size):
             nodes = poutine.trace(guide).get_trace(batch).nodes
-            if missing := [name for name in sites if name not in nodes]:
+            missing = [name for name in sites if name not in nodes]
+            if missing:
                 drawn = [n for n in nodes if nodes[n]["type"] == "sample"]
                 raise ValueError(f"sites holds {missing}, but the guide draws only {drawn}")
             for name, values in found.items():
@@ -104,7 +104,6 @@ def mean_images(
     seed: int = 0,
     batch_size: int = 500,
     images: Tensor | None = None,
-    of: Callable[[dict[str, Any]], Tensor] = lambda site: site["fn"].mean,
 ) -> Tensor:
     """Return images without pixel noise, E[image | drawn latents], (number, C, H, W).
 
@@ -112,11 +111,10 @@ def mean_images(
         given: values (number, ...) of the sites that are not to be drawn.
         images: (number, C, H, W) to run the model on when all latents are given; an energy model
             then does not have to run a chain for its draws.
-        of: what is read of the image's site.
     """
 
     def read(trace: Trace) -> Tensor:
-        return model.space.as_batch(of(trace.nodes[model.space.site]))
+        return model.space.as_batch(trace.nodes[model.space.site]["fn"].mean)
 
     return _run(model, read, number, given or {}, seed, batch_size, images)
 
@@ -125,16 +123,21 @@ def draw_images(
     model: Model,
     number: int,
     given: Sites | None = None,
-    *,
+    seed: int = 0,
+    batch_size: int = 500,
     images: Tensor | None = None,
-    **how: Any,
 ) -> Tensor:
-    """Draw images with pixel noise, (number, C, H, W); the arguments are those of `mean_images`."""
+    """Draw images with pixel noise, from p(image | drawn latents), (number, C, H, W).
 
-    def drawn(site: dict[str, Any]) -> Tensor:
-        return site["value"] if images is None else site["fn"].sample()
+    Args: as for `mean_images`.
+    """
 
-    return mean_images(model, number, given, images=images, of=drawn, **how)
+    def read(trace: Trace) -> Tensor:
+        site = trace.nodes[model.space.site]
+        drawn = site["value"] if images is None else site["fn"].sample()
+        return model.space.as_batch(drawn)
+
+    return _run(model, read, number, given or {}, seed, batch_size, images)
 
 
 def image_log_likelihood(

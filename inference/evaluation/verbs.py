@@ -190,8 +190,8 @@ def _painted(model: Model, guide: nn.Module, each: _Pass, paint: Callable[..., T
     """Return the images that `paint` makes from the guide's draws, (draws, N, C, H, W)."""
     sites = [site.name for site in model.latent_sites]
     latents = infer(guide, each.images, sites, each.guide_seed, each.rows)
-    how = dict(seed=each.model_seed, batch_size=each.rows, images=each.images)
-    painted = paint(model, len(each.images), latents, **how)
+    number, seed = len(each.images), each.model_seed
+    painted = paint(model, number, latents, seed, each.rows, images=each.images)
     return painted.unflatten(0, (each.draws, -1))
 
 

@@ -187,9 +187,20 @@ class TintedMixture(dist.TorchDistribution):
             return self
         return self.stacked.expand(batch_shape)
 
-    mean = property(lambda self: self.stacked.mean, doc=PixelMixture.mean.__doc__)
-    mixing = property(lambda self: self.stacked.mixing, doc="As that of `PixelMixture`.")
-    variance = property(lambda self: self.stacked.variance, doc=PixelMixture.variance.__doc__)
+    @property
+    def mixing(self) -> Tensor:
+        """The weights of background and parts, which sum to 1, (1 + parts, 1, *batch, H, W)."""
+        return self.stacked.mixing
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean image, (*batch, 1, C, H, W)."""
+        return self.stacked.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of every pixel, (*batch, 1, C, H, W)."""
+        return self.stacked.variance
 
     def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
         """Draw images (*sample_shape, *batch, 1, C, H, W)."""

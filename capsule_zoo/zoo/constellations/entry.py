@@ -60,11 +60,11 @@ def stages(entry: Entry) -> list[Stage]:
 
     words = "the guide, on samples of the model" if asleep else "templates and noise"
     words = f"templates by exact EM, then {words}" if learned else words
-    settings: dict[str, Any] = dict(objective=entry.objective)
+    settings: dict[str, Any] = {"objective": entry.objective}
     if asleep:
-        settings = dict(objective=SleepPhase(), freeze="model")
-    how: dict[str, Any] = dict(prepare=prepare if learned else None, settings=settings)
-    return [Stage(words, 1.0, entry.model, entry.guide, **how)]
+        settings = {"objective": SleepPhase(), "freeze": "model"}
+    before = prepare if learned else None
+    return [Stage(words, 1.0, entry.model, entry.guide, prepare=before, settings=settings)]
 
 
 @register(
