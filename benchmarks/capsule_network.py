@@ -7,8 +7,6 @@ and the same gradients, which is checked first in float64. `cnn` is a convolutio
 many parameters as the small guide. A step is forward, backward and Adam.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ counted; they take a quarter of a minute each and more.
 A ratio above 1 means that compiling makes training slower. This is why `fit` does not compile.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ best sets of points that cover the scene win. On scenes without much noise all t
 parse, which is checked first.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -8,8 +8,6 @@ turns, so that a machine that slows down affects all of them. Weights are untrai
 change the work. The headlines are medians over rounds, and ratios within each round.
 """
 
-from __future__ import annotations
-
 import torch
 from harness import Contestant, interleave, main_of_calls, median, processor_time
 

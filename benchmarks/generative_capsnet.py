@@ -9,8 +9,6 @@ have about the same number of parameters, `digit_capsules` a twenty-fourth of it
 two are checked to be equal before they are timed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyro

@@ -5,8 +5,6 @@ them. Medians and the ratios of each round are reported. Memory is the growth of
 beyond imports and inputs, with each contestant in a separate process.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import resource

@@ -11,8 +11,6 @@ convolutions and linear layers need, forward and backward. The rest of a step is
 be saved.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ gradient or update. An update needs two more products for the gradients of both 
 RBM of the same size is timed as well.
 """
 
-from __future__ import annotations
-
 import warnings
 from importlib.util import find_spec
 

@@ -7,8 +7,6 @@ counted from 1. These two are checked to be equal in float64 before they are tim
 linear layers instead of votes and routing. `every` looks through its capsules at each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pyro

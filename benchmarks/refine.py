@@ -7,8 +7,6 @@ methods race to one nat below the best objective that any run reached, each at i
 length. The headline is `speedup_upright` and `speedup_rotated`.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Both draw 24 parts into 128 images of 28x28 pixels, forward and backward, from t
 poses and presences. The obvious renderer copies every template for every image.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

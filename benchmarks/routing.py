@@ -10,8 +10,6 @@ time grows: twice the images, twice the types of capsules in every layer, one an
 32 of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -8,8 +8,6 @@ Benchmarks run one after the other, each in a separate process. A benchmark that
 the others, and sets the exit status. `refine` takes a quarter of an hour and needs MNIST.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

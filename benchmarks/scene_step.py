@@ -7,8 +7,6 @@ pictures, another model: its time says how many updates a second each makes. `la
 scenes of 128x128 pixels with ten objects.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -7,8 +7,6 @@ thread. Calls of all kinds take turns, so that a machine that slows down affects
 headlines are `one_a_call_<weights>_<verb>` and `64_a_call_...`, medians over rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -11,8 +11,6 @@ The stages are forward passes: reader (parts from the image), objects (set trans
 likelihood (the pixels' density), votes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any

@@ -5,8 +5,6 @@
 >>> describe("part-whole-mnist").parameters
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Messages for an unknown name, with the nearest known names or all of them."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 

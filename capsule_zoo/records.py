@@ -4,8 +4,6 @@ A record is `results/<model>/<name>.json` with its figures next to it as PNG. Ta
 the cards of trained weights and reports are generated from records, never typed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -112,7 +110,7 @@ def write_record(
     seed: int,
     data: str,
     seconds: float,
-    figures: Mapping[str, Figure] = {},
+    figures: Mapping[str, "Figure"] = {},
     folder: str | Path = FOLDER,
     tables: Tables | None = None,
     **more: object,
@@ -228,7 +226,7 @@ def machine() -> str:
     return f"{words}, {memory / 2**30:.0f} GiB memory"
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
+def save_figure(figure: "Figure", path: str | Path) -> None:
     """Write a figure as PNG, whole or not at all, and close it."""
     import matplotlib.pyplot as plt
 

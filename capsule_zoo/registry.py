@@ -16,8 +16,6 @@ The modules of installed packages are imported when a name is looked up; see
 `capsule_zoo.data.plugins`.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import re
@@ -72,11 +70,11 @@ class _Registered:
     `guides` holds makers of further guides, by name, from `register_guide`.
     """
 
-    factory: Callable[..., Entry]
+    factory: "Callable[..., Entry]"
     small: Mapping[str, Any]
     takes: Mapping[str, Takes]
     data: str
-    guides: dict[str, GuideMaker] = field(default_factory=dict)
+    guides: "dict[str, GuideMaker]" = field(default_factory=dict)
 
 
 GuideMaker = Callable[["Entry"], Guide]
@@ -109,8 +107,8 @@ class Entry(Generic[M, G]):
     guides: Mapping[str, GuideMaker]
     objective: ELBO
     training: dict = field(default_factory=dict)
-    figures: Mapping[str, Callable[[Entry, Tensor], Figure]] = field(default_factory=dict)
-    stages: Callable[[Entry], Sequence[Stage]] | None = None
+    figures: "Mapping[str, Callable[[Entry, Tensor], Figure]]" = field(default_factory=dict)
+    stages: "Callable[[Entry], Sequence[Stage]] | None" = None
     name: str = ""
     sizes: dict = field(default_factory=dict)
     default_guide: str = ""
@@ -164,7 +162,7 @@ class Entry(Generic[M, G]):
             raise ValueError(unknown("general guide", name, list(fitters)))
         return fitters[name](self.model, self.guide, images, steps=steps, seed=seed)
 
-    def use_guide(self, name: str) -> Entry:
+    def use_guide(self, name: str) -> "Entry":
         """Make the named guide this entry's own guide, and return the entry."""
         if name != self.default_guide:
             self.guide = cast(Any, self.make_guide(name))

@@ -11,8 +11,6 @@ constructors check that numbers are in range. Where an argument is a frozen data
 such as `PartWholeCapsules(painting=Painting())`, its fields are sizes, and `sized` puts them in.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
@@ -60,7 +58,7 @@ class Size:
     default: object
     hint: Any
     what: str = ""
-    inner: Mapping[str, Size] = field(default_factory=dict)
+    inner: "Mapping[str, Size]" = field(default_factory=dict)
 
     @property
     def type(self) -> str:

@@ -1,7 +1,5 @@
 """Batches in an order that depends only on (seed, epoch), so that a run can be resumed."""
 
-from __future__ import annotations
-
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

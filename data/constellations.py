@@ -14,8 +14,6 @@ References:
     Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), section 5.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence
@@ -64,7 +62,7 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.points)
 
-    def __getitem__(self, chosen: slice | Tensor) -> Scenes:
+    def __getitem__(self, chosen: slice | Tensor) -> "Scenes":
         return Scenes(
             self.points[chosen], self.present[chosen], self.objects[chosen], self.corners[chosen]
         )

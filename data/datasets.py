@@ -1,7 +1,5 @@
 """All data sets of the zoo, by name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

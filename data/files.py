@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and the folder of downloaded and made files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Missing pixels: NaN where an image is not observed, and masks that hide a half."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

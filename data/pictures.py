@@ -13,8 +13,6 @@
 Other kinds, such as TIFF pixels of floating point, have no known range and are refused by name.
 """
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -34,7 +32,7 @@ _COLORS = ("RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _BYTE = 65535 / 255  # steps of a 16-bit pixel for one step of an 8-bit pixel
 
 
-def open_image(file: Path | IO[bytes], name: str) -> Image.Image:
+def open_image(file: Path | IO[bytes], name: str) -> "Image.Image":
     """Return a picture in the camera's orientation, on black where it is transparent.
 
     Args:
@@ -179,7 +177,7 @@ def _is_known(mode: str) -> bool:
     return mode in gray_or_palette or mode in _COLORS
 
 
-def _from_sixteen_bits(image: Image.Image) -> Image.Image:
+def _from_sixteen_bits(image: "Image.Image") -> "Image.Image":
     """Convert gray pixels of 16 bits to floats from 0 to 255, with transparent ones black."""
     from PIL import Image
 
@@ -189,7 +187,7 @@ def _from_sixteen_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(pixels / np.float32(_BYTE))
 
 
-def _from_bytes(image: Image.Image) -> Image.Image:
+def _from_bytes(image: "Image.Image") -> "Image.Image":
     """Convert a picture of 8 bits or fewer to mode "L" or "RGB", on black where transparent."""
     from PIL import Image
 
@@ -202,6 +200,6 @@ def _from_bytes(image: Image.Image) -> Image.Image:
     return color.convert("L") if palette and _is_gray(color) else color
 
 
-def _is_gray(image: Image.Image) -> bool:
+def _is_gray(image: "Image.Image") -> bool:
     red, green, blue = np.moveaxis(np.asarray(image), -1, 0)
     return bool((red == green).all() and (green == blue).all())

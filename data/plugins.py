@@ -10,8 +10,6 @@ The zoo imports the module when a name is first looked up or listed; its decorat
 package is imported by its user, or by `capsule-zoo --import my_module`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -18,8 +18,6 @@ References:
     Tetrominoes, whose pictures ours follow but do not copy.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -75,7 +73,7 @@ class Objects:
         """The visible part of every object, bool (N, M, H, W)."""
         return masks_of(self.numbers, self.classes.shape[1])
 
-    def resized(self, size: tuple[int, int]) -> Objects:
+    def resized(self, size: tuple[int, int]) -> "Objects":
         """Return what is known when scenes are resized to (height, width)."""
         height, width = self.numbers.shape[-2:]
         numbers = F.interpolate(self.numbers[:, None], size, mode="nearest")[:, 0]
@@ -85,7 +83,7 @@ class Objects:
     def __len__(self) -> int:
         return len(self.classes)
 
-    def __getitem__(self, index: slice | Tensor) -> Objects:
+    def __getitem__(self, index: slice | Tensor) -> "Objects":
         return Objects(self.numbers[index], self.classes[index], self.boxes[index])
 
 

@@ -1,7 +1,5 @@
 """Random numbers that depend on a few whole numbers alone: generators and separate streams."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

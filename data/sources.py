@@ -1,7 +1,5 @@
 """Readers of images: scikit-learn's digits, torchvision's data sets, a folder of the user."""
 
-from __future__ import annotations
-
 import io
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Data sets of three splits, where a split is two tensors in memory."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,9 +59,9 @@ class Split(TorchDataset):
     def __getitem__(self, index: int) -> tuple[Tensor, int] | Tensor: ...
 
     @overload
-    def __getitem__(self, index: slice | Tensor) -> Split: ...
+    def __getitem__(self, index: slice | Tensor) -> "Split": ...
 
-    def __getitem__(self, index: int | slice | Tensor) -> Split | tuple[Tensor, int] | Tensor:
+    def __getitem__(self, index: int | slice | Tensor) -> "Split | tuple[Tensor, int] | Tensor":
         if (number := _number(index)) is not None:
             image = self.images[number]
             return image if self.labels is None else (image, int(self.labels[number]))
@@ -82,12 +80,12 @@ class Split(TorchDataset):
         objects = None if self.objects is None else self.objects[index]
         return Split(self.images[index], labels, f"{self.name}[{chosen}]", objects)
 
-    def binarized(self, seed: int = 0) -> Split:
+    def binarized(self, seed: int = 0) -> "Split":
         """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""
         binary = Binarize()(self.images, generator=seeded_generator(seed))
         return Split(binary, self.labels, f"{self.name} binarized({seed})")
 
-    def to(self, device: torch.device | str) -> Split:
+    def to(self, device: torch.device | str) -> "Split":
         """Return the same split on another device."""
         labels = None if self.labels is None else self.labels.to(device)
         return Split(self.images.to(device), labels, self.name)
@@ -183,7 +181,7 @@ class Dataset:
     def num_classes(self) -> int:
         return len(self.class_names)
 
-    def binarized(self, seed: int = 0) -> Dataset:
+    def binarized(self, seed: int = 0) -> "Dataset":
         """Binarize every split, each with its own noise derived from `seed`."""
         train, validation, test = (
             replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
@@ -191,14 +189,14 @@ class Dataset:
         )
         return replace(self, train=train, validation=validation, test=test)
 
-    def transformed(self, transform: Callable[[Tensor], Tensor]) -> Dataset:
+    def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
         train, validation, test = (
             replace(split, images=transform(split.images)) for split in self._splits
         )
         return replace(self, train=train, validation=validation, test=test)
 
-    def to(self, device: torch.device | str) -> Dataset:
+    def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""
         train, validation, test = (split.to(device) for split in self._splits)
         return replace(self, train=train, validation=validation, test=test)

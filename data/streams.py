@@ -4,8 +4,6 @@ Both are read in an order that a resumed run can repeat. An item, or a batch of 
 images alone or (images, labels).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 

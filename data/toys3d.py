@@ -9,8 +9,6 @@ Each view is cast by parallel rays against the solids, exactly, and shaded by on
 >>> toys.train.select(azimuth=range(6)).split(size=48)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

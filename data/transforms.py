@@ -13,8 +13,6 @@ numbers (B, 2) that suit a network, and the numbers of the identity are `identit
 request has the negative parameters.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite

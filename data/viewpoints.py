@@ -11,8 +11,6 @@ Reference: LeCun, Huang & Bottou 2004, "Learning Methods for Generic Object Reco
 Invariance to Pose and Lighting" (CVPR).
 """
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -55,7 +53,7 @@ class Views:
     def __len__(self) -> int:
         return len(self.images)
 
-    def select(self, **factors: Iterable[int]) -> Views:
+    def select(self, **factors: Iterable[int]) -> "Views":
         """Select the views whose factors are in the given lists, such as `azimuth=[0, 1, 2]`.
 
         Raises:

@@ -1,7 +1,5 @@
 """Settings of Sphinx: pages are Markdown (MyST); stories and reference come from docstrings."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

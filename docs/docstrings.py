@@ -4,8 +4,6 @@ They are plain text with Markdown's habits: an indented block after a blank line
 name in single backticks is code, or a link if it is a public name of the zoo.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from contextlib import suppress

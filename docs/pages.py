@@ -16,8 +16,6 @@ An entry shows its plate diagram too, if `write_diagrams` could draw one.
 Tables of chosen metrics are requested as in the README: see `capsule_zoo.report.markdown`.
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import re

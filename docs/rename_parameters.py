@@ -3,8 +3,6 @@
 Files of other models, and files that are renamed already, stay as they are.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

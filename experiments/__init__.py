@@ -10,8 +10,6 @@ registers it, in any module of this package:
 which settings were used.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import pkgutil
@@ -68,9 +66,9 @@ class Result:
     """
 
     metrics: Metrics
-    figures: dict[str, Figure] = field(default_factory=dict)
-    table: pd.DataFrame | None = None
-    entry: Entry | None = None
+    figures: "dict[str, Figure]" = field(default_factory=dict)
+    table: "pd.DataFrame | None" = None
+    entry: "Entry | None" = None
 
 
 @dataclass(frozen=True)

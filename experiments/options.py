@@ -1,7 +1,5 @@
 """The options of an experiment, which are the same for every experiment."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -9,8 +9,6 @@ that was interrupted repeats only the runs that had not ended; these go on from 
 checkpoints (see `training.train`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

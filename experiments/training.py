@@ -1,7 +1,5 @@
 """Training of entries in experiments, with the entry's own settings and the options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

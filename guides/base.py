@@ -1,7 +1,5 @@
 """The base of every guide of the zoo, which is made from a model and names its sites."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar

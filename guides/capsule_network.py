@@ -19,8 +19,6 @@ References:
     instead of the fourth, which is a third of the work, and with routing instead of self-attention.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import pyro

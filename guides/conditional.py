@@ -18,8 +18,6 @@ References:
     here the network is the encoder of the VAE.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch.nn.functional as F

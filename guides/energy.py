@@ -15,8 +15,6 @@ References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN): the mean field.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

@@ -1,7 +1,5 @@
 """Classifiers in guides: the exact law of a label, and the pose of a class as an image's code."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

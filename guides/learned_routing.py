@@ -18,8 +18,6 @@ References:
     variational posterior and its cost as a description length. The parents' law is ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

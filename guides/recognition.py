@@ -20,8 +20,6 @@ References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN).
 """
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -17,8 +17,6 @@ References:
     Gregor et al. 2015, "DRAW" (arXiv 1502.04623), equations 3 to 6 and 27.
 """
 
-from __future__ import annotations
-
 import math
 
 import pyro

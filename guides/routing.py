@@ -29,8 +29,6 @@ References:
     with a temperature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ References:
     Kingma & Welling 2014, "Auto-Encoding Variational Bayes" (arXiv 1312.6114).
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 from pyro.nn import PyroModule

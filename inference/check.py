@@ -4,8 +4,6 @@ Pyro only warns when a guide forgets a site, and silently trains the rest. The z
 guide once and refuses the pair with everything that is wrong with it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """Modules that own the parameters of plain functions with `pyro.param`, as models and guides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Temporary changes that are undone afterwards: parameter store, gradients, random streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ A batch contains each image several times. Any model and guide that work on a ba
 draw many particles in one pass, without particle plates of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pyro import poutine

@@ -5,8 +5,6 @@ from its prior when `images` is None. It declares its latent sites, so that guid
 and the contract tests can read them without running anything.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from contextlib import AbstractContextManager, nullcontext
@@ -85,7 +83,7 @@ class NamedModule(PyroModule):
     def _fresh_name(cls) -> str:
         return f"{cls.__name__}_{next(_instances)}"
 
-    def __deepcopy__(self, memo: dict) -> NamedModule:
+    def __deepcopy__(self, memo: dict) -> "NamedModule":
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin._rename()

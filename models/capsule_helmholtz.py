@@ -23,8 +23,6 @@ References:
     Dayan, Hinton, Neal & Zemel 1995, "The Helmholtz Machine".
 """
 
-from __future__ import annotations
-
 import math
 
 import pyro

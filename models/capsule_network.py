@@ -25,8 +25,6 @@ References:
     nothing beside the bounds of other models.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -35,8 +35,6 @@ References:
     special case. Welling, Rosen-Zvi & Hinton 2004, "Exponential Family Harmoniums": the families.
 """
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -1,7 +1,5 @@
 """Checks of arguments: labels, sizes and choices, each with a remedy in its error."""
 
-from __future__ import annotations
-
 from operator import index
 from typing import Any
 

@@ -48,8 +48,6 @@ References:
     (`capsule_zoo.models.baselines.conditional_autoencoder`).
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pyro.distributions as dist
@@ -312,7 +310,7 @@ class GenerativeCapsNet(RoutedByAddress):
         scatter(self.address.bias_out)
         self.activation = CapsuleNetworks(parts, length, hidden, self.maps)
 
-    def discretized(self) -> GenerativeCapsNet:
+    def discretized(self) -> "GenerativeCapsNet":
         """Return the model with the same parameters and one-hot kinds, for reporting."""
         return self.sharing_parameters(relaxed=False)
 

@@ -34,8 +34,6 @@ References:
     1 + t, costs standardized over parents and margin linear in epochs are not offered here.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Self
 

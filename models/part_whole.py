@@ -28,8 +28,6 @@ References:
     are ours.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pyro

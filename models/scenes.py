@@ -28,8 +28,6 @@ References:
     sets, and objects hide each other.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -199,7 +197,7 @@ class CountLaw(dist.TorchDistribution):
         slots = log_counts.shape[-1] - 1
         super().__init__(log_counts.shape[:-1], torch.Size([slots]), validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> CountLaw:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "CountLaw":
         shape = torch.Size(batch_shape)
         return CountLaw(self.log_counts.expand(*shape, -1), validate_args=False)
 
@@ -347,12 +345,12 @@ class Scenes(Model):
                 own.append(replace(site, name=f"slot_{slot}/{site.name}"))
         return tuple(own)
 
-    def discretized(self) -> Scenes:
+    def discretized(self) -> "Scenes":
         """Return the scene whose object model is discretized."""
         thing = self.thing.discretized()
         return self if thing is self.thing else self.sharing_parameters(thing=thing)
 
-    def with_enumerated_presences(self) -> Scenes:
+    def with_enumerated_presences(self) -> "Scenes":
         """Return the model with the same parameters that sums the presences out by enumeration.
 
         It is meant for guides that do not draw them, such as Pyro's AutoGuides and free form.
@@ -361,7 +359,7 @@ class Scenes(Model):
 
     def on_canvas(
         self, height: int, width: int, slots: int | None = None, rate: float | None = None
-    ) -> Scenes:
+    ) -> "Scenes":
         """Return the model with the same parameters for another canvas.
 
         Objects keep their size in pixels.
@@ -373,7 +371,7 @@ class Scenes(Model):
         space = ImageSpace((self.image_shape[0], height, width))
         return self.sharing_parameters(space=space).with_slots(slots or self.slots, rate)
 
-    def with_slots(self, slots: int, rate: float | None = None) -> Scenes:
+    def with_slots(self, slots: int, rate: float | None = None) -> "Scenes":
         """Return the model with the same parameters for another number of slots.
 
         Args:

@@ -38,8 +38,6 @@ References:
     program for sizes, the noise and the weight of the dummy.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Self

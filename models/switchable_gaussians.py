@@ -30,8 +30,6 @@ References:
     learned.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

@@ -11,8 +11,6 @@ a reader of its tests would look.
 A break that its file does not notice is a test that is missing.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

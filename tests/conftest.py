@@ -1,7 +1,5 @@
 """The start of every test: an empty parameter store, a fixed seed and no open figure."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

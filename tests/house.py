@@ -1,7 +1,5 @@
 """Measurements of the house: its size, and which file imports which. `make house` prints them."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 from collections import defaultdict

@@ -4,8 +4,6 @@ The capsule RBM is summed from its energy as the paper writes it. Models with bi
 listed state by state. A chain of single capsules has an exact recognition half in closed form.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Every break on purpose still fits the code that it breaks; see `breaks.py`."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

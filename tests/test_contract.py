@@ -4,8 +4,6 @@ Entries are made at the small sizes that they were registered with. To add a mod
 CONTRIBUTING.md; nothing has to be added here.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """The page on adding a model is correct: its example is one file, and needs no other edit."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

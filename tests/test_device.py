@@ -5,8 +5,6 @@
 Without the variable no test here needs an accelerator.
 """
 
-from __future__ import annotations
-
 import os
 
 import pyro

@@ -1,7 +1,5 @@
 """Every entry as Pyro's users know models: condition, do, loops by hand, infer_discrete."""
 
-from __future__ import annotations
-
 import pyro
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The wheel holds the whole zoo, imports run one way, and no file names somebody's machine."""
 
-from __future__ import annotations
-
 import ast
 import configparser
 import json

@@ -10,8 +10,6 @@ known by its numbers: every row is remembered with the split that it was read of
 clusters may be fitted to rows of training images only, and samples compared with others only.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterable

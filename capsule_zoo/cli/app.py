@@ -6,8 +6,6 @@ finite, too little memory) are reported in a line or two without a traceback. Th
 then 2.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from itertools import islice

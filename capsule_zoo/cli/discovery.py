@@ -1,7 +1,5 @@
 """The commands that show the zoo: `list`, `show`, `report`, `published`, and `--version`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

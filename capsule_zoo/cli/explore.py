@@ -1,7 +1,5 @@
 """The command `capsule-zoo explore`: write the explorer's notebook and show it in a browser."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.util import find_spec

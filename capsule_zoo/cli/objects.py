@@ -1,7 +1,5 @@
 """The commands that find objects: `segment` in a user's pictures, `parse` in scenes of points."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Code that commands share: their options, and functions that print results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The command `capsule-zoo reproduce`: run an experiment and write its record."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

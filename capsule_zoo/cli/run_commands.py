@@ -3,8 +3,6 @@
 The work is done in `capsule_zoo.runs`.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any

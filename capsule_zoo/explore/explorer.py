@@ -5,8 +5,6 @@ Pictures are `anywidget`s of a few lines of JavaScript, because ipywidgets lacks
 dropping of files. They work in Jupyter, Voila and other hosts without an extension.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -100,7 +98,7 @@ class Explorer(widgets.VBox):
     @classmethod
     def of(
         cls, source: str, data: str | None = None, data_root: str | Path | None = None
-    ) -> Explorer:
+    ) -> "Explorer":
         """Return an explorer of a run folder, trained weights, or an untrained entry.
 
         Args:

@@ -1,7 +1,5 @@
 """Writes the small notebook that builds the explorer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

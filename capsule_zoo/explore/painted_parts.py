@@ -1,7 +1,5 @@
 """What the explorer's views of models share whose parts paint the image."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion of tensors to PNG files for a browser, and of files to images for a model."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sources for the explorer: entries, weights and run folders, with images of their size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

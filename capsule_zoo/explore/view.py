@@ -6,8 +6,6 @@ as an object, a part or the request. Each handle has a few numbers. `change` set
 the frame [-1, 1]^2 of the image, x to the right and y downwards.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of entries and of experiments; matplotlib is imported when a picture is drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

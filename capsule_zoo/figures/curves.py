@@ -1,7 +1,5 @@
 """Curves of accuracy or error along a line of transformations, with standard errors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def accuracy_curves(
-    curves: Mapping[str, Mapping[float, Accuracy]], axis_label: str, chance: float
-) -> Figure:
+    curves: "Mapping[str, Mapping[float, Accuracy]]", axis_label: str, chance: float
+) -> "Figure":
     """Draw one curve per name, with error bars of one standard error.
 
     Args:
@@ -43,7 +41,7 @@ def accuracy_curves(
     return figure
 
 
-def number_curves(grids: Mapping[str, Mapping[str, Numbers]], axis_label: str) -> Figure:
+def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str) -> "Figure":
     """Draw a panel per quantity and a curve per name, with error bars where errors are known.
 
     Args:
@@ -70,7 +68,7 @@ def error_curves(
     trained: tuple[float, float],
     blank: Mapping[str, np.ndarray],
     axis_label: str,
-) -> Figure:
+) -> "Figure":
     """Draw a panel per kind of image and a curve per decoder, in a band of one standard error.
 
     Args:
@@ -100,7 +98,7 @@ def error_curves(
 
 
 def _curve(
-    axis: Axes,
+    axis: "Axes",
     places: Sequence[float],
     values: np.ndarray,
     errors: np.ndarray,
@@ -121,7 +119,7 @@ TICKS = {
 
 def qualities_in_time(
     runs: Mapping[str, Sequence[Mapping[str, tuple]]], goals: Mapping[str, Sequence[float]]
-) -> Figure:
+) -> "Figure":
     """Draw a panel per quality and a curve per name over minutes of a core, both on log scales.
 
     Args:
@@ -150,7 +148,7 @@ def qualities_in_time(
     return figure
 
 
-def _plain_numbers(*sides: Axis) -> None:
+def _plain_numbers(*sides: "Axis") -> None:
     """Write the numbers of logarithmic axes as they are, at the major ticks alone."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -161,7 +159,7 @@ def _plain_numbers(*sides: Axis) -> None:
 
 def changes(
     found: Mapping[str, Mapping[str, Mapping[str, tuple]]], motions: Sequence[str]
-) -> Figure:
+) -> "Figure":
     """Draw what motions of the image change: a column for each motion, a curve for each entry.
 
     Args:
@@ -199,13 +197,13 @@ def changes(
     return figure
 
 
-def climbs(paths: dict[str, Tensor]) -> Figure:
+def climbs(paths: dict[str, Tensor]) -> "Figure":
     """Draw the mean objective of several refinements, step by step."""
     curves = {name: (range(1, len(path) + 1), path) for name, path in paths.items()}
     return _on_log_scale(curves, "steps + 1", "objective (nats per image)", marker="")
 
 
-def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> "Figure":
     """Draw the held-out losses of training runs over their minutes, these on a log scale.
 
     Args:
@@ -217,7 +215,7 @@ def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     return figure
 
 
-def learning_curves(curves: pd.DataFrame, ylabel: str, marks: Mapping[str, tuple]) -> Figure:
+def learning_curves(curves: "pd.DataFrame", ylabel: str, marks: Mapping[str, tuple]) -> "Figure":
     """Draw the columns of a table over its index, the updates.
 
     Args:
@@ -233,7 +231,7 @@ def _on_log_scale(
     ylabel: str,
     marks: Mapping[str, tuple] = MappingProxyType({}),
     marker: str = ".",
-) -> Figure:
+) -> "Figure":
     """Draw curves (x, y) by name over a log scale, and points (x, y) as crosses."""
     figure, ((axis,),) = panels()
     for name, (x, y) in curves.items():

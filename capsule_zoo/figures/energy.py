@@ -3,8 +3,6 @@
 Images may be standard scores: pictures are drawn on a scale on which the given images span [0, 1].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
+def fields(entry: "Entry", images: Tensor, seed: int = 0) -> "Figure":
     """Draw the effect of each capsule of an RBM on the mean image when only this capsule is on.
 
     Red means more ink than with all capsules off, blue means less. Each capsule has its own scale.
@@ -38,7 +36,7 @@ def fields(entry: Entry, images: Tensor, seed: int = 0) -> Figure:
 
 
 @torch.no_grad()
-def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figure:
+def sums(entry: "Entry", images: Tensor, digits: int = 4, terms: int = 9) -> "Figure":
     """Draw images as sums of capsules: the strongest capsules' fields and the mean image so far.
 
     Each capsule adds its field to the visible biases (red for more ink, blue for less). Capsules
@@ -61,7 +59,7 @@ def sums(entry: Entry, images: Tensor, digits: int = 4, terms: int = 9) -> Figur
 
 
 @torch.no_grad()
-def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figure:
+def gibbs(entry: "Entry", images: Tensor, steps: int = 50, seed: int = 0) -> "Figure":
     """Draw ancestral samples of a Helmholtz machine above the results of its own Gibbs chain."""
     with seeded(seed):
         drawn = poutine.trace(entry.model).get_trace(batch_size=12).nodes
@@ -74,7 +72,7 @@ def gibbs(entry: Entry, images: Tensor, steps: int = 50, seed: int = 0) -> Figur
     return image_rows(rows, "Ancestral draws, and Gibbs chains from them")
 
 
-def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> Figure:
+def spectra(rows: Mapping[str, np.ndarray], labels: np.ndarray, each: int = 100) -> "Figure":
     """Draw the features of images, class by class: a strip for each of up to `each` images.
 
     Args:

@@ -3,8 +3,6 @@
 `reconstruct` is `capsule_zoo.inference.reconstruct`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ def panels(
     size: tuple[float, float] = (6, 3.5),
     margin: tuple[float, float] = (0, 0),
     **shared: Any,
-) -> tuple[Figure, np.ndarray]:
+) -> "tuple[Figure, np.ndarray]":
     """Return a figure and its axes (rows, columns), each of a size in inches, in a margin."""
     from matplotlib import pyplot as plt
 
@@ -32,7 +30,7 @@ def panels(
     return plt.subplots(rows, columns, **shared)
 
 
-def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> Figure:
+def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None) -> "Figure":
     """Draw a labeled row of pictures per item, (N, C, H, W) or (N, H, W, 3), in [0, 1]."""
     pictures = {name: _as_pictures(images) for name, images in rows.items()}
     columns = max(len(images) for images in pictures.values())
@@ -50,7 +48,7 @@ def image_rows(rows: Mapping[str, Tensor | np.ndarray], title: str | None = None
     return figure
 
 
-def heat_maps(tables: Mapping[str, pd.DataFrame], across: str, down: str) -> Figure:
+def heat_maps(tables: "Mapping[str, pd.DataFrame]", across: str, down: str) -> "Figure":
     """Draw a panel of colored numbers for each table, with empty cells where one is missing.
 
     Args:
@@ -67,7 +65,7 @@ def heat_maps(tables: Mapping[str, pd.DataFrame], across: str, down: str) -> Fig
     return figure
 
 
-def _heat_map(axis: Any, table: pd.DataFrame) -> None:
+def _heat_map(axis: Any, table: "pd.DataFrame") -> None:
     values = table.to_numpy(float)
     image = axis.imshow(values, cmap="viridis", aspect="auto")
     for (row, column), value in np.ndenumerate(values):

@@ -5,8 +5,6 @@ trained weights say which entry they are about. The registration of an experimen
 it opens the section of its model.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -50,8 +48,8 @@ class Finding:
     command: str
     record: dict | None
     about: str
-    figures: list[Picture] = field(default_factory=list)
-    lead: Picture | None = None
+    figures: "list[Picture]" = field(default_factory=list)
+    lead: "Picture | None" = None
     is_comparison: bool = False
 
     @property
@@ -93,7 +91,7 @@ class Family:
 
     story: Story
     entries: list[Description]
-    lead: Picture | None = None
+    lead: "Picture | None" = None
     comparison: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
     goals: list[Goal] = field(default_factory=list)
@@ -226,7 +224,7 @@ def drop_repeated(family: Family) -> None:
             seen.add(digest(figure))
 
 
-def digest(shown: Picture) -> str:
+def digest(shown: "Picture") -> str:
     """Return a digest that is equal for pictures that look the same."""
     return hashlib.sha256(shown.uri.encode()).hexdigest()
 

@@ -10,8 +10,6 @@ ratios. In a line of text `<!-- value: part-whole/classify probe_parts --><!-- e
 number with its error.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import math
 import re
@@ -71,7 +69,7 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     return "\n".join([*parts, made, ""])
 
 
-def _grid(grid: Grid, metrics: Mapping[str, Metric]) -> str:
+def _grid(grid: "Grid", metrics: Mapping[str, Metric]) -> str:
     """Return a grid as a Markdown table, whose last row tells how many images or runs there are."""
     lines = [
         [in_words(row), *(_cell(metrics, grid.names.get((row, column))) for column in grid.columns)]

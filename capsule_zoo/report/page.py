@@ -1,7 +1,5 @@
 """The report page, rendered from the gallery with the template `page.html`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -5,8 +5,6 @@ percentages are fractions there, as in the records. A row says of what kind the 
 a comparison of like with like can be reached.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ The docstring of every model module has the same structure: a line with the name
 the story, the generative process in pseudo-code, further text, and the references.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from dataclasses import dataclass

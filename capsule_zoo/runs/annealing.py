@@ -5,8 +5,6 @@
 on the same images.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -136,7 +134,7 @@ def start_of(entry: Entry, guide: nn.Module, steps: int, modes: int, seed: int) 
     return SemiAmortized(entry.guide, steps, fit=gauss_newton, modes=modes, seed=seed)
 
 
-def losses(own: InferenceData, lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
+def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> dict[str, Any]:
     """Return a guide's elbo and iwae, and how far they lie under bounds on log p(image), (images,).
 
     Also its ess, pareto_k and names.

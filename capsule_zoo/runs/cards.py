@@ -9,8 +9,6 @@ classifier. It is cheap and the same for all entries of a kind, so it can be mea
 any change of the code.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

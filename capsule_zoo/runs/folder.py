@@ -15,8 +15,6 @@ after training has ended. Nothing is written earlier, so a refused command leave
 was.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@
 Each refuses an entry for which its number is meaningless, and names the right command.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from math import hypot
@@ -227,7 +225,7 @@ def guides_of(entry: Entry) -> list[str]:
 
 def _tuned(
     entry: Entry, name: str, data: Dataset, images: Tensor, settings: dict[str, Any]
-) -> nn.Module:
+) -> "nn.Module":
     """Return the entry's guide, or another one, tuned on training images or fitted to `images`."""
     if name == entry.default_guide:
         return entry.guide

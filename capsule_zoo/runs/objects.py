@@ -1,7 +1,5 @@
 """The objects of a user's pictures and of scenes of points, from files into files."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 from pathlib import Path

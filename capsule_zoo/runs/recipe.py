@@ -7,8 +7,6 @@
 `config.json` of a run folder is a recipe, and so is a part of the card of trained weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
@@ -71,7 +69,7 @@ class Recipe:
         """Return the contents of `config.json`."""
         return {k: v for k, v in vars(self).items() if k != "modules" or self.modules}
 
-    def differences(self, other: Recipe) -> dict[str, tuple[Any, Any]]:
+    def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Return the fields, and the sizes one by one, in which another recipe differs.
 
         Returns:

@@ -5,8 +5,6 @@ directed. A chain alternates recognition of all layers and generation from the t
 are the machine's only if recognition equals the posterior.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

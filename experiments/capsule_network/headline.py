@@ -5,8 +5,6 @@ shifted by up to 4 pixels, as in the paper's MultiMNIST. Its files have more pai
 epoch has new ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

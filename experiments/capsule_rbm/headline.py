@@ -3,8 +3,6 @@
 `beside-rbm` compares it with a plain RBM of as many hidden units, in equal updates and equal time.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import partial

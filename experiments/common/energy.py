@@ -5,8 +5,6 @@ images are binarized again whenever they are seen, so that no machine can memori
 binarization. (The paper trains on gray pixels and gives no likelihood.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers with standard errors, and pictures, for the results of several experiments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar

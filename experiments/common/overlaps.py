@@ -5,8 +5,6 @@ the capsule of that digit's class. A convolutional network with as many paramete
 only (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,7 +81,7 @@ def different_pairs(split: Split, scatter: Callable[..., Tensor], seed: int) -> 
     return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
 
 
-def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
+def taken_out(entry: Entry, pairs: Pairs) -> "tuple[Numbers, Figure]":
     """Draw single capsules of overlays with the guide's `take_out`.
 
     Returns:

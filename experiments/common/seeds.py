@@ -1,7 +1,5 @@
 """One training from several seeds: the same length, on one thread of torch or on several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace

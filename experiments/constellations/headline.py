@@ -6,8 +6,6 @@ unlabeled scenes, as in the published constellation autoencoder (Kosiorek et al.
 the noise sigma on the templates: 0, 01 for 0.1 and 025 for 0.25.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -165,7 +163,7 @@ def _expected(group: Group) -> list[tuple[float, float, float]]:
 
 
 @torch.no_grad()
-def two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
+def two_readings(law: SceneLaw, scenes: Scenes) -> "Figure":
     """Draw scenes whose two likeliest readings are most nearly as likely as each other."""
     first, second = Matchings.empty(scenes.points), Matchings.empty(scenes.points)
     ratio = torch.zeros(len(scenes))
@@ -340,7 +338,7 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
 
 def _parsed(
     entry: Entry, drawn: Scenes, proposals: int, sigma: float
-) -> tuple[dict[str, dict[str, Number]], Figure]:
+) -> "tuple[dict[str, dict[str, Number]], Figure]":
     """Return all measures of all guides on scenes, and a picture."""
     network = entry.guide_of(AmortizedMatching)
     exact = entry.model.double()

@@ -6,8 +6,6 @@ log p(image), a prior to draw from, and a posterior over the angle of an image. 
 VAE, with the same encoder, is compared with the capsules.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +93,7 @@ def mnist(options: Options, **settings: Any) -> Result:
 
 
 @torch.no_grad()
-def dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
+def dreams(entry: Entry, requests: Tensor, seed: int) -> "Figure":
     """Draw samples of the prior, each under every request (points, parameters)."""
     pyro.set_rng_seed(seed)
     codes = {name: law.sample((DREAMS,)) for name, law in entry.model.prior().items()}
@@ -106,7 +104,7 @@ def dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
     return image_rows(rows, "Draws from the prior, each requested at every 36 degrees")
 
 
-def turned_back(entry: Entry, images: Tensor, seed: int) -> Figure:
+def turned_back(entry: Entry, images: Tensor, seed: int) -> "Figure":
     """Draw images, the turned images, and these turned back by the inferred angles."""
     given, _, found = turned(entry, images, seed)
     rows = {"test image": images, "as given": given}

@@ -18,8 +18,6 @@ is the length alone. `variants` has what the article also tried: a code of 128 n
 addresses, its first attempt, which failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -450,7 +448,7 @@ def as_table(tables: Mapping[str, Table]) -> pd.DataFrame:
     return pd.DataFrame(columns).drop(index="blank")
 
 
-def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:
+def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> "Figure":
     """Draw the errors along one line, with a panel for each rare class."""
     units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
     titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}
@@ -464,7 +462,7 @@ def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line
 
 
 @torch.no_grad()
-def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
+def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> "Figure":
     """Draw a digit 4 as requested along the first line, and as every decoder renders it."""
     requests = some_requests(data, protocol)
     images = of_class(data, RARE[0])[:1].expand(len(requests), -1, -1, -1)
@@ -476,7 +474,7 @@ def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> 
 
 
 @torch.no_grad()
-def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
+def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> "Figure":
     """Draw the first ten codes with a single unit, or a single kind, along the first line.
 
     A unit has its largest value on test images; a kind is certain, and its pose is zero.

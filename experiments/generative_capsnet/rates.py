@@ -5,8 +5,6 @@ Errors are means over validation images of both rare classes, and test images ch
 rate to take is the one with the lowest error inside the range of training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The requests of the experiments on generative CapsNets: families, ranges, and lines to test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Matrix capsules on MNIST: test error, votes, and poses that are drawn (Hinton et al. 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from typing import Any

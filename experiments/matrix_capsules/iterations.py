@@ -5,8 +5,6 @@ multiplies small differences between parents, and the gradients with them. With 
 the responsibilities are proportional to (a N)^power (see `capsule_zoo.guides.routing`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -7,8 +7,6 @@ and measured several times during training, more often at the start. All errors 
 lowest familiar error that both networks reach, on the straight line between two measurements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -13,8 +13,6 @@ win. Each kind then has an upright of its own. An image is read by every kind at
 this kind explains its parts best.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -224,7 +222,7 @@ def rotated(split: Split, degrees: float) -> Split:
     return replace(split, images=torch.cat(images))
 
 
-def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> Figure:
+def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> "Figure":
     """Draw accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
@@ -241,7 +239,7 @@ def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) 
 
 
 @torch.no_grad()
-def parts_of(entry: Entry, data: Dataset) -> Figure:
+def parts_of(entry: Entry, data: Dataset) -> "Figure":
     """Draw three test digits at four turns, and the parts that are found, each in its color."""
     digits = data.test.images[:3].repeat_interleave(4, 0)
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)

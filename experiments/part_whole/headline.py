@@ -1,7 +1,5 @@
 """The experiments of the part-whole paper (Smith et al. 2020), and a short run on digits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Hidden halves of digits, filled in by part-whole capsules, by a VAE and from training images."""
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING
 
@@ -149,7 +147,7 @@ LABELS = {
 }
 
 
-def draw(images: Tensor, observed: Tensor, found: dict[str, FilledIn]) -> Figure:
+def draw(images: Tensor, observed: Tensor, found: dict[str, FilledIn]) -> "Figure":
     """Draw twelve digits: whole, half hidden, and filled in by each."""
     seen = hide(images, observed).nan_to_num(nan=SHOWN)
     rows = {"image": images[:12], "observed": seen[:12]}

@@ -1,7 +1,5 @@
 """Samples of the prior of part-whole capsules, and how much of a parse its objects predict."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -246,7 +244,7 @@ LABELS = {
 }
 
 
-def draw(rows: dict[str, Tensor]) -> Figure:
+def draw(rows: dict[str, Tensor]) -> "Figure":
     """Draw twelve of each kind next to real digits."""
     shown = {label: rows[name][:12] for name, label in LABELS.items()}
     return image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")

@@ -1,7 +1,5 @@
 """A race of test-time inference: scheduled steps against plain Adam, to the same objective."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

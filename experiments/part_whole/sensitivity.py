@@ -1,7 +1,5 @@
 """How much part-whole capsules depend on their settings, on their start, and on a third level."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A pair that does not start draws nothing: its parts lie outside the image, and i
 loss of a blank canvas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Part-whole capsules that were trained on shifted digits, on affine changes and rotations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

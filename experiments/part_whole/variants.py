@@ -1,7 +1,5 @@
 """Part-whole capsules under other likelihoods and objectives, on images of clothes and in color."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace

@@ -8,8 +8,6 @@ only through the capsule of the digit's class, for which the margin loss asks. W
 loss bounds log p(digit). A pair is an image and the one before it, shifted by up to 4 pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -14,8 +14,6 @@ References:
     Eslami et al. 2016 (arXiv 1603.08575); pyro.ai/examples/air.html, and examples/air of Pyro.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

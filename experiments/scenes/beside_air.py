@@ -1,7 +1,5 @@
 """How fast scenes and AIR learn to count the digits of the same pictures, in one run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

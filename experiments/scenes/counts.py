@@ -4,8 +4,6 @@ A public program of AIR, addtt/attend-infer-repeat-pytorch, counts .983 of scene
 right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, section 3.1).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Every row has a model of its own, trained with its guide: one that finds no objects teaches none.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What each way of reading a scene is worth, with one set of weights: sweeps and narrow slots."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

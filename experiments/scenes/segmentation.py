@@ -5,8 +5,6 @@ MONet and slot attention: Locatello et al. 2020 (arXiv 2006.15055), table 1, hav
 multi-dSprites and .995 on Tetrominoes. Our data follow theirs but are our own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shape codes on shifted digits, tested on digits under affine maps, which training never saw."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,7 +150,7 @@ def accuracy(seen: Seen, test: Split) -> Number:
     return mean_and_error((seen.answers == test.labels).double())
 
 
-def draw(images: Tensor, motions: Tensor) -> Figure:
+def draw(images: Tensor, motions: Tensor) -> "Figure":
     """Draw digits as they are given, and as they are read."""
     moved = transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
     rows = {"given": images, "as read": moved}

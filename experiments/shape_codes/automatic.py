@@ -1,7 +1,5 @@
 """Pyro's automatic guides to shape codes, with the kind of the object summed out by the model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Shape codes on scikit-learn's digits, from images on: all levels in one short run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Shape codes on published parts: prior samples, classes without labels, and turned digits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -176,13 +174,13 @@ def mnist(
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> list[Object]:
+def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> "list[Object]":
     """Infer the objects of training and test sets."""
     both = sets.train.images, sets.test.images
     return [read_objects(guide, images, chosen.temperature) for images in both]
 
 
-def in_short(read: list[Object], sets: Dataset) -> Numbers:
+def in_short(read: "list[Object]", sets: Dataset) -> Numbers:
     """Measure the classes that are found in training and test sets."""
     return classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels])
 
@@ -227,7 +225,7 @@ def over_seeds(first: Numbers, again: Sequence[Numbers]) -> dict[str, Numbers]:
 
 
 def in_all_ways(
-    entry: Entry, data: Dataset, sets: Dataset, read: list[Object], chosen: Settings, seed: int
+    entry: Entry, data: Dataset, sets: Dataset, read: "list[Object]", chosen: Settings, seed: int
 ) -> Numbers:
     """Measure what objects lose of the images, linear probes, and turned digits.
 

@@ -1,7 +1,5 @@
 """Two digits in a scene: which parts belong to which, and which classes the two objects have."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

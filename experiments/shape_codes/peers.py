@@ -1,7 +1,5 @@
 """Shape codes beside what is like them: real digits, VAEs with a fitted prior, and k-means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

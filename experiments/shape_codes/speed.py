@@ -1,7 +1,5 @@
 """Time to quality: how long training takes until digits are read, and until samples look right."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Stacked capsule autoencoders on MNIST, next to part-whole capsules, and without its terms."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ validation images is trained from all seeds. The network without capsules makes 
 minutes, so it is trained a third time, for the updates of the capsules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial

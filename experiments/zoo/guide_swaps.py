@@ -9,8 +9,6 @@ Models of binary pixels are measured on images binarized once, with seed 0. The 
 published ones where there are any; other models are trained first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -11,8 +11,6 @@ Chains are accepted if R-hat of every coordinate and of its square is below 1.01
 sample size is above 10,000. The files keep 4,000 draws, spread evenly, and the moments of all.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ If routings were interchangeable inference, all readings of one trained network 
 they are a part of the function that was learned, only the diagonal of the square is good.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ than the mean of the training images, which is the best constant image. A classi
 it is right more often than not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -10,8 +10,6 @@ References:
     equivalence" (CVPR), sections 3 and 4: the linear map, fitted on other images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

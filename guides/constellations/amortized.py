@@ -19,8 +19,6 @@ References:
     section 4.1; Lee et al. 2019, "Set Transformer" (arXiv 1810.00825).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator
@@ -141,7 +139,7 @@ class AmortizedMatching(MatchingGuide):
         own = sizes.width, sizes.heads, sizes.blocks, sizes.inducing
         self.transformer = SetTransformer(3 * model.law().most, len(model.sizes), sizes.width, *own)
 
-    def with_proposals(self, proposals: int) -> AmortizedMatching:
+    def with_proposals(self, proposals: int) -> "AmortizedMatching":
         """Return a guide with the same network, whose `parse` compares this many shares."""
         check_at_least(1, proposals=proposals)
         return self.sharing_parameters(proposals=proposals)

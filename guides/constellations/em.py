@@ -15,8 +15,6 @@ References:
     Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), sections 3 and 4; Sinkhorn & Knopp 1967.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -103,7 +101,7 @@ class Corners(NamedTuple):
     clutter: int
 
     @classmethod
-    def of(cls, law: SceneLaw, objects: tuple[int, ...], clutter: int, like: Tensor) -> Corners:
+    def of(cls, law: SceneLaw, objects: tuple[int, ...], clutter: int, like: Tensor) -> "Corners":
         """Return the corners of these objects, in the precision of `like`."""
         templates = [law.templates[k] for k in objects]
         owner = [i for i, template in enumerate(templates) for _ in range(len(template))]

@@ -5,8 +5,6 @@ are independent given which points each of them takes, so that all matchings are
 recursion over objects; see `exact_cover`. Both are in `models.blocks`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class Matchings:
     log_evidence: Tensor
 
     @classmethod
-    def empty(cls, points: Tensor) -> Matchings:
+    def empty(cls, points: Tensor) -> "Matchings":
         """Return matchings of all points to clutter, with evidence zero."""
         nothing = torch.full(points.shape[:2], -1, device=points.device)
         return cls(nothing, nothing.clone(), points.new_full(points.shape[:1], -torch.inf))

@@ -9,8 +9,6 @@ whatever is drawn, but for the quadrature of poses. `parse` names the object and
 point.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

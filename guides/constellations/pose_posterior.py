@@ -6,8 +6,6 @@ lines. This law can be drawn from, and its density is known, exactly. It differs
 by about 0.00002 nats.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +65,7 @@ class SimilarityPosterior(dist.TorchDistribution):
         self.total = self.mass.sum(-1)
         super().__init__(there.shape, torch.Size([4]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> SimilarityPosterior:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "SimilarityPosterior":
         center, spread, cross = (t.expand(batch_shape) for t in self.fit[:3])
         fit = Fit(center, spread, cross, self.fit.number)
         there = self.there.expand(batch_shape)
@@ -164,7 +162,7 @@ class ObjectPoses(dist.TorchDistribution):
         self.dtype = dtype
         super().__init__(laws[0].batch_shape, torch.Size([len(laws), 4]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ObjectPoses:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "ObjectPoses":
         return ObjectPoses([law.expand(torch.Size(batch_shape)) for law in self.laws], self.dtype)
 
     def rsample(self, sample_shape: torch.Size = NO_SHAPE) -> Tensor:

@@ -9,8 +9,6 @@ References:
     Fischler & Bolles 1981; Nazabal, Tsagkas & Williams 2021 (arXiv 2103.06676), section 4.3.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

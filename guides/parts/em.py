@@ -16,8 +16,6 @@ References:
     van der Wilk 2020 (arXiv 2004.03553).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,7 +58,7 @@ class EMObjects:
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
-    def build(self, model: PartWholeCapsules, law: str) -> EMObjects:
+    def build(self, model: PartWholeCapsules, law: str) -> "EMObjects":
         """Return the object itself, which serves any model."""
         return self
 

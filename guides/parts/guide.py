@@ -9,8 +9,6 @@ Such a guide is made of two objects, and to change one of them is to change one 
 Either way what stands above sees the image only through the parts that were drawn.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from types import MappingProxyType

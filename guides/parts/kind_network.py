@@ -1,7 +1,5 @@
 """Objects of every kind from parts by a network, for shape codes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,7 +35,7 @@ class KindProposals(NamedTuple):
     pose_scale: Tensor | None = None
     code_scale: Tensor | None = None
 
-    def points(self) -> KindProposals:
+    def points(self) -> "KindProposals":
         """Return the centers alone."""
         return KindProposals(self.pose, self.code)
 
@@ -80,7 +78,7 @@ class KindNetwork:
     def __post_init__(self) -> None:
         check_at_least(1, width=self.width, hidden=self.hidden)
 
-    def build(self, model: ShapeCodes, law: str) -> ReadKinds:
+    def build(self, model: ShapeCodes, law: str) -> "ReadKinds":
         """Return a new network; where `law` is "delta" it computes centers alone."""
         return ReadKinds(self, model, law)
 

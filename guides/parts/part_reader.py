@@ -14,8 +14,6 @@ References:
     Encoder and sizes after Kosiorek et al. 2019 (arXiv 1906.06818), appendix.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -93,7 +91,7 @@ class PartReader:
 
     def build(
         self, image_shape: tuple[int, int, int], parts: int, outputs: int = OUTPUTS
-    ) -> PartNetwork:
+    ) -> "PartNetwork":
         """Return a new network that reads this number of parts off images (C, H, W).
 
         Args:

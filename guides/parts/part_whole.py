@@ -12,8 +12,6 @@ References:
     Kosiorek et al. 2019 (arXiv 1906.06818), appendix.
 """
 
-from __future__ import annotations
-
 import pyro
 from pyro.nn import PyroModule
 from torch import Tensor, nn

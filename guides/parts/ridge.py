@@ -20,8 +20,6 @@ References:
     `capsule_zoo.models.shape_codes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -54,7 +52,7 @@ class RidgeKinds:
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
-    def build(self, model: ShapeCodes, law: str) -> RidgeKinds:
+    def build(self, model: ShapeCodes, law: str) -> "RidgeKinds":
         """Return the object itself, which serves any model."""
         return self
 

@@ -16,8 +16,6 @@ References:
     `capsule_zoo.models.shape_codes`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pyro

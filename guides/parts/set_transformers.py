@@ -11,8 +11,6 @@ References:
     (arXiv 1906.06818), appendix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -69,7 +67,7 @@ class TransformerSizes:
 class SetTransformers(TransformerSizes):
     """The settings of the set transformers that infer each level from the level below."""
 
-    def build(self, model: PartWholeCapsules, law: str) -> SetTransformerParents:
+    def build(self, model: PartWholeCapsules, law: str) -> "SetTransformerParents":
         """Return new networks for the levels of a model."""
         return SetTransformerParents(self, model.levels)
 

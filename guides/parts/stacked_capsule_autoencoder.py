@@ -28,8 +28,6 @@ References:
     Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818), sections 2.1 to 2.3 and the appendix.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import pyro
@@ -60,7 +58,7 @@ class NoisyLogit(dist.Uniform):
         self.width = width
         super().__init__(logits - width / 2, logits + width / 2, validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> NoisyLogit:
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> "NoisyLogit":
         """Return the same law with more batch dims."""
         return NoisyLogit(self.logits.expand(batch_shape), self.width)
 
@@ -78,7 +76,7 @@ class SureLogit(dist.Delta):
         self.logits = logits
         super().__init__(logits)
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> SureLogit:
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> "SureLogit":
         """Return the same law with more batch dims."""
         return SureLogit(self.logits.expand(batch_shape))
 

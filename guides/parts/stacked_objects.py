@@ -16,8 +16,6 @@ References:
     EM on votes: Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -80,7 +78,7 @@ class PerceptronObjects:
         if self.spread is not None:
             check_positive(spread=self.spread)
 
-    def build(self, model: StackedCapsuleAutoencoder, law: str) -> ReadObjects:
+    def build(self, model: StackedCapsuleAutoencoder, law: str) -> "ReadObjects":
         """Return a new network for the objects and parts of the model."""
         return ReadObjects(self, model)
 
@@ -129,7 +127,7 @@ class SetTransformerObjects(TransformerSizes):
 
     width: int = 64
 
-    def build(self, model: StackedCapsuleAutoencoder, law: str) -> TransformedObjects:
+    def build(self, model: StackedCapsuleAutoencoder, law: str) -> "TransformedObjects":
         """Return a new network for the objects and parts of the model."""
         return TransformedObjects(self, model)
 
@@ -169,7 +167,7 @@ class EMConstellations:
     def __post_init__(self) -> None:
         check_at_least(1, iterations=self.iterations)
 
-    def build(self, model: StackedCapsuleAutoencoder, law: str) -> RoutedObjects:
+    def build(self, model: StackedCapsuleAutoencoder, law: str) -> "RoutedObjects":
         """Return the EM steps for the objects of the model."""
         return RoutedObjects(self.iterations, model)
 

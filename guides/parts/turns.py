@@ -12,8 +12,6 @@ bound. If the model is invariant under the turns, the guide is equivariant under
 untrained.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

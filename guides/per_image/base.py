@@ -1,7 +1,5 @@
 """The base of guides that have parameters of their own for every image, in place of a network."""
 
-from __future__ import annotations
-
 from typing import Self
 
 import torch

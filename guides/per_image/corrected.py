@@ -13,8 +13,6 @@ References:
     (arXiv 1802.02550), for one normal site; corrections to laws of several sites are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -80,18 +78,18 @@ class Corrected(PerImageGuide):
     def covers(self) -> tuple[str, ...]:
         return self._start[0].covers
 
-    def discretized(self) -> Corrected:
+    def discretized(self) -> "Corrected":
         """Return the guide with the same parameters for the model's `discretized()`."""
         return self._to(self._start[0].discretized())
 
-    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> Corrected:
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "Corrected":
         """Return a guide with the same parameters for missing pixels.
 
         Only the guide that is corrected sees `fill`.
         """
         return self._to(self._start[0].with_missing_pixels(fill))
 
-    def _to(self, start: Guide) -> Corrected:
+    def _to(self, start: Guide) -> "Corrected":
         if start is self._start[0]:
             return self
         families = families_of(start.model)

@@ -21,8 +21,6 @@ References:
     Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553), for part-whole capsules.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 
@@ -110,7 +108,7 @@ class FreeForm(PerImageGuide):
                 rows = torch.randn(*scale.shape, rank).to(scale.detach())
                 self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
-    def discretized(self) -> FreeForm:
+    def discretized(self) -> "FreeForm":
         """Return the guide with the same parameters for the model's `discretized()`."""
         model = self.model.discretized()
         if model is self.model:

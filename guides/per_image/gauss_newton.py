@@ -14,8 +14,6 @@ rule. Several modes are a mixture, sum_m w_m q_m, whose weights change as sites 
 matrix of the log joint density.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -77,7 +75,7 @@ class GaussNewton(PerImageGuide):
         flat = like.new_zeros(number) if log_weights is None else log_weights.flatten()
         self.logits[MODES] = by_image(flat)
 
-    def discretized(self) -> GaussNewton:
+    def discretized(self) -> "GaussNewton":
         """Return the guide with the same parameters for the model's `discretized()`."""
         model = self.model.discretized()
         if model is self.model:

@@ -5,8 +5,6 @@
 With this guide a function of pairs, such as `intervene`, begins at these values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pyro.distributions as dist
@@ -42,7 +40,7 @@ class KnownLatents(Guide[Model]):
             )
         self.values = {name: values[name] for name in names}
 
-    def discretized(self) -> KnownLatents:
+    def discretized(self) -> "KnownLatents":
         """Return the guide with the same values for the model's `discretized()`."""
         return KnownLatents(self.model.discretized(), self.values)
 

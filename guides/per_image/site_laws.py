@@ -7,8 +7,6 @@
 out where the support is the reals already.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -23,8 +23,6 @@ References:
     attention also masks what is left to explain.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

@@ -13,8 +13,6 @@ With the divergences KL(q || p) in place of -log v_s, which have less noise, the
 more: a test holds a case in which its mean exceeds log p.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from contextlib import ExitStack
@@ -125,7 +123,7 @@ class Chosen(dist.TorchDistribution):
     def support(self) -> Any:
         return self.prior.support
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Chosen:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "Chosen":
         return self
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
@@ -178,7 +176,7 @@ class SubsetLaw(dist.TorchDistribution):
         shape = torch.Size((*log_weight.shape[:-1], *inner))
         super().__init__(shape, rows.shape[-1:], validate_args=False)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> SubsetLaw:
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "SubsetLaw":
         return self
 
     @torch.no_grad()

@@ -19,8 +19,6 @@ References:
     Variational Inference and Learning in Belief Networks" (arXiv 1402.0030), for the baseline.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Self
 

@@ -19,8 +19,6 @@ References:
     "Invariant Slot Attention" (arXiv 2302.04973).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -8,8 +8,6 @@
 `unit` is the usual size of an object for x and y, and 1 for all else.
 """
 
-from __future__ import annotations
-
 from typing import Self
 
 import pyro

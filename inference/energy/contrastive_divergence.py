@@ -28,8 +28,6 @@ References:
     is a square about a target).
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """The exact log Z of capsule RBMs, by a sum over every state of one side that is small enough."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -15,8 +15,6 @@ References:
     Conservative Estimates of MRF Log-likelihood Using Reverse Annealing": the reverse direction.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import NamedTuple

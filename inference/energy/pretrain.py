@@ -11,8 +11,6 @@ References:
     Li & Zhu 2019, "Capsule Generative Models" (ICANN).
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -8,8 +8,6 @@ that vanishes at beta = 1:
 At beta = 0 pixels and capsules are independent and log Z is known; at beta = 1 it is the machine.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

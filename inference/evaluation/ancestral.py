@@ -10,8 +10,6 @@ The values of given sites come from the guide: a draw of every site, or the mean
 All functions use the discrete model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Check whether the log weight of a pair is a bound, and name the bounded quantity."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pyro.distributions import Unit

@@ -20,8 +20,6 @@ References:
     Joint Distribution Tests of Posterior Simulators".
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

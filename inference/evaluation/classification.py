@@ -5,8 +5,6 @@
 >>> error_rate(model, guide, fgsm(model, split, epsilon=0.05))               # under attack
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 

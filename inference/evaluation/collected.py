@@ -4,8 +4,6 @@ A model's plates name the dims of its sites: a pose of every part in every image
 (chain, draw, image, parts, coordinate).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Comparison of several pairs of a model and a guide, on the same images with the same seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +43,7 @@ class Comparison(pd.DataFrame):
     """
 
     @property
-    def _constructor(self) -> type[Comparison]:
+    def _constructor(self) -> "type[Comparison]":
         return Comparison
 
     def __str__(self) -> str:
@@ -53,7 +51,7 @@ class Comparison(pd.DataFrame):
         shown = self.dropna(axis=1, how="all").drop(columns="is_bound", errors="ignore")
         return shown.round(2).to_string(na_rep="")
 
-    def draw(self, figure: Figure | None = None) -> Figure:
+    def draw(self, figure: "Figure | None" = None) -> "Figure":
         """Draw ELBO and IWAE of each row with two standard errors, and MAP objectives separately.
 
         Raises:
@@ -165,7 +163,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _draw_bounds(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_bounds(axes: "Axes", table: pd.DataFrame) -> None:
     height = np.arange(len(table))[::-1]
     particles = table.attrs.get("num_particles")
     labels = {"elbo": "ELBO", "iwae": f"IWAE-{particles}" if particles else "IWAE"}
@@ -180,13 +178,13 @@ def _draw_bounds(axes: Axes, table: pd.DataFrame) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
 
 
-def _draw_points(axes: Axes, table: pd.DataFrame) -> None:
+def _draw_points(axes: "Axes", table: pd.DataFrame) -> None:
     height = np.arange(len(table))[::-1]
     axes.plot(table["map_objective"], height, "x", color="0.4")
     _finish(axes, table, height, "MAP objective, no bound: not comparable with the above")
 
 
-def _finish(axes: Axes, table: pd.DataFrame, height: np.ndarray, label: str) -> None:
+def _finish(axes: "Axes", table: pd.DataFrame, height: np.ndarray, label: str) -> None:
     axes.set_yticks(height, table.index)
     axes.set_ylim(-0.6, len(table) - 0.4)
     axes.set_xlabel(label)

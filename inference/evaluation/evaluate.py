@@ -6,8 +6,6 @@
 >>> idata.to_netcdf("evaluation.nc")
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from operator import index
@@ -53,7 +51,7 @@ def evaluate(
     draws: int = 4,
     log_likelihood: bool = False,
     batch_size: int = 512,
-) -> InferenceData:
+) -> "InferenceData":
     """Compute the importance weights of a guide's draws under the model, image by image.
 
     Args:

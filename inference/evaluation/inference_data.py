@@ -5,8 +5,6 @@ Both consist of one `xarray.Dataset` for each group. Pareto smoothing has moved 
 versions, and its sign has changed.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ _FEWEST_DRAWS = 25  # with fewer, the tail is too short for a Pareto law to be f
 Variables = dict[str, tuple[list[str], np.ndarray]]
 
 
-def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> InferenceData:
+def inference_data(groups: dict[str, Variables], attributes: dict[str, Any]) -> "InferenceData":
     """Make an InferenceData (a DataTree from arviz 1.0 on) with the given groups.
 
     Every dim gets the coordinates 0, 1, ... A slash in a name, as in `slot_0/image_code`, becomes a

@@ -4,8 +4,6 @@ Several draws of the guide are combined by their weights. The number of objects 
 and the most likely draw among those of the most likely number is the one that is shown.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

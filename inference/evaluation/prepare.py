@@ -1,7 +1,5 @@
 """Check a pair, its images and its labels, and convert them to the form that is evaluated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

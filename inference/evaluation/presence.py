@@ -4,8 +4,6 @@ A relaxed pair has a log weight too, but it is a bound on the relaxed model only
 p(image) of the model with presences of 0 or 1. Evaluations report which kind they used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

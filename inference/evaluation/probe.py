@@ -14,8 +14,6 @@ References:
     3.2: k-means on presences, then a bipartite matching.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -110,7 +108,7 @@ def probe_scores(
         return accuracy, Information(float(gain.mean()), float(gain.std() / count**0.5), count)
 
 
-def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> Pipeline:
+def fit_probe(train: np.ndarray, labels: Tensor, penalty: float = 1.0) -> "Pipeline":
     """Return the classifier of `linear_probe`, fitted once for use on many features.
 
     Args, Raises: as for `linear_probe`.

@@ -16,8 +16,6 @@ References:
     Chong & Forsyth 2020 (arXiv 1911.07023) on the bias.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The numbers of objects mean nothing where their templates are equal: two squares
 Points that are absent count nowhere. Clutter, -1, is a segment of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

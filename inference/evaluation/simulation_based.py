@@ -15,8 +15,6 @@ and a shifted one at one end.
 References: see `calibration`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

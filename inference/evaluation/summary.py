@@ -1,7 +1,5 @@
 """The headline numbers of an evaluation, in nats per image, over all chains and draws."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from arviz import InferenceData
 
 
-def summarize(idata: InferenceData) -> dict[str, float | int | bool]:
+def summarize(idata: "InferenceData") -> dict[str, float | int | bool]:
     """Compute the headline numbers of an evaluation, or of several joined by `arviz.concat`.
 
     All chains and draws are pooled. `idata.attrs["bound_on"]` names the quantity that the bounds
@@ -54,13 +52,13 @@ def summarize(idata: InferenceData) -> dict[str, float | int | bool]:
     }
 
 
-def pooled_log_weight(idata: InferenceData) -> np.ndarray:
+def pooled_log_weight(idata: "InferenceData") -> np.ndarray:
     """Return the log weights of all chains and draws, (chains * draws, images)."""
     log_weight = idata.sample_stats["log_weight"].transpose("chain", "draw", "image").values
     return log_weight.reshape(-1, log_weight.shape[-1])
 
 
-def per_image_elbo(idata: InferenceData) -> np.ndarray:
+def per_image_elbo(idata: "InferenceData") -> np.ndarray:
     """Return the mean log weight of each image over chains and draws, (images,), in nats."""
     return pooled_log_weight(idata).mean(0)
 
@@ -70,7 +68,7 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def refuse_mixture(idata: InferenceData) -> None:
+def refuse_mixture(idata: "InferenceData") -> None:
     """Raise ValueError if evaluations of different quantities or images were joined."""
     for name in ("presence", "bound_on", "data", "num_images"):
         values = sorted({str(value) for value in each_value(idata.attrs[name])})

@@ -11,8 +11,6 @@ draws: torch's own random state, Pyro's parameter store and the modules are left
 model that does not support a verb raises an error that names an alternative.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps

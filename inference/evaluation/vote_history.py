@@ -4,8 +4,6 @@ The history has the quantities of Hinton, Sabour & Frosst 2018, figure 2: distan
 mean of each class capsule, weighted by assignment.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

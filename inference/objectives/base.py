@@ -10,8 +10,6 @@ Pyro's own ELBOs are objectives already. They sum over the batch; `loss_per_imag
 same scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

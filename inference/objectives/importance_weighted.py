@@ -21,8 +21,6 @@ References:
     b_k, which is zero for one particle.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

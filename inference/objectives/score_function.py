@@ -16,8 +16,6 @@ References:
     Welling 2019, "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (leave-one-out baselines).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from capsule_zoo.inference.objectives.base import Objective, repeated

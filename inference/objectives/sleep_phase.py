@@ -10,8 +10,6 @@ References:
     Hinton, Dayan, Frey & Neal 1995, "The Wake-Sleep Algorithm for Unsupervised Neural Networks".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The objective of matrix capsules: the spread loss, whose margin rises with the updates."""
 
-from __future__ import annotations
-
 import torch
 from pyro.infer import Trace_ELBO
 from torch import Tensor

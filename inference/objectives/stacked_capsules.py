@@ -20,8 +20,6 @@ References:
     normalized, in the paper they are; `normalized` chooses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +188,7 @@ class TermHistory:
         self.images = images
         self.rows: list[dict[str, float]] = []
 
-    def __call__(self, check: Check) -> None:
+    def __call__(self, check: "Check") -> None:
         with torch.no_grad(), torch.random.fork_rng():
             found = self.objective.terms(check.model, check.guide, self.images)
         numbers = {name: term.item() for name, term in found.items()}

@@ -1,7 +1,5 @@
 """The loss of scenes with all presences summed out, flattened while decoders begin to learn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

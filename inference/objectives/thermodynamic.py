@@ -26,8 +26,6 @@ References:
     objective, the covariance gradient, and points that are equally far apart on a log scale.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import Tensor, nn

@@ -19,8 +19,6 @@ References:
     Models": the sleep phase that starts at the wake phase's top layer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

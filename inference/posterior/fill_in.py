@@ -13,8 +13,6 @@ where the weights w_k are either all 1 / K or importance weights, proportional t
 q(z_k).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 import torch

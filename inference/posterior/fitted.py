@@ -17,8 +17,6 @@ Each serves every directed model with a density whose sites it can draw, and non
 >>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 import pyro

@@ -23,8 +23,6 @@ References:
     (the Gauss-Newton matrix in general). Nocedal & Wright 2006, section 10.3 (the steps).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -20,8 +20,6 @@ References:
     counterfactual queries", for twin networks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -22,8 +22,6 @@ to the gradient that passes through the draws of the other sites.
 Reference: Smith, Schut, Gal & van der Wilk 2020 (arXiv 2004.03553).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -257,12 +255,12 @@ class SemiAmortized(Guide):
     def covers(self) -> tuple[str, ...]:
         return self._start[0].covers
 
-    def discretized(self) -> SemiAmortized:
+    def discretized(self) -> "SemiAmortized":
         if self.model.discretized() is self.model:
             return self
         return self.sharing_parameters(discrete=True)
 
-    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> SemiAmortized:
+    def with_missing_pixels(self, fill: Tensor | float = 0.0) -> "SemiAmortized":
         """Return a guide for missing pixels.
 
         Only the guide that starts sees `fill`; refinement uses the observed pixels alone.

@@ -22,8 +22,6 @@ References:
     Evaluation with Gumbel-Max Structural Causal Models" (arXiv 1905.05824), for discrete laws.
 """
 
-from __future__ import annotations
-
 from functools import singledispatch
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Continuous sites of a model side by side, as one unconstrained vector for each row of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -21,8 +21,6 @@ References:
     Autoencoders" (arXiv 1903.12436), who fit the density of a decoder's codes after training.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

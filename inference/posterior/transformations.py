@@ -16,8 +16,6 @@ is estimated with the same noise for all requests. The guide is only a proposal 
 estimate is valid even if the guide reads an image badly that was moved back wrongly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ A Delta over a relaxed site, whose value is a logit, becomes the relaxed law wit
 has no scale. A Delta over a discrete site is a probability of one, and is counted as such.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -85,7 +83,7 @@ class Widened(Guide):
     def covers(self) -> tuple[str, ...]:
         return tuple(getattr(self.guide, "covers", ()))
 
-    def train(self, mode: bool = True) -> Widened:
+    def train(self, mode: bool = True) -> "Widened":
         """Set the mode; the inner guide stays in evaluation mode, in which the bound is measured.
 
         Its running statistics therefore stay as they are while the scales are fitted.
@@ -110,7 +108,7 @@ class Widened(Guide):
         """Return the parameters that `widen` fits: the log scales of all widened sites."""
         return [getattr(self, f"{name}_log_scale") for name in self.sites_with_scales()]
 
-    def discretized(self) -> Widened:
+    def discretized(self) -> "Widened":
         """Return the discrete guide with the same scales; discrete sites have none."""
         discrete = _discrete(self.guide)
         if discrete is self.guide:

@@ -1,7 +1,5 @@
 """Callbacks: user functions that `fit` calls after every check, to log or to stop the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A checkpoint is a tree of dicts, lists, numbers and tensors. The tensors are sto
 The tree around them is stored as JSON in the header of the same file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@
 >>> run.stopped, run.best_loss
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

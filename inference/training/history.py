@@ -1,7 +1,5 @@
 """The record of a training run: its history, its best value and the reason why it stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass

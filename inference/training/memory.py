@@ -5,8 +5,6 @@ hundreds of MiB of activations must then fault every page in again. This costs t
 page faults and about a seventh of the step's time on the CPU (`benchmarks/part_whole_step.py`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 

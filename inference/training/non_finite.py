@@ -1,7 +1,5 @@
 """Diagnosis of a loss that is not finite: the first site at which it occurs."""
 
-from __future__ import annotations
-
 import os
 
 import pyro

@@ -1,7 +1,5 @@
 """The optimizer of a run: every kind that `fit` accepts, its parameter groups and its rates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The pair that a run trains: a model and a guide on one device, which have run together once."""
 
-from __future__ import annotations
-
 import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn

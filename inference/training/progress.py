@@ -1,7 +1,5 @@
 """The progress of a run: steps, time, history, and the best value so far."""
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The length of a run, and the schedule of its learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,7 +37,7 @@ class Budget:
     @classmethod
     def of(
         cls, epochs: int | None, steps: int | None, minutes: float | None, per_epoch: int
-    ) -> Budget:
+    ) -> "Budget":
         """Return a budget; raise ValueError if no limit is given or one is not positive."""
         asked = {"epochs": epochs, "steps": steps, "minutes": minutes}
         limits = {name: limit for name, limit in asked.items() if limit is not None}
@@ -53,7 +51,7 @@ class Budget:
         given = " or ".join(f"{limit:g} {name}" for name, limit in limits.items())
         return cls(most, seconds, given)
 
-    def after(self, steps: int, seconds: float) -> Budget:
+    def after(self, steps: int, seconds: float) -> "Budget":
         """Return what is left of this length, at least one step and a moment."""
         return replace(
             self, steps=max(1, self.steps - steps), seconds=max(1.0, self.seconds - seconds)

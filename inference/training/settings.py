@@ -4,8 +4,6 @@
 >>> fit(model, guide, data, steps=900, checks=Checks(checkpoint="run.safetensors"), **how)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -8,8 +8,6 @@ parameters of the whole pair, of which a stage may train a part, so that each ch
 everything. A resumed run continues in the stage in which it was stopped.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The state of a training run and its training step, driven by `fit`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

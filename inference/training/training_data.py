@@ -1,7 +1,5 @@
 """Conversion of all data that `fit` accepts to batches and a held-out split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -4,8 +4,6 @@ Each process takes its slice of every batch. The gradients are summed with the s
 step equals the step of a single process on the whole batch.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterable, Iterator

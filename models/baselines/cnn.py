@@ -17,8 +17,6 @@ References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pyro

@@ -28,8 +28,6 @@ References:
     convolutions double it twice, as in all decoders of this family.
 """
 
-from __future__ import annotations
-
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F

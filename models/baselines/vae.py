@@ -15,8 +15,6 @@ References:
     networks open; these are our own.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 from torch import Tensor

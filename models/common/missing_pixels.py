@@ -13,8 +13,6 @@ its networks see `fill` at a missing pixel (`Guide.with_missing_pixels`).
 >>> evaluate(model.with_missing_pixels(), guide.with_missing_pixels(), hidden)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyro.distributions as dist
@@ -74,7 +72,7 @@ class ObservedPixels(dist.TorchDistribution):
     def mean(self) -> Tensor:
         return self.law.mean
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> ObservedPixels:
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> "ObservedPixels":
         """Return the same law with more batch dims."""
         return ObservedPixels(self.law.expand(batch_shape), self.observed)
 

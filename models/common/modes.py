@@ -5,8 +5,6 @@ Threads therefore take turns: every context that a public function opens around 
 holds `TURN`, so that a second thread waits until the first has left the context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock

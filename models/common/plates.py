@@ -5,8 +5,6 @@ model, such as the particles of a vectorized objective, adds batch dims to the l
 Parallel enumeration adds a dim there too, but that dim is not a plate.
 """
 
-from __future__ import annotations
-
 import torch
 from pyro.nn import PyroModule
 from pyro.poutine.runtime import get_plates

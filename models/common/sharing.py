@@ -11,8 +11,6 @@ guide had to run a part of the model for its draws, the model need not run that 
 context. Outside it nothing is shared, and nothing is kept.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ split, shuffled, moved to a device and repeated (`tiled`) by the same code. Wher
 differ in size, as sets of points do, a batch is padded, and NaN marks the padding.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace

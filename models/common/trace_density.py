@@ -1,7 +1,5 @@
 """The log density of a traced program, image by image."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from pyro.ops.contract import contract_tensor_tree

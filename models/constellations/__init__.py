@@ -28,8 +28,6 @@ References:
     section 3. There noise is on the scene only, sigma = 0 here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

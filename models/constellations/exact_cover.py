@@ -13,8 +13,6 @@ Everything is in logs and in nats. With a maximum for the sum the recursion find
 from its last state backwards it draws ways from their posterior.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

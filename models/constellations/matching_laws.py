@@ -4,8 +4,6 @@ A matching is a row of numbers, one for each slot of a scene: -1 where there is 
 clutter, and 1, 2, ... for the corners of all objects, in their order.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -84,7 +82,7 @@ class RandomMatching(dist.TorchDistribution):
         self.slots = slots
         super().__init__(presence.shape[:-1], torch.Size([slots]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> RandomMatching:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "RandomMatching":
         presence = self.presence.expand(*batch_shape, self.presence.shape[-1])
         return RandomMatching(self.law, presence, self.slots)
 
@@ -135,7 +133,7 @@ class MatchedPoints(dist.TorchDistribution):
         self.code = code.expand(*batch, code.shape[-1])
         super().__init__(batch, torch.Size([code.shape[-1], 2]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> MatchedPoints:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "MatchedPoints":
         tensors = (self.places, self.scale, self.code)
         ranks = (2, 1, 1)
         return MatchedPoints(
@@ -195,7 +193,7 @@ class ListedMatchings(dist.TorchDistribution):
         self.log_weights = log_weights.log_softmax(-1)
         super().__init__(candidates.shape[:-2], candidates.shape[-1:], validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ListedMatchings:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "ListedMatchings":
         return ListedMatchings(
             self.candidates.expand(*batch_shape, *self.candidates.shape[-2:]),
             self.log_weights.expand(*batch_shape, self.log_weights.shape[-1]),
@@ -239,7 +237,7 @@ class FunctionMatchings(dist.TorchDistribution):
         self._log_probability = log_probability
         super().__init__(batch_shape, torch.Size([slots]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> FunctionMatchings:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "FunctionMatchings":
         slots = self.event_shape[0]
         return FunctionMatchings(torch.Size(batch_shape), slots, self._draw, self._log_probability)
 

@@ -1,7 +1,5 @@
 """The space of scenes of points of the plane, of which some may be absent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -12,8 +12,6 @@ The density of a scene and of one matching of its points to corners is, with pos
                               + sum_k log p(points of k, in the order of its corners)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ integral. In general t and the angle of u have closed forms, and log |u| is left
                1 / (n (2 pi s^2)^(n-1)) exp(-(S + n |u|^2) / (2 s^2)) I_0(|u| |a| / s^2)
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence
@@ -69,7 +67,7 @@ class Template:
     radius: float = 1.0
 
     @classmethod
-    def of(cls, points: Tensor) -> Template:
+    def of(cls, points: Tensor) -> "Template":
         """Center and scale points (n, 2)."""
         corners, radius = centered(points)
         return cls(corners, float(radius))

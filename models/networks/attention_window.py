@@ -23,8 +23,6 @@ References:
     29. Their pixels count from 1, so that their center (A + 1) / 2 is 0 here.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

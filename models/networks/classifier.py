@@ -7,8 +7,6 @@ A subclass computes the scores, one number for each class, and may choose the la
 such a model has nothing to score.
 """
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch.nn.functional as F

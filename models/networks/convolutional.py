@@ -1,7 +1,5 @@
 """The convolutional encoders and decoders that the baselines and several models share."""
 
-from __future__ import annotations
-
 import math
 
 import pyro.distributions as dist

@@ -5,8 +5,6 @@ ISAB (eq. 9-10) and PMA (eq. 11). `AttentionPooling` reads one vector per capsul
 map, as in Kosiorek et al. 2019 (arXiv 1906.06818, appendix).
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from pyro.nn import PyroModule

@@ -4,8 +4,6 @@ Plates to the left of `images`, such as the particles of a vectorized objective,
 front of the dim of the images. Convolutions and batch normalization support only one batch dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

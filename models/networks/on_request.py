@@ -1,7 +1,5 @@
 """The base of models that paint an image under a given transformation, such as a shift."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -12,8 +12,6 @@ References:
     deviation and the weight of the dummy are those of the authors' public program.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple, Self

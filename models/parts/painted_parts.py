@@ -9,8 +9,6 @@ summed out, and then the image from the parts:
     image ~ Normal(over_i(warp(template_i, A_i), t_i warp(alpha_i, A_i)), sigma_image)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Self
 

@@ -5,8 +5,6 @@ three distributions that Pyro lacks: a relaxed Bernoulli in logit space, the mix
 that results when a child's choice is summed out, and poses about any of several rotations.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,7 +50,7 @@ class Capsules(NamedTuple):
     pose: Tensor
 
     @classmethod
-    def drawn(cls, level: Level, presence: Tensor, pose: Tensor) -> Capsules:
+    def drawn(cls, level: Level, presence: Tensor, pose: Tensor) -> "Capsules":
         """Return the values of a level's two sites, with the same batch dims.
 
         Raises:

@@ -1,7 +1,5 @@
 """The space of part sets: what models of objects observe where parts were read before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

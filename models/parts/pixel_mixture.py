@@ -8,8 +8,6 @@ The choice is summed out. In compositing a part hides the parts below it; here p
 Reference: Kosiorek, Sabour, Teh & Hinton 2019 (arXiv 1906.06818).
 """
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
 from typing import Any
@@ -46,7 +44,7 @@ class PixelMixture(dist.TorchDistribution):
         shapes = torch.Size((*batch, 1)), torch.Size((channels, height, width))
         super().__init__(*shapes, validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> PixelMixture:
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> "PixelMixture":
         """Return the same law with more batch dims, (*batch, 1)."""
         batch_shape = torch.Size(batch_shape)
         if batch_shape[-1] != 1:
@@ -181,7 +179,7 @@ class TintedMixture(dist.TorchDistribution):
 
     def expand(
         self, batch_shape: torch.Size, _instance: None = None
-    ) -> TintedMixture | PixelMixture:
+    ) -> "TintedMixture | PixelMixture":
         """Return the same law with more batch dims, (*batch, 1)."""
         if torch.Size(batch_shape) == self.batch_shape:  # as in the plate of the images
             return self

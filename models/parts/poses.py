@@ -5,8 +5,6 @@ capsule's own frame, the square [-1, 1]^2 with x to the right and y downwards, i
 frame. All functions take and give tensors (..., 6), broadcast, and are differentiable.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ because all images share the templates: one `grid_sample` per call then reads ea
 the batch, instead of copying it for every image.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

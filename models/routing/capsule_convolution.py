@@ -25,8 +25,6 @@ References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), sections 4 and 5.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

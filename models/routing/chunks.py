@@ -4,8 +4,6 @@ The intermediate results of a layer, such as votes, then stay in the cache. If t
 again in the backward pass, none of them is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

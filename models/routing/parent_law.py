@@ -5,8 +5,6 @@ the free energy stands. `Routing` is the base of the procedures that infer its p
 procedures themselves are in `capsule_zoo.guides.routing`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -129,7 +127,7 @@ class Routing:
         check_at_least(1, iterations=self.iterations)
 
     @classmethod
-    def kinds(cls) -> Iterator[type[Routing]]:
+    def kinds(cls) -> "Iterator[type[Routing]]":
         """Yield every class of routings that has been defined, at any depth."""
         for kind in cls.__subclasses__():
             yield kind

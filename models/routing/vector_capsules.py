@@ -18,8 +18,6 @@ References:
     size.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -15,8 +15,6 @@ that is seen from several positions is claimed by the parents of all types at al
 It chooses one among all of them (`compete`) and does not count once for each window.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -41,7 +39,7 @@ class Windows(NamedTuple):
     shape: tuple[int, int]
 
     @classmethod
-    def sliding(cls, height: int, width: int, kernel: int, stride: int) -> Windows:
+    def sliding(cls, height: int, width: int, kernel: int, stride: int) -> "Windows":
         """Return the windows of a convolution without padding.
 
         Raises:
@@ -58,13 +56,13 @@ class Windows(NamedTuple):
         return cls._of(cells.reshape(shape[0] * shape[1], -1), height * width, shape)
 
     @classmethod
-    def whole(cls, cells: int) -> Windows:
+    def whole(cls, cells: int) -> "Windows":
         """Return the windows of a single position that sees every cell."""
         every = torch.arange(cells, device="cpu")
         return cls(every[None], every[:, None], (1, 1))
 
     @classmethod
-    def _of(cls, cells: Tensor, number: int, shape: tuple[int, int]) -> Windows:
+    def _of(cls, cells: Tensor, number: int, shape: tuple[int, int]) -> "Windows":
         found: list[list[int]] = [[] for _ in range(number)]
         for entry, cell in enumerate(cells.flatten().tolist()):
             found[cell].append(entry)
@@ -72,7 +70,7 @@ class Windows(NamedTuple):
         claims = [entries + [cells.numel()] * (most - len(entries)) for entries in found]
         return cls(cells, torch.tensor(claims, device=cells.device), shape)
 
-    def to(self, device: torch.device) -> Windows:
+    def to(self, device: torch.device) -> "Windows":
         return Windows(self.cells.to(device), self.claims.to(device), self.shape)
 
     def see(self, grid: Tensor) -> Tensor:
@@ -286,7 +284,7 @@ class Votes:
         )
 
     @classmethod
-    def dense(cls, values: Tensor, presence: Tensor | None = None) -> Votes:
+    def dense(cls, values: Tensor, presence: Tensor | None = None) -> "Votes":
         """Return votes (N, children, parents, D) where every parent sees every child."""
         if presence is None:
             presence = values.new_ones(values.shape[:2])

@@ -37,8 +37,6 @@ References:
     (Ghahramani & Hinton 1996).
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 
@@ -131,7 +129,7 @@ class ShapeCodes(PaintedParts):
             parts = (Site("part_parent", both, discrete=True, enumerated=True), *parts)
         return {"scene": objects + parts, "objects": objects, "parts": parts}[self.scope]
 
-    def with_enumerated_kinds(self) -> ShapeCodes:
+    def with_enumerated_kinds(self) -> "ShapeCodes":
         """Return the model with the same parameters that sums out the kind by enumeration.
 
         It is meant for guides that do not draw the kind, such as Pyro's AutoGuides.
@@ -142,7 +140,7 @@ class ShapeCodes(PaintedParts):
         self._refuse_slots("with_enumerated_kinds")
         return self.sharing_parameters(kind="enumerate")
 
-    def with_scope(self, scope: str) -> ShapeCodes:
+    def with_scope(self, scope: str) -> "ShapeCodes":
         """Return the model with the same parameters, reduced to one level, for training in levels.
 
         Args:

@@ -4,8 +4,6 @@ Every kind has its own arrangement of the parts, which the object's code c defor
 which parts are present, and where they are in the object's frame.
 """
 
-from __future__ import annotations
-
 import math
 
 import pyro.distributions as dist
@@ -126,7 +124,7 @@ class ShapeKinds(Relation):
         shift = torch.einsum("...pd,...d->...p", self.presence_codes[kind], code)
         return placed(pose, self.place[kind] + bent), self.presence_logits[kind] + shift
 
-    def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> PartLaw:
+    def part_law(self, kind: Tensor, pose: Tensor, code: Tensor) -> "PartLaw":
         """Return the law of observed parts, with the choice of a parent summed out.
 
         Args: as for `forward`.
@@ -208,7 +206,7 @@ class PartLaw(dist.TorchDistribution):
         self.dummy_pose = dummy_pose
         super().__init__(vote.shape[:-2], torch.Size([7]), validate_args=False)
 
-    def expand(self, batch_shape: torch.Size, _instance: None = None) -> PartLaw:
+    def expand(self, batch_shape: torch.Size, _instance: None = None) -> "PartLaw":
         """Return the same law with more batch dims."""
         shape = torch.Size(batch_shape)
         vote = self.vote.expand(*shape, *self.vote.shape[-2:])

@@ -13,8 +13,6 @@ The Gaussian's precision is learned through its logarithm, so that its second na
 -precision / 2, is negative whatever the optimizer does.
 """
 
-from __future__ import annotations
-
 import math
 
 import pyro.distributions as dist

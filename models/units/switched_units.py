@@ -12,8 +12,6 @@ with B the log-partition of the units. Everything has a closed form, because no 
 coupled. The lowest layer itself adds fields to the pixels of an image (`CapsuleMachine`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -47,7 +45,7 @@ class Fields(NamedTuple):
     hidden: Tensor
     switch: Tensor
 
-    def scaled(self, beta: float | Tensor) -> Fields:
+    def scaled(self, beta: float | Tensor) -> "Fields":
         """Return the fields for couplings scaled by `beta`, a number or one for each row (B,)."""
         if isinstance(beta, Tensor):
             beta = beta[:, None]
@@ -55,7 +53,7 @@ class Fields(NamedTuple):
         return Fields(self.hidden * beta, self.switch * beta)
 
     @classmethod
-    def none(cls, units: Units, batch: int) -> Fields:
+    def none(cls, units: Units, batch: int) -> "Fields":
         """Return fields of zeros for a batch of layers with these units (K, J)."""
         hidden = units.bias.new_zeros(batch, *units.bias.shape)
         return cls(hidden, hidden[..., 0])
@@ -86,7 +84,7 @@ class CapsuleLaw(NamedTuple):
     switch_logits: Tensor | None
     narrowing: Tensor | None = None
 
-    def rows(self, rows: slice) -> CapsuleLaw:
+    def rows(self, rows: slice) -> "CapsuleLaw":
         """Return the laws of some rows of the batch."""
         logits = None if self.switch_logits is None else self.switch_logits[rows]
         return self._replace(field=self.field[rows], gain=self.gain[rows], switch_logits=logits)

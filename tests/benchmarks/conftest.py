@@ -1,7 +1,5 @@
 """Benchmarks are scripts next to each other, not a package: tests import them by name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The textbook's capsule network computes our loss and gradients, and every contestant runs."""
 
-from __future__ import annotations
-
 import pytest
 
 

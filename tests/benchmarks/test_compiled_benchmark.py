@@ -1,7 +1,5 @@
 """Compiled and eager cores agree, and every contestant runs."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [  # of the compiler, about what it does itself

@@ -1,7 +1,5 @@
 """A loop over scenes parses as the zoo's guides do, and every contestant runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Capsules and equal networks classify the same images, and times are per image."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The benchmark's two splats agree, and every contestant takes a step."""
 
-from __future__ import annotations
-
 import pytest
 
 

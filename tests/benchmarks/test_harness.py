@@ -1,7 +1,5 @@
 """The harness takes turns, takes medians and sees memory; durations are never tested."""
 
-from __future__ import annotations
-
 import json
 import sys
 

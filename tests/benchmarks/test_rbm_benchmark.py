@@ -1,7 +1,5 @@
 """Every contestant of the RBM benchmark runs, ours with the textbook's gradient, and learns."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

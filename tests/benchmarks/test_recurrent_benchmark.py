@@ -1,7 +1,5 @@
 """DRAW by hand is the zoo's DRAW to the last digits, and every contestant takes its step."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """The routing benchmark times two programs that compute the same, and each of them runs."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """One command runs every benchmark, and the tables hold what the records say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loss of scenes in plain torch is the zoo's, and every contestant runs."""
 
-from __future__ import annotations
-
 import pytest
 
 

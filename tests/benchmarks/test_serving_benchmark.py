@@ -1,7 +1,5 @@
 """A rate of serving is images over the processor time of a call, for every verb and weights."""
 
-from __future__ import annotations
-
 import pytest
 
 

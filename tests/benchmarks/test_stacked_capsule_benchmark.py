@@ -1,7 +1,5 @@
 """Both densities of the pixels give the same loss and gradients, and every contestant runs."""
 
-from __future__ import annotations
-
 import pytest
 
 

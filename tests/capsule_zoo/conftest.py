@@ -1,7 +1,5 @@
 """A watch over the splits that experiments read, and a real browser for pages."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from typing import Any

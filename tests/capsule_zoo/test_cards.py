@@ -1,7 +1,5 @@
 """Trained weights: each has a card, loads by name, and still agrees with its card."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Every command does what its help says, and every mistake is one clear line and status 2."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Constellations on the command line, in pictures and in the experiment."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Discovery describes the zoo in full, in words and in JSON, and agrees with `create`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every entry goes through every command at a small size, and every command's output is correct."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

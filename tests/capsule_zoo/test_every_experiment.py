@@ -1,7 +1,5 @@
 """Every experiment at its smallest: it runs to its end, and leaves what its record has."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A run can be watched while it trains: history.csv and TensorBoard's events grow with it."""
 
-from __future__ import annotations
-
 import sys
 
 import pandas as pd

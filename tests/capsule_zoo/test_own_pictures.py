@@ -1,7 +1,5 @@
 """A folder of the user's own pictures, from the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hidden halves in miniature: what a short run leaves behind, and the baselines by hand."""
 
-from __future__ import annotations
-
 import math
 
 import torch

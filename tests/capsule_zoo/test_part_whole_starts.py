@@ -1,7 +1,5 @@
 """Training starts: at every seed, at every width, from the constructors as from the registry."""
 
-from __future__ import annotations
-
 import inspect
 
 import pyro

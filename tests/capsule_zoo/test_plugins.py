@@ -1,7 +1,5 @@
 """Other packages add entries, guides, data sets and experiments, and cannot break the zoo."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Published numbers: only like with like is reached, and the table names what exists."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Records say all that is needed to find a number again, and hold nothing that is not finite."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

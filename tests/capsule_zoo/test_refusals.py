@@ -1,7 +1,5 @@
 """A refused command changes nothing: every file is, byte for byte, what it was before."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

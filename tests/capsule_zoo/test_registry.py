@@ -1,7 +1,5 @@
 """Entries are made, saved and loaded by name; an error reports the nearest valid name."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report shows the whole zoo with the records' own numbers, and a browser displays it."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Parts of the report: rounding, metrics as tables, stories of docstrings, pictures."""
 
-from __future__ import annotations
-
 import base64
 import io
 import sys

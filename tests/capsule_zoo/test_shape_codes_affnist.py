@@ -1,7 +1,5 @@
 """Digits under affine maps, read where objects of shifted digits explain their parts best."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -1,7 +1,5 @@
 """The entry shape-codes: training in stages through a run folder, and its experiment's measures."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd

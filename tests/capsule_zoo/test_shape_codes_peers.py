@@ -1,7 +1,5 @@
 """Shape codes beside real digits, VAEs and k-means, and choices of settings, in miniature."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyro
 import pytest

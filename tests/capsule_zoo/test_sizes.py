@@ -1,7 +1,5 @@
 """Sizes: `create` knows each by name and type, and reports the given and the allowed values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Studies: runs share the time, are run folders, and go on after a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Laws of the batches: every image once, in an order that (seed, epoch) alone decides."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Data sets: each loads by name, refuses bad input, and transforms MNIST as documented."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """NaN where a pixel is hidden, and masks that hide halves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every kind of picture file gives the right pixels, or is refused with a reason."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

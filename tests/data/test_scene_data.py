@@ -1,7 +1,5 @@
 """Scenes of several objects: what is known of them is true of their pixels."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

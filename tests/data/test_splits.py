@@ -1,7 +1,5 @@
 """Laws of splits and data sets: indexing, binarization, shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

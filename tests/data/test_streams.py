@@ -1,7 +1,5 @@
 """Batches read from torch data sets and loaders: same order, resumable, checked."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

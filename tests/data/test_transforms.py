@@ -1,7 +1,5 @@
 """Laws of the warps: exact at right angles, invertible, centered, and within the given range."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

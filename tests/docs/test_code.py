@@ -1,7 +1,5 @@
 """The documentation's Python runs as it stands, page by page, as a reader would type it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pages show everything registered and recorded, and docstrings reach Sphinx as intended."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import shutil

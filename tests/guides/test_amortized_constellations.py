@@ -1,7 +1,5 @@
 """The amortized guide to constellations: its law of shares is normalized, and it learns asleep."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyro

@@ -1,7 +1,5 @@
 """Guides to constellations: against sums over all matchings, and against each other."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

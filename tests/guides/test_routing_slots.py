@@ -1,7 +1,5 @@
 """Routing of parts to several objects with shape codes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyro

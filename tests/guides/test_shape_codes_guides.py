@@ -1,7 +1,5 @@
 """Guides to shape codes: routing is coordinate ascent, kinds weigh as they should."""
 
-from __future__ import annotations
-
 import pyro
 import pytest
 import torch

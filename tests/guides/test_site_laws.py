@@ -1,7 +1,5 @@
 """A free-form guide serves every kind of site, from what the model declares and draws."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest

@@ -1,7 +1,5 @@
 """Annealing from both sides, compared with evidence in closed form, by sums and by quadrature."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Pyro's automatic guides: evaluated, or refused in one line that names the remedy."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from pyro.infer import autoguide

@@ -1,7 +1,5 @@
 """Callbacks: their times, their arguments, and the changes that they can and cannot make."""
 
-from __future__ import annotations
-
 import math
 import signal
 

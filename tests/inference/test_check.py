@@ -1,7 +1,5 @@
 """A guide that does not fit is refused, with a list of everything that is wrong with it."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import pytest

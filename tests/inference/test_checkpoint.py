@@ -1,7 +1,5 @@
 """Checkpoints are restored exactly; a broken one is refused, and the old one kept."""
 
-from __future__ import annotations
-
 import errno
 import os
 import pickle

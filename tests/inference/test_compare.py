@@ -1,7 +1,5 @@
 """The table of pairs and its picture."""
 
-from __future__ import annotations
-
 import sys
 
 import matplotlib

@@ -1,7 +1,5 @@
 """Evaluation is compared with evidence that is known in closed form."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

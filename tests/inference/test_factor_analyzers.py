@@ -1,7 +1,5 @@
 """Mixtures of factor analyzers: densities in closed form, EM that never falls, absent parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributions import Bernoulli, MultivariateNormal

@@ -1,7 +1,5 @@
 """Filling in is checked on a linear Gaussian model with known conditionals, in float64."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

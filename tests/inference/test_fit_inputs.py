@@ -1,7 +1,5 @@
 """Inputs of `fit`: all kinds of data, optimizers and objectives agree, and others are refused."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import time

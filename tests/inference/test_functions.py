@@ -1,7 +1,5 @@
 """Plain functions with `pyro.param` under `fit`: the parameters in Pyro's store are trained."""
 
-from __future__ import annotations
-
 import functools
 
 import pyro

@@ -1,7 +1,5 @@
 """The importance-weighted bound: exact values and gradients, by quadrature and by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

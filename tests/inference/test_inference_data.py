@@ -1,7 +1,5 @@
 """The result of `evaluate` as arviz sees it: files, joined evaluations, names of dims."""
 
-from __future__ import annotations
-
 import math
 
 import arviz as az

@@ -1,7 +1,5 @@
 """Counterfactuals agree with closed forms and brute force, and refuse what has no answer."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

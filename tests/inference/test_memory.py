@@ -1,7 +1,5 @@
 """Freed memory is kept if glibc supports it, and the user's own settings take precedence."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

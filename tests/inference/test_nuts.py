@@ -1,7 +1,5 @@
 """Pyro's NUTS runs on models of the zoo: discrete sites are summed out, or given."""
 
-from __future__ import annotations
-
 import pyro
 import pyro.distributions as dist
 import torch

@@ -1,7 +1,5 @@
 """One objective, two ways of training: the same loss, the same gradients, the same steps."""
 
-from __future__ import annotations
-
 import pyro
 import pytest
 import torch

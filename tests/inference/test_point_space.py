@@ -4,8 +4,6 @@ A place is drawn from Normal(0, 1)^2, and a set of points around it. Sets differ
 points are NaN. Place and evidence have closed forms.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

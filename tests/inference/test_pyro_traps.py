@@ -3,8 +3,6 @@
 A test here that fails at its first half says that Pyro has changed, and a remedy can go.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Reference posteriors: densities by brute force, exact moments, worse scores of wrong guides."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

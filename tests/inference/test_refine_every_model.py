@@ -1,7 +1,5 @@
 """Test-time inference for every model with a density, and against posteriors that are known."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -1,7 +1,5 @@
 """A resumed run equals an uninterrupted one, and resumes from its own checkpoint only."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Measures of segmentations, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

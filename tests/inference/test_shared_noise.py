@@ -1,7 +1,5 @@
 """Values with the same noise under another law: each rule keeps noise, and gives the new law."""
 
-from __future__ import annotations
-
 import pyro.distributions as dist
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Calibration accepts the exact guide of any model, and refuses wrong ones."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

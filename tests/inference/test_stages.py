@@ -1,7 +1,5 @@
 """Training in stages: as one run, resumed wherever it was stopped, and through the command line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyro

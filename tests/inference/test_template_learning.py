@@ -3,8 +3,6 @@
 The laws of EM are checked in float64: the M step stands still where the evidence does.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Training: its limit, its end, and its refusals; see also test_resume."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

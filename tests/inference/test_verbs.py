@@ -1,7 +1,5 @@
 """The verbs return the same kind of result for every model, and leave all else unchanged."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A widened guide is a bound, as tight as one scale per coordinate can make it."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

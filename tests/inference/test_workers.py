@@ -1,7 +1,5 @@
 """Two processes take the same steps as one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Small models whose evidence is known in closed form, on images of shape (B, 1, 2, 2)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

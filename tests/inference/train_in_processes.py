@@ -1,7 +1,5 @@
 """Trains the toy pair and writes its parameters; test_workers.py runs it alone and by torchrun."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Routings compile in pieces: their votes collect gradients of all iterations in o
 compiler leaves as it is.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

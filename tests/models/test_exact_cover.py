@@ -1,7 +1,5 @@
 """The recursion over covers: against loops over all ways, in float64."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

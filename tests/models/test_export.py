@@ -1,7 +1,5 @@
 """Classifiers and an encoder go through `torch.export`, and the program gives the same numbers."""
 
-from __future__ import annotations
-
 import pyro
 import pytest
 import torch

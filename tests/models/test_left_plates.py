@@ -4,8 +4,6 @@ The contract tests hold every entry to this. Here are sizes, labels and requests
 drawing that a guide hands over, enumerated kinds, and autocast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Only observed pixels are scored, as checked by sums by hand in float64 and in every entry."""
 
-from __future__ import annotations
-
 import copy
 import math
 

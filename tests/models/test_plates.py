@@ -1,7 +1,5 @@
 """Plates to the left of images, enumerated presences, and parameters that are a PyroSample."""
 
-from __future__ import annotations
-
 import itertools
 
 import arviz

@@ -1,7 +1,5 @@
 """Scenes: the blend by brute force, presences summed out exactly, and what the story promises."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

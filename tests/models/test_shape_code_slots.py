@@ -1,7 +1,5 @@
 """Several objects with shape codes in a scene: sums over kinds and parents, and laws of parts."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyro

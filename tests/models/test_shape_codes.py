@@ -1,7 +1,5 @@
 """Shape codes: sums over kinds and parents against brute force, and interventions."""
 
-from __future__ import annotations
-
 import itertools
 
 import pyro

@@ -1,7 +1,5 @@
 """Evidence of points under a similarity: against dense integrals and against a Gaussian by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

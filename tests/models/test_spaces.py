@@ -1,7 +1,5 @@
 """The space of what a model observes: what it refuses, and what is asked of it."""
 
-from __future__ import annotations
-
 import math
 
 import pyro

@@ -13,8 +13,6 @@ function from the number of simulations to an `Outcome`, and its options make se
     def exact_switches(number: int) -> Outcome: ...
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -25,7 +23,7 @@ import torch
 from capsule_zoo.inference.evaluation.calibration import Outcome
 
 NUMBER = {"sbc": (10_000, 2000), "geweke": (10_000, 2000), "gradient": (400, 40)}  # full and quick
-CHECKS: dict[str, Check] = {}
+CHECKS: "dict[str, Check]" = {}
 
 
 class Check(NamedTuple):

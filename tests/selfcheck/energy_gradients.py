@@ -6,8 +6,6 @@ every transition of its k sweeps is listed. A second check reports how far CD-k 
 of the likelihood.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ have to give a finite result or one of the errors that a user can fix; any other
 unclear. A checkpoint that cannot be written has to leave the earlier one intact.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

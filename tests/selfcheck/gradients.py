@@ -4,8 +4,6 @@ Images are few and every latent is listed or integrated, so both the loss and it
 known. A batch holds many copies of each image, which makes the mean over a batch nearly normal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

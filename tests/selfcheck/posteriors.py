@@ -1,7 +1,5 @@
 """Calibration of guides: checks of the exact ones, and reports of the approximate ones."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

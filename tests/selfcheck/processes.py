@@ -4,8 +4,6 @@ Both runs take the same steps of matrix capsules, which draw no random numbers, 
 of noise, one thread for each process. Their losses may differ by rounding alone.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

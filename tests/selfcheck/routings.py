@@ -1,7 +1,5 @@
 """Calibration of routings: checks of the assignments of children to parents, given the votes."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ invariant, every state of a chain has it too. The mean of a chain is one row of 
 the states of a chain are not independent.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

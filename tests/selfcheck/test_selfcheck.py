@@ -1,7 +1,5 @@
 """The self-check passes, and every exact check fails when the code is broken."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

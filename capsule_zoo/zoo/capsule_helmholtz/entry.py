@@ -1,7 +1,5 @@
 """Capsule Helmholtz machine with its recognition half (Li and Zhu 2019)."""
 
-from __future__ import annotations
-
 from capsule_zoo.figures.energy import gibbs, sums
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import RecognitionMachine

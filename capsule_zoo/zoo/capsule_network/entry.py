@@ -1,7 +1,5 @@
 """The capsule network (Sabour, Frosst and Hinton 2017)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

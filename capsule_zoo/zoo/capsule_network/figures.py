@@ -1,7 +1,5 @@
 """Pictures of the capsule network: the meaning of a capsule's numbers."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +18,7 @@ STEPS = torch.linspace(-0.25, 0.25, 11)  # the paper's, in steps of .05
 
 
 @torch.no_grad()
-def reconstructions(entry: Entry, images: Tensor) -> Figure:
+def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
     """Draw up to 12 images above what the capsule of the predicted class draws of them."""
     shown = images[:12]
     with in_eval_mode(entry.guide):
@@ -30,7 +28,7 @@ def reconstructions(entry: Entry, images: Tensor) -> Figure:
 
 
 @torch.no_grad()
-def dimensions(entry: Entry, images: Tensor, rows: int = 8) -> Figure:
+def dimensions(entry: "Entry", images: Tensor, rows: int = 8) -> "Figure":
     """Draw the first image with one number of its longest capsule changed by -.25 to .25.
 
     Shown are the numbers that change the drawing most; each row is one number.

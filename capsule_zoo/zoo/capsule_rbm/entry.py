@@ -1,7 +1,5 @@
 """Capsule RBM, and the RBM that it is compared with (Li and Zhu 2019)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

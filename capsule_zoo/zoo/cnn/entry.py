@@ -1,7 +1,5 @@
 """A convolutional network, the baseline of matrix capsules (Hinton, Sabour and Frosst 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

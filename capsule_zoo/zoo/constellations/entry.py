@@ -1,7 +1,5 @@
 """Constellations: scenes of points, with an exact guide (Nazabal, Tsagkas and Williams 2021)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

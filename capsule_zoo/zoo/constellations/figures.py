@@ -1,7 +1,5 @@
 """Pictures of scenes of points: points colored by object, and templates drawn through them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -34,7 +32,7 @@ def scene_rows(
     rows: Mapping[str, Parse],
     title: str,
     others: Mapping[str, SceneLaw] = MappingProxyType({}),
-) -> Figure:
+) -> "Figure":
     """Draw up to eight scenes, once for each parse, with templates through their points.
 
     A template is laid through an object's points by least squares. Clutter is a gray cross.
@@ -59,7 +57,7 @@ def scene_rows(
 
 
 def _draw_scene(
-    axis: Axes, law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
+    axis: "Axes", law: SceneLaw, points: Tensor, objects: Tensor, corners: Tensor
 ) -> None:
     for k, template in enumerate(law.templates):
         color = COLORS[k % len(COLORS)]
@@ -78,7 +76,7 @@ def _draw_scene(
     axis.spines[:].set_color("#dddddd")
 
 
-def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> Figure:
+def template_rows(laws: Mapping[str, SceneLaw], title: str = "Templates") -> "Figure":
     """Draw the templates of laws, one row for each law, with a disk of the noise at every corner.
 
     Templates are centered and scaled, and turned so that the first corner points upwards.
@@ -114,7 +112,7 @@ def in_turn(corners: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) -> Figure:
+def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) -> "Figure":
     """Draw up to eight scenes as the guide parses them."""
     found = guide.parse(points[:SHOWN])
     rows = {"parse": (found.objects, found.corners)}
@@ -122,7 +120,7 @@ def scene_parses(model: Constellations, guide: MatchingGuide, points: Tensor) ->
 
 
 @torch.no_grad()
-def scene_samples(model: Constellations, seed: int = 0) -> Figure:
+def scene_samples(model: Constellations, seed: int = 0) -> "Figure":
     """Draw eight scenes from the prior, with the objects that they were drawn from."""
     with seeded(seed):
         nodes = poutine.trace(model).get_trace(batch_size=SHOWN).nodes

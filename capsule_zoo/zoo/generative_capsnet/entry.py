@@ -4,8 +4,6 @@ All entries take the same guides: "variational" (with densities, so the loss is 
 "deterministic" (the article's autoencoder).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

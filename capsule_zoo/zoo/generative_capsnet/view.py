@@ -6,8 +6,6 @@ generative CapsNet are written at their addresses. A part moved by hand keeps it
 address for all later requests; the site `part_jitter` holds this offset.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

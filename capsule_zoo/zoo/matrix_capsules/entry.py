@@ -1,7 +1,5 @@
 """Matrix capsules with EM routing (Hinton, Sabour and Frosst 2018)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyro.infer import Trace_ELBO

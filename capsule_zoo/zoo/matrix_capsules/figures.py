@@ -1,7 +1,5 @@
 """Pictures of matrix capsules: mistakes, the history of votes, decoded poses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from capsule_zoo.registry import Entry
 
 
-def votes(entry: Entry, images: Tensor) -> Figure:
+def votes(entry: "Entry", images: Tensor) -> "Figure":
     """Draw the distances of votes to class capsules after each iteration, weighted by assignment.
 
     The votes for the winning class move together; the other classes lose their children.
@@ -43,7 +41,7 @@ def votes(entry: Entry, images: Tensor) -> Figure:
     return figure
 
 
-def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
+def mistakes(model: Classifier, split: Split, most: int = 36) -> "Figure":
     """Draw the first misclassified images with their labels and the model's predictions."""
     found = classify(model, ExactLabel(model), split)
     wrong = (found != split.labels).nonzero()[:most, 0].tolist()
@@ -56,7 +54,7 @@ def mistakes(model: Classifier, split: Split, most: int = 36) -> Figure:
     return figure
 
 
-def nudges(rows: Mapping[str, Tensor]) -> Figure:
+def nudges(rows: Mapping[str, Tensor]) -> "Figure":
     """Draw decoded images, with a row for each element of the pose that is nudged."""
 
     return image_rows(rows, "A class pose nudged by -2 to 2 deviations, one element at a time")

@@ -1,7 +1,5 @@
 """Part-whole capsules with their amortized guide (Smith et al. 2020)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of part-whole capsules: parses into colored parts, templates, prior samples."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,7 +44,7 @@ def infer_parts(guide: Guide, images: Tensor) -> Capsules:
 
 
 @torch.no_grad()
-def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
+def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> "Figure":
     """Draw up to 12 images, their reconstructions, and each part in its own color."""
     model, images = model.discretized(), images[:12]
     parts = infer_parts(guide, images)
@@ -55,12 +53,12 @@ def parses(model: PartWholeCapsules, guide: Guide, images: Tensor) -> Figure:
 
 
 @torch.no_grad()
-def learned_templates(model: PartWholeCapsules) -> Figure:
+def learned_templates(model: PartWholeCapsules) -> "Figure":
     """Draw every part's template on black: color times alpha."""
     color, alpha = model.templates()
     return image_rows(in_rows("parts", color * alpha), "Learned templates (color x alpha)")
 
 
-def prior_samples(model: PartWholeCapsules, seed: int = 0) -> Figure:
+def prior_samples(model: PartWholeCapsules, seed: int = 0) -> "Figure":
     """Draw the mean images of 36 samples from the discrete model's prior."""
     return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")

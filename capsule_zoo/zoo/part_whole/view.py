@@ -9,8 +9,6 @@ they keep their noise, and `capsule_zoo.inference.intervene` says where they wou
 presence is then on or off.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -52,19 +50,19 @@ class Tree:
             pose[level] = torch.where(owned[:, None], moved, pose[level])
         return Capsules(presence, pose)
 
-    def moved(self, capsule: int, pose: Tensor) -> Tree:
+    def moved(self, capsule: int, pose: Tensor) -> "Tree":
         """Return the tree with one capsule and all below it moved to a pose (6,) in the image."""
         own, placed = self.pose.clone(), self.placed().pose
         own[capsule] = _in_frames(placed, self.parent[capsule, None], pose[None])[0]
         return replace(self, pose=own)
 
-    def with_presence(self, capsule: int, value: float) -> Tree:
+    def with_presence(self, capsule: int, value: float) -> "Tree":
         """Return the tree with another presence of one capsule."""
         presence = self.presence.clone()
         presence[capsule] = value
         return replace(self, presence=presence)
 
-    def with_levels_of(self, other: Tree, first: int) -> Tree:
+    def with_levels_of(self, other: "Tree", first: int) -> "Tree":
         """Return the tree with the levels from `first` on taken from another tree."""
         begin = self.levels[first].start
         tensors = ("presence", "pose", "parent")

@@ -1,7 +1,5 @@
 """Recurrent capsules (Sastry), and the DRAW that they are compared with (Gregor et al. 2015)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyro.infer import TraceMeanField_ELBO

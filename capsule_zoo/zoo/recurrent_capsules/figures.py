@@ -1,7 +1,5 @@
 """Pictures of recurrent capsules: the canvas after each step, with the window of the step."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,13 +20,13 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def drawings_of(entry: Entry, images: Tensor, seed: int = 0) -> list[Drawing]:
+def drawings_of(entry: "Entry", images: Tensor, seed: int = 0) -> list[Drawing]:
     """Return the guide's drawing of images (B, C, H, W), before the first and after each step."""
     with seeded(seed), in_eval_mode(entry.guide):
         return [entry.model.begin(len(images)), *entry.guide(images)]
 
 
-def strokes(entry: Entry, images: Tensor) -> Figure:
+def strokes(entry: "Entry", images: Tensor) -> "Figure":
     """Draw up to 6 images, the mean image after each step, and the window of each step."""
     images = images[:6]
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
@@ -43,7 +41,7 @@ def strokes(entry: Entry, images: Tensor) -> Figure:
 
 
 @torch.no_grad()
-def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
+def frames(model: RecurrentCapsules, drawing: Drawing) -> "list[Rectangle]":
     """Return a rectangle around each image's window; it has size zero without windows."""
     from matplotlib.patches import Rectangle
 
@@ -59,7 +57,7 @@ def frames(model: RecurrentCapsules, drawing: Drawing) -> list[Rectangle]:
     ]
 
 
-def animation(entry: Entry, images: Tensor) -> FuncAnimation:
+def animation(entry: "Entry", images: Tensor) -> "FuncAnimation":
     """Draw an animation of the steps, one frame each; `.to_jshtml()` plays it in a notebook."""
     from matplotlib import pyplot as plt
     from matplotlib.animation import FuncAnimation

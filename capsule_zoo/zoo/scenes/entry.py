@@ -1,7 +1,5 @@
 """Scenes: several objects on a ground, each drawn by any image model of the zoo."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

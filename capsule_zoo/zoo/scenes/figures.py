@@ -1,7 +1,5 @@
 """Figures of scenes: what was found, every object in its color and box, and draws of the prior."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,7 +46,7 @@ def _frame(image: Tensor, box: list[int], color: Tensor) -> None:
         image[:, [top, bottom], left : right + 1] = color[:, None, None]
 
 
-def found_objects(entry: Entry, images: Tensor) -> Figure:
+def found_objects(entry: "Entry", images: Tensor) -> "Figure":
     """Draw up to 12 images above their objects, each in its color and box."""
     images = images[:12]
     found = find_objects(entry.model, entry.guide, images)
@@ -59,7 +57,7 @@ def found_objects(entry: Entry, images: Tensor) -> Figure:
 
 def counts_against_time(
     curves: Sequence[Sequence[tuple[float, float]]], published: float, names: Sequence[str] = ()
-) -> Figure:
+) -> "Figure":
     """Draw the share of right counts against minutes of training, a line for each run.
 
     Args:

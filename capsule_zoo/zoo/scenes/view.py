@@ -5,8 +5,6 @@ the largest weight; see `guides.scenes.proposals`. A handle is a slot. The state
 (1, ...) of all sites by name, slots that are off too, and the log weight of the draw, in nats.
 """
 
-from __future__ import annotations
-
 import torch
 from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites

@@ -1,7 +1,5 @@
 """Shape codes: objects of several kinds, whose codes say which parts they have, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

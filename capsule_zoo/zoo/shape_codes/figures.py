@@ -1,7 +1,5 @@
 """Pictures of shape codes: kinds that their codes bend, and one digit that becomes another."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,7 +30,7 @@ def expected_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) 
 
 
 @torch.no_grad()
-def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> Figure:
+def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> "Figure":
     """Draw the likeliest kinds, each bent by one number of its code, from -2.5 to 2.5.
 
     Args:
@@ -51,7 +49,7 @@ def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> Figure:
 
 
 @torch.no_grad()
-def morphs(model: ShapeCodes, guide: Guide, images: Tensor, pairs: int = 4) -> Figure:
+def morphs(model: ShapeCodes, guide: Guide, images: Tensor, pairs: int = 4) -> "Figure":
     """Draw how one image becomes another: the objects are inferred, and their parts move across.
 
     Parts are where the objects vote for them, and move along straight lines. Between two objects of

@@ -8,8 +8,6 @@ would have been" the parts keep their noise: the object is set to what the slide
 forgets what was read except for the noise, because its parts have other places.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

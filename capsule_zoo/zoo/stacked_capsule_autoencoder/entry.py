@@ -1,7 +1,5 @@
 """Stacked capsule autoencoders (Kosiorek, Sabour, Teh and Hinton 2019)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of stacked capsule autoencoders: reconstructions, templates, parts by object."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +40,7 @@ def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Ten
 
 
 @torch.no_grad()
-def reconstructions(entry: Entry, images: Tensor) -> Figure:
+def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
     """Draw up to 12 images, what parts and objects draw of them, and parts by their objects.
 
     In the row "from objects" each part has the pose that its object votes for. In the last row
@@ -65,7 +63,7 @@ def reconstructions(entry: Entry, images: Tensor) -> Figure:
 
 
 @torch.no_grad()
-def learned_templates(entry: Entry, images: Tensor | None = None) -> Figure:
+def learned_templates(entry: "Entry", images: Tensor | None = None) -> "Figure":
     """Draw every part's template, above the alpha that claims its pixels."""
     color, alpha = entry.model.templates()
     rows = {**in_rows("template", color), **in_rows("alpha", alpha)}

@@ -1,7 +1,5 @@
 """Variational autoencoder, the baseline without capsules (Kingma and Welling 2014)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pyro.infer import TraceMeanField_ELBO

@@ -13,8 +13,6 @@ Their files hold the parameters of the model, the image, the draws and how they 
 image was drawn from its model.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

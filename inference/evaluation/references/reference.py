@@ -21,8 +21,6 @@ References:
     et al. 2020, "Inference Gym".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -25,8 +25,6 @@ References:
     (arXiv 1611.04273): Hamiltonian steps, and temperatures along a sigmoid.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from operator import index
@@ -94,7 +92,7 @@ def annealed_log_likelihood(
     seed: int = 0,
     discrete: bool = True,
     batch_size: int = 512,
-) -> InferenceData:
+) -> "InferenceData":
     """Estimate log p(image) by annealing, and measure the gap on images that the model draws.
 
     It serves every directed model whose latents are continuous, Bernoulli or categorical.
@@ -169,7 +167,7 @@ def annealed_log_likelihood(
     return inference_data(_groups(pair, found, drawn), attributes)
 
 
-def annealed_bounds(idata: InferenceData) -> dict[str, float | int]:
+def annealed_bounds(idata: "InferenceData") -> dict[str, float | int]:
     """Compute the bounds of an annealing, in nats per image, with standard errors over images.
 
     Returns:

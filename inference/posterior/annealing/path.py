@@ -11,8 +11,6 @@ Hamiltonian steps need no borders, and the Jacobian of the transforms is a part 
 that the model enumerates are summed out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +61,7 @@ class State(NamedTuple):
     position: Tensor
     choices: dict[str, Tensor]
 
-    def where(self, accepted: Tensor, other: State) -> State:
+    def where(self, accepted: Tensor, other: "State") -> "State":
         """Return the rows of `self` where `accepted` (rows,), and those of `other` elsewhere."""
         choices = {
             name: torch.where(_over(accepted, value), value, other.choices[name])
@@ -141,7 +139,7 @@ class AnnealedPath:
         """The length of a position."""
         return self.continuous.dimension
 
-    def at(self, images: Tensor) -> AnnealedPath:
+    def at(self, images: Tensor) -> "AnnealedPath":
         """Return the same path for other rows."""
         twin = object.__new__(AnnealedPath)
         twin.__dict__.update(self.__dict__)

@@ -15,8 +15,6 @@ References:
     Neal 2001, "Annealed Importance Sampling"; Neal 2011, "MCMC using Hamiltonian dynamics".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

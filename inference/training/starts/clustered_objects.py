@@ -8,8 +8,6 @@ bends the constellation along the main directions of the cluster, and the encode
 by regression to tell the cluster, and the numbers along these directions, from the parts.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

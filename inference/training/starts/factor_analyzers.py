@@ -17,8 +17,6 @@ References:
     Ghahramani & Hinton 1996, "The EM algorithm for mixtures of factor analyzers".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -80,7 +78,7 @@ class FactorAnalyzers(NamedTuple):
         slope = (self.loadings / self.variance.sqrt()[..., None]).flatten(1, 2)
         return _with_prior(slope.mT @ slope)
 
-    def principal(self) -> FactorAnalyzers:
+    def principal(self) -> "FactorAnalyzers":
         """Return the same law with other codes, independent of each other given the parts.
 
         The first number of a code is what the parts determine best.

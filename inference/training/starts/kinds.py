@@ -6,8 +6,6 @@ used. It is the model of shape codes but for the object's pose and the dummy, an
 learned by gradients begins near the best that the model can do.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -21,8 +21,6 @@ References:
     missing data".
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
