@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from capsule_zoo.data import Dataset, MissingData, Split, load_dataset
+from capsule_zoo.data.scenes import SCENES
 from capsule_zoo.models import ImageSpace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
@@ -40,7 +41,8 @@ def data_for(name: str, size: tuple[int, ...] | None) -> Dataset:
     if name not in OFFLINE and not os.environ.get("CAPSULE_ZOO_DATA"):
         pytest.skip(f"CAPSULE_ZOO_DATA is not set, so there is no {name} to test with")
     try:
-        return load_dataset(name, size=size)
+        few = ":train=20" if name in SCENES else ""  # test scenes are drawn for themselves
+        return load_dataset(name + few, size=size)
     except MissingData as missing:
         pytest.skip(str(missing))
 
@@ -51,7 +53,9 @@ def measured_again(name: str, number: int | None):
     images = isinstance(entry.model.space, ImageSpace)
     size = tuple(entry.model.image_shape[1:]) if images else None
     split = data_for(card["data"], size).test
-    return headline(entry, split if number is None else every(split, number)), card["headline"]
+    if number is not None:  # pictures in color take long
+        split = every(split, number // 2 if images and entry.model.image_shape[0] == 3 else number)
+    return headline(entry, split), card["headline"]
 
 
 def test_every_file_of_weights_has_a_card_and_every_card_its_weights():
@@ -115,7 +119,7 @@ def test_weights_load_by_name_and_are_finite(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_headline_holds_on_a_few_images(name):
     found, stated = measured_again(name, SUBSET)
-    assert found["n"] == min(SUBSET, stated["n"]) and agrees(found, stated), (found, stated)
+    assert SUBSET / 2 <= found["n"] <= SUBSET and agrees(found, stated), (found, stated)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_zoo import cli
+from capsule_zoo.data import constellations as scenes_of_points
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
@@ -19,13 +20,15 @@ from capsule_zoo.runs.measurements import guides_of
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--images", "6", "--particles", "2")
+FEW_SCENES = {"scenes": ("--data", "multi-mnist:train=300,test=60")}  # drawn anew by every command
 
 
 def small_words(name: str) -> list[str]:
-    """Return an entry's small sizes as words of the command line; digits have ten classes."""
+    """Return an entry's small sizes and data as words of the command line; digits have ten classes."""
     sizes = small_sizes(name)
     sizes |= {"classes": 10} if "classes" in sizes else {}
-    return [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
+    words = [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
+    return [*words, *FEW_SCENES.get(name, ())]
 
 
 class Terminal:
@@ -54,8 +57,10 @@ class Terminal:
 
 @pytest.fixture
 def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
-    """Return a terminal in an empty folder; only `figure` draws figures, with few pixels."""
+    """Return a terminal in an empty folder, with few scenes; figures have few pixels."""
     monkeypatch.chdir(tmp_path)
+    for split, number in (("TRAINING", 300), ("TESTING", 60), ("VALIDATION", 30)):
+        monkeypatch.setattr(scenes_of_points, split, number)
     savefig = Figure.savefig
 
     def coarse(self: Figure, *args: object, dpi: int, **options: object) -> None:
