@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -278,6 +277,8 @@ def _normalized(log_density: Tensor, corners: Corners, settings: Settings) -> Te
 
 def round_off(weights: Tensor) -> Tensor:
     """Return the best permutation for log weights (R, points, corners and clutter), (R, points)."""
+    from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
+
     tables = weights.clamp(min=-1e6).cpu().numpy()
     columns = [linear_sum_assignment(table, maximize=True)[1] for table in tables]
     return torch.from_numpy(np.stack(columns)).to(weights.device)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
@@ -151,6 +150,8 @@ def foreground_ari(owners: Tensor, known: Objects) -> Tensor:
     Args:
         owners: number of the object that each pixel is given to, (N, H, W).
     """
+    from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
+
     values = [
         adjusted_rand_score(true[true > 0].cpu(), found[true > 0].cpu()) if many else torch.nan
         for true, found, many in zip(known.numbers, owners, known.counts > 1, strict=True)

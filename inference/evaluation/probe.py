@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
@@ -170,6 +169,8 @@ def name_clusters(clusters: np.ndarray, labels: np.ndarray, classes: np.ndarray)
         labels: the class of every image, (N,).
         classes: the classes, one for each cluster.
     """
+    from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
+
     together = clusters[:, None] == np.arange(len(classes))
     counts = together.T.astype(int) @ (labels[:, None] == classes).astype(int)
     _, chosen = linear_sum_assignment(counts, maximize=True)

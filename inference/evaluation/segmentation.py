@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import adjusted_rand_score, mutual_info_score
 from torch import Tensor
 
 FEW_OBJECTS = 4  # whose exchanges are all tried, for all scenes at once
@@ -52,6 +50,8 @@ def _best_match(agree: Tensor) -> Tensor:
         rows = torch.arange(size)
         orders = itertools.permutations(range(size))
         return torch.stack([agree[:, rows, list(order)].sum(1) for order in orders]).amax(0)
+    from scipy.optimize import linear_sum_assignment  # takes a second, and few need it
+
     found = []
     for table in agree.cpu().numpy():
         rows, columns = linear_sum_assignment(table, maximize=True)
@@ -73,6 +73,8 @@ def relabeled(found: Tensor, true: Tensor, kinds: Sequence[int]) -> Tensor:
 
 def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute the adjusted Rand index of each scene's segments, (S,); 1 where they are equal."""
+    from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
+
     _check(found, true, present, None)
     scores = [adjusted_rand_score(t, f) for f, t in _scenes(found, true, present)]
     return torch.tensor(scores)
@@ -80,6 +82,8 @@ def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
 
 def variation_of_information(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute H(found | true) + H(true | found) of each scene's segments, (S,), in nats."""
+    from sklearn.metrics import mutual_info_score  # takes a second, and few need it
+
     _check(found, true, present, None)
     scores = [
         mutual_info_score(f, f) + mutual_info_score(t, t) - 2 * mutual_info_score(t, f)

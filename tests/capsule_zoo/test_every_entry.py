@@ -24,7 +24,7 @@ FEW_SCENES = {"scenes": ("--data", "multi-mnist:train=300,test=60")}  # drawn an
 
 
 def small_words(name: str) -> list[str]:
-    """Return an entry's small sizes and data as words of the command line; digits have ten classes."""
+    """Return an entry's small sizes and data as words of a command line; digits have 10 classes."""
     sizes = small_sizes(name)
     sizes |= {"classes": 10} if "classes" in sizes else {}
     words = [w for key, size in sizes.items() for w in ("--set", f"{key}={json.dumps(size)}")]
