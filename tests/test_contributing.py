@@ -21,7 +21,8 @@ import capsule_zoo
 from capsule_zoo.cli import main
 
 assert Path(capsule_zoo.__file__).is_relative_to(Path.cwd())
-for command in ("list", "train blob --steps 2", "evaluate RUN --images 8 --particles 2", "report"):
+evaluate, report = "evaluate RUN --images 8 --particles 2", "report --results few"
+for command in ("list", "train blob --steps 2", evaluate, report):
     try:
         main(command.replace("RUN", "runs/blob-digits-0").split())
     except SystemExit as ended:
@@ -43,6 +44,7 @@ def house(tmp_path_factory) -> Path:
     shutil.copy(ROOT / "setup.cfg", copy)
     ((place, example),) = re.findall(r"`(\S+/blob\.py)`:\n\n```python\n(.*?)```", text, re.DOTALL)
     (copy / place).write_text(example)
+    shutil.copytree(ROOT / "results" / "vae", copy / "few" / "vae")
     return copy
 
 

@@ -50,7 +50,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["shift", "rotate", "one-shot"])
-def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
+def test_a_record_holds_every_decoder_inside_and_outside(small, unpainted, tmp_path, name):
     result, path = reproduce(f"generative-capsnet/{name}", OPTIONS, folder=tmp_path, **SMALL)
     metrics = read_record(f"generative-capsnet/{name}", tmp_path)["metrics"]
     suffixes = ("", "_antidiagonal") if name == "shift" else ("",)
@@ -73,7 +73,7 @@ def test_a_record_holds_every_decoder_inside_and_outside(small, tmp_path, name):
     assert set(result.table.index) == set(DECODERS)
 
 
-def test_bounds_of_laws_under_every_angle(small, tmp_path):
+def test_bounds_of_laws_under_every_angle(small, unpainted, tmp_path):
     """All classes at every angle; the capsule network with the higher bound is kept."""
     settings = {**SMALL, "seeds": 1, "bounded": 10, "particles": 3}
     result, path = reproduce("generative-capsnet/mnist", OPTIONS, folder=tmp_path, **settings)

@@ -5,6 +5,7 @@ import sys
 import pandas as pd
 import pytest
 from test_cli import TRAIN, refused, run
+from test_every_entry import small_words
 
 from capsule_zoo.inference.training import trainer
 from capsule_zoo.runs.folder import RunFolder
@@ -54,7 +55,8 @@ def test_history_grows_with_the_run_and_a_resumed_run_goes_on_with_it(tmp_path, 
 
 def test_history_of_a_run_in_stages_counts_all_steps(tmp_path, watched):
     seen, _ = watched
-    entry = ["train", "stacked-capsule-autoencoder", "--data", "digits", "--quiet"]
+    name = "stacked-capsule-autoencoder"
+    entry = ["train", name, *small_words(name), "--data", "digits", "--quiet"]
     assert run(*entry, "--steps", "4", "--batch-size", "8", "--out", tmp_path / "run") == 0
     final = pd.read_csv(tmp_path / "run" / "history.csv")
     assert len(final) >= 4

@@ -96,7 +96,7 @@ def test_what_free_form_loses_by_independence_a_corrected_guide_keeps():
     guide, images = Walker(model), model(batch_size=20)
     evidence = model.log_evidence(images).mean().item()
     lost = {
-        law: evidence - elbo(model, refine(model, guide, images, steps=600, law=law).guide, images)
+        law: evidence - elbo(model, refine(model, guide, images, steps=300, law=law).guide, images)
         for law in ("corrected", "normal")
     }
     assert evidence - elbo(model, guide, images) > 1
@@ -109,11 +109,11 @@ def test_bits_keep_their_order_too():
     model = Bits()
     guide, images = Reader(model), model(batch_size=30)
     evidence = model.log_joint(images).logsumexp((1, 2)).mean().item()
-    corrected = refine(model, guide, images, steps=300, law="corrected", lr=0.1).guide
-    free = refine(model, guide, images, steps=300, law="normal", lr=0.03).guide
-    start, after = (elbo(model, each, images, 2000) for each in (guide, corrected))
+    corrected = refine(model, guide, images, steps=200, law="corrected", lr=0.1).guide
+    free = refine(model, guide, images, steps=200, law="normal", lr=0.04).guide
+    start, after = (elbo(model, each, images, 1000) for each in (guide, corrected))
     assert start < after < evidence + 0.02
-    assert after > elbo(model, free, images, 2000) + 0.1
+    assert after > elbo(model, free, images, 1000) + 0.1
 
 
 SERVED = (

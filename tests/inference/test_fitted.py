@@ -47,7 +47,7 @@ def test_correlations_cost_independent_sites_their_known_nats_and_a_low_rank_non
     evidence = model.log_evidence(images).mean().item()
     lost = {}
     for law in ("normal", "low_rank"):
-        found = refine(model, None, images, steps=1500, law=law, lr=0.02)
+        found = refine(model, None, images, steps=750, law=law, lr=0.03)
         check_pair(model, found.guide, images)
         elbo = summarize(evaluate(model, found.guide, images, num_particles=400))["elbo"]
         lost[law] = evidence - elbo
