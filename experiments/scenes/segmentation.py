@@ -81,7 +81,14 @@ class Settings:
     sizes: Any = None
 
 
-@experiment("scenes/segmentation", data="multi-mnist", minutes=24, takes=Settings, of_runs=True)
+@experiment(
+    "scenes/segmentation",
+    data="multi-mnist",
+    minutes=24,
+    lead="multi_mnist",
+    takes=Settings,
+    of_runs=True,
+)
 def segmentation(options: Options, **settings: Any) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (24 core-minutes).
 
@@ -164,9 +171,8 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
     classes = scenes.objects.classes[scene, digit][met]
     reader = codes.guide.with_scope("parts")
     splits = labelled[:few], Split(windows, classes)
-    beliefs = [
-        read_objects(codes.guide, part_sets(reader, split).images).belief for split in splits
-    ]
+    read = [part_sets(reader, split).images for split in splits]
+    beliefs = [read_objects(codes.guide, parts).belief for parts in read]
     share, _, _ = classes_found(beliefs, [split.labels for split in splits])["classes_found"]
     right = share * met.float().mean().item()
     return right, (right * (1 - right) / len(met)) ** 0.5, len(met)
@@ -193,9 +199,8 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
 
 def on_photographs(digits: Split, photos: Split, number: int, seed: int) -> Split:
     """Return scenes of 0 to 2 digits in random colors, each on a photograph of 50x50 pixels."""
-    images, known = gray_scenes(
-        digits.images, digits.labels, number, grounds=photos.images, seed=seed
-    )
+    how: Any = dict(grounds=photos.images, seed=seed)
+    images, known = gray_scenes(digits.images, digits.labels, number, **how)
     return Split(images, known.counts, "digits on photographs", known)
 
 
@@ -227,8 +232,7 @@ def colour(
     for ground in ("picture", "color"):
         pyro.set_rng_seed(options.seed)
         entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
-        measured = learned(entry, data, test, options, length, 5, ground)
-        for quantity, number in measured.items():
+        for quantity, number in learned(entry, data, test, options, length, 5, ground).items():
             found.setdefault(quantity, {})[ground] = number
         figures[ground] = found_objects(entry, test.images)
     return Result(found, figures)

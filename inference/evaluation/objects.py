@@ -12,6 +12,7 @@ from torch import Tensor
 
 from capsule_zoo.data.scenes import Objects, boxes_of, masks_of
 from capsule_zoo.guides.scenes.proposals import SceneGuide
+from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.inference.training.memory import keep_memory
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.common.modes import seeded
@@ -150,13 +151,9 @@ def foreground_ari(owners: Tensor, known: Objects) -> Tensor:
     Args:
         owners: number of the object that each pixel is given to, (N, H, W).
     """
-    from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
-
-    values = [
-        adjusted_rand_score(true[true > 0].cpu(), found[true > 0].cpu()) if many else torch.nan
-        for true, found, many in zip(known.numbers, owners, known.counts > 1, strict=True)
-    ]
-    return torch.tensor(values)
+    true, few = known.numbers.flatten(1), known.counts < 2
+    index = adjusted_rand_index(owners.flatten(1), true, (true > 0) | few[:, None])
+    return index.where(~few, torch.nan)
 
 
 def box_overlaps(boxes: Tensor, found: Tensor, known: Objects) -> Tensor:

@@ -75,24 +75,21 @@ def adjusted_rand_index(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute the adjusted Rand index of each scene's segments, (S,); 1 where they are equal."""
     from sklearn.metrics import adjusted_rand_score  # takes a second, and few need it
 
-    _check(found, true, present, None)
     scores = [adjusted_rand_score(t, f) for f, t in _scenes(found, true, present)]
     return torch.tensor(scores)
 
 
 def variation_of_information(found: Tensor, true: Tensor, present: Tensor) -> Tensor:
     """Compute H(found | true) + H(true | found) of each scene's segments, (S,), in nats."""
-    from sklearn.metrics import mutual_info_score  # takes a second, and few need it
+    from sklearn.metrics import mutual_info_score as shared  # takes a second, and few need it
 
-    _check(found, true, present, None)
-    scores = [
-        mutual_info_score(f, f) + mutual_info_score(t, t) - 2 * mutual_info_score(t, f)
-        for f, t in _scenes(found, true, present)
-    ]
+    scenes = _scenes(found, true, present)
+    scores = [shared(f, f) + shared(t, t) - 2 * shared(t, f) for f, t in scenes]
     return torch.tensor(scores).clamp(min=0)
 
 
 def _scenes(found: Tensor, true: Tensor, present: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
+    _check(found, true, present, None)
     return [
         (f[p].numpy(), t[p].numpy())
         for f, t, p in zip(found.cpu(), true.cpu(), present.cpu(), strict=True)
