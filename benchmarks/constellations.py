@@ -16,7 +16,7 @@ import torch
 from harness import Benchmark, Contestants, main
 from scipy.optimize import linear_sum_assignment
 
-from capsule_zoo.data.constellations import TEMPLATES, Scenes, draw_scenes
+from capsule_zoo.data.points import TEMPLATES, Scenes, draw_scenes
 from capsule_zoo.guides import ExactMatching, RansacMatching
 from capsule_zoo.inference.evaluation.segmentation import segmentation_accuracy
 from capsule_zoo.registry import create

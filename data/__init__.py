@@ -2,10 +2,10 @@
 
 from capsule_zoo.data import transforms
 from capsule_zoo.data.batches import Batches
-from capsule_zoo.data.constellations import Scenes, draw_scenes, read_scenes
 from capsule_zoo.data.datasets import dataset_names, load_dataset, register_dataset
 from capsule_zoo.data.files import MissingData
 from capsule_zoo.data.missing import hide, occluded
+from capsule_zoo.data.points import Scenes, draw_scenes, read_scenes
 from capsule_zoo.data.sources import Source
 from capsule_zoo.data.splits import Dataset, Split
 from capsule_zoo.data.toys3d import Toys3D

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from capsule_zoo.data.constellations import constellations, constellations_of
 from capsule_zoo.data.pictures import ARRAYS
 from capsule_zoo.data.plugins import import_plugins
+from capsule_zoo.data.points import constellations, constellations_of
 from capsule_zoo.data.scenes import SCENES, scene_reader
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import (
@@ -56,7 +56,7 @@ def load_dataset(
         name: one of `dataset_names()`. `folder:PATH` reads images from one folder per class, or
             from a flat folder or a NumPy file `.npy` or `.npz`; a path alone will do. Images
             without classes have no labels, None. `constellations:FILE.npz` reads scenes of points,
-            see `data.constellations.read_scenes`.
+            see `data.points.read_scenes`.
         root: the folder with torchvision's own folders (`MNIST/raw`, ...). By default the
             environment variable CAPSULE_ZOO_DATA; without either, files are downloaded to the
             user's cache.

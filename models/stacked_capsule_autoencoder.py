@@ -40,7 +40,6 @@ References:
 
 import math
 from dataclasses import dataclass
-from typing import Self
 
 import pyro
 import pyro.distributions as dist
@@ -49,7 +48,7 @@ from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.checks import check_at_least, check_one_of, check_positive
+from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.parts import poses, templates
 from capsule_zoo.models.parts.object_votes import (
     FeaturedCapsules,
@@ -67,7 +66,6 @@ from capsule_zoo.models.parts.parent_selection import Level, as_presence, log_pr
 from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.parts.pixel_mixture import TintedMixture
 
-SCOPES = ("scene", "objects", "parts")
 _COLOR_UNITS = 32  # hidden units of the perceptron from features to colors
 _BRIGHT = 2.0  # logit of the first colors: templates learn shapes before they are tinted
 
@@ -116,9 +114,11 @@ class StackedCapsuleAutoencoder(PartsModel):
             unknown presence.
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
-    The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W).
+    The image site is in the images plate at dim -2, so its value is (B, 1, C, H, W). In the scope
+    "parts" (`with_scope`) parts have broad laws of their own.
     """
 
+    scopes = ("scene", "objects", "parts")
     plate_dims = {"images": -2, "objects": -1, "parts": -1}
 
     def __init__(
@@ -143,7 +143,6 @@ class StackedCapsuleAutoencoder(PartsModel):
         check_positive(sigma_image=sigma_image, sigma_top=sigma_top)
         levels = Level("object", objects), Level("part", parts)
         super().__init__(image_shape, levels, presence, temperature)
-        self.scope = "scene"
         self.object_features = votes.object_features
         self.part_features = part_features
         self.classes = classes
@@ -175,18 +174,10 @@ class StackedCapsuleAutoencoder(PartsModel):
         """The weight of the dummy, and the deviation of its parts' poses."""
         return self.clutter.epsilon, self.clutter.sigma_dummy
 
-    def with_scope(self, scope: str) -> Self:
-        """Return the model with the same parameters, reduced to one level, for training in levels.
-
-        Args:
-            scope: "scene" is everything. "parts" has no objects, and broad laws of its own for the
-                parts. In "objects" no image is painted: what is observed are then `PartSets`, the
-                reads of the parts, (1, parts, numbers); see `StackedCapsuleGuide`.
-        """
-        check_one_of("scope", scope, SCOPES)
-        reads = PartSets(self.levels[1].size, 14 + self.part_features)
-        space = reads if scope == "objects" else self.painted
-        return self.sharing_parameters(scope=scope, space=space)
+    @property
+    def part_sets(self) -> PartSets:
+        """The space of the reads of the parts, see `StackedCapsuleGuide`."""
+        return PartSets(self.levels[1].size, 14 + self.part_features)
 
     @property
     def prior_logit(self) -> float:

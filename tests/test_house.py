@@ -12,7 +12,7 @@ LINES = 40_040
 LINES_WITH_EXPERIMENTS = 49_550
 MEDIAN, NINTH_DECILE = 7, 23  # lines of a function
 ARGUMENTS = 12  # of the constructor of a model
-FOLDERS = 6  # of the family that is spread widest
+FOLDERS = 5  # of the family that is spread widest
 
 
 @pytest.fixture(scope="module")

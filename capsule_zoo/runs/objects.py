@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from capsule_zoo.data import Split
-from capsule_zoo.data.constellations import read_scenes, rescaled
 from capsule_zoo.data.files import write_whole
+from capsule_zoo.data.points import read_scenes, rescaled
 from capsule_zoo.guides.constellations.amortized import AmortizedMatching
 from capsule_zoo.guides.constellations.matching import (
     ExactMatching,
@@ -96,7 +96,7 @@ def parse_file(
     in nats, of the scaled scenes.
 
     Args:
-        file: see `data.constellations.read_scenes`; its templates, if any, replace the zoo's.
+        file: see `data.points.read_scenes`; its templates, if any, replace the zoo's.
         guide: "exact", "ransac", "sinkhorn", "mixture", or "amortized" for the set transformer that
             was trained in `run`.
         run: a run folder, or the name of trained weights, whose templates and noise are used.

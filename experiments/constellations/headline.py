@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Split
-from capsule_zoo.data.constellations import Scenes, draw_scenes
+from capsule_zoo.data.points import Scenes, draw_scenes
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, single
 from capsule_zoo.experiments.study import Job, Study

@@ -145,6 +145,10 @@ class PartsGuide(Guide[P]):
         """
         return self._varied(above=above)
 
+    def with_scope(self, scope: str) -> Self:
+        """Return a guide with the same parameters for the model's `with_scope`."""
+        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
+
     def with_turns(self, turns: int) -> Self:
         """Return a guide with the same parameters that tries `turns` turns of the image."""
         reader = replace(self.reader, turns=turns)

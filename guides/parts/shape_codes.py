@@ -96,10 +96,6 @@ class ShapeCodesGuide(PartsGuide[ShapeCodes]):
         found = self.infer_objects(self.model, parts)
         return found.points() if self.objects == "delta" else found
 
-    def with_scope(self, scope: str) -> "ShapeCodesGuide":
-        """Return a guide with the same parameters for the model's `with_scope`."""
-        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
-
     def with_enumerated_kinds(self) -> "ShapeCodesGuide":
         """Return a guide with the same parameters whose kinds `TraceEnum_ELBO` sums out."""
         return self.sharing_parameters(kind="enumerated")

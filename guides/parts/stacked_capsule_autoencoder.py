@@ -138,10 +138,6 @@ class StackedCapsuleGuide(PartsGuide[StackedCapsuleAutoencoder]):
                 f"centered={reader.centered}; give a PartReader with turns=1 and centered=False"
             )
 
-    def with_scope(self, scope: str) -> Self:
-        """Return a guide with the same parameters for the model's `with_scope`."""
-        return self.sharing_parameters(_model=(self.model.with_scope(scope),))
-
     @torch.no_grad()
     def reads(self, images: Tensor, batch_size: int = 500) -> Tensor:
         """Return what is read of the parts, (N, 1, parts, numbers): data of the scope "objects"."""

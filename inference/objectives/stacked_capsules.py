@@ -62,12 +62,11 @@ class StackedCapsuleObjective(Objective):
         present: objects that are present in an image; by default objects / classes of the model.
         stop_inputs: whether the encoder of objects sees parts without their gradients.
         stop_targets: whether the likelihood of part poses leaves the parts as they are.
-        noise: noise on the logits of presences, "uniform", "concrete" or "none".
-        noise_width: width of the uniform noise.
+        noise: width of the uniform noise on the logits of presences, or "concrete" or "none".
         normalized: whether the weights of a part's parents sum to one.
 
     Raises:
-        ValueError: a weight below 0, `present` or `noise_width` not positive, or an unknown noise.
+        ValueError: a weight below 0, `present` or a width not positive, or an unknown noise.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class StackedCapsuleObjective(Objective):
         present: float | None = None,
         stop_inputs: bool = True,
         stop_targets: bool = True,
-        noise: str = "uniform",
-        noise_width: float = 4.0,
+        noise: float | str = 4.0,
         normalized: bool = False,
     ) -> None:
         super().__init__()
@@ -98,17 +96,23 @@ class StackedCapsuleObjective(Objective):
             "deformation": deformation,
         }
         check_at_least(0, **weights)
-        check_positive(noise_width=noise_width)
         if present is not None:
             check_positive(present=present)
-        check_one_of("noise", noise, ("uniform", "concrete", "none"))
+        if isinstance(noise, str):
+            check_one_of("noise", noise, ("concrete", "none"))
+        else:
+            check_positive(noise=noise)
         self.weights = weights
         self.present = present
         self.stop_inputs = stop_inputs
         self.stop_targets = stop_targets
         self.noise = noise
-        self.noise_width = noise_width
         self.normalized = normalized
+
+    @property
+    def width(self) -> float:
+        """The width of the uniform noise, 0 without it."""
+        return 0.0 if isinstance(self.noise, str) else self.noise
 
     def differentiable_loss(
         self, model: Callable, guide: Callable, *args: Any, **kwargs: Any
@@ -131,7 +135,8 @@ class StackedCapsuleObjective(Objective):
                 f"{type(model).__name__}; for other models use Trace_ELBO"
             )
         if hasattr(guide, "with_switches"):
-            guide = guide.with_switches(self.stop_inputs, self.noise, self.noise_width)
+            kind = ("uniform", self.noise) if self.width else (self.noise,)
+            guide = guide.with_switches(self.stop_inputs, *kind)
         drawn = poutine.trace(guide).get_trace(*args, **kwargs)
         trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
         found = {}
@@ -142,8 +147,7 @@ class StackedCapsuleObjective(Objective):
         if model.scope == "parts":
             return found
         objects, parts = (drawn_capsules(trace, level.name) for level in model.levels)
-        noise = self.noise_width if self.noise == "uniform" and model.relaxed else 0.0
-        votes = model.votes(objects, noise)
+        votes = model.votes(objects, self.width if model.relaxed else 0.0)
         return {**found, **self._of_objects(model, votes, parts)}
 
     def _of_objects(

@@ -34,6 +34,7 @@ from capsule_zoo.models.parts.parent_selection import (
     as_presence,
     pose_about_rotations,
 )
+from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.parts.pixel_mixture import PixelMixture
 
 _BACKGROUND_WEIGHT = 0.1  # weight of the background, compared with alphas that reach 1
@@ -116,10 +117,15 @@ class PartsModel(Model):
 
     Attributes:
         painted: the space of the images that the parts paint, whatever the model observes.
+        scopes: what `with_scope` offers.
+        scope: how much of the story the model tells, one of `scopes`.
 
     Raises:
         ValueError: an unknown presence, or a temperature that is not positive.
     """
+
+    scopes: tuple[str, ...] = ("scene",)
+    scope = "scene"
 
     def __init__(
         self,
@@ -140,6 +146,25 @@ class PartsModel(Model):
     @property
     def relaxed(self) -> bool:
         return self.presence == "relaxed"
+
+    @property
+    def part_sets(self) -> PartSets:
+        """The space of what is observed in the scope "objects": one row (t, A) for each part."""
+        return PartSets(self.levels[-1].size, 7)
+
+    def with_scope(self, scope: str) -> Self:
+        """Return the model with the same parameters, reduced to one level, for training in levels.
+
+        Args:
+            scope: one of `scopes`. "scene" is everything. In "parts" no object is drawn, so that
+                parts can be learned first. In "objects" no image is painted: the parts are data.
+
+        Raises:
+            ValueError: an unknown scope.
+        """
+        check_one_of("scope", scope, self.scopes)
+        space = self.part_sets if scope == "objects" else self.painted
+        return self.sharing_parameters(scope=scope, space=space)
 
     def discretized(self) -> Self:
         """Return the model with the same parameters and Bernoulli presences."""

@@ -46,14 +46,11 @@ import torch
 from torch import Tensor, nn
 
 from capsule_zoo.models.base import Site
-from capsule_zoo.models.checks import check_at_least, check_labels, check_one_of
+from capsule_zoo.models.checks import check_at_least, check_labels
 from capsule_zoo.models.parts import poses
 from capsule_zoo.models.parts.painted_parts import ObjectPose, PaintedParts, Painting
 from capsule_zoo.models.parts.parent_selection import Belonging, Capsules, Level
-from capsule_zoo.models.parts.part_sets import PartSets
 from capsule_zoo.models.shape_codes.kinds import ShapeKinds
-
-SCOPES = ("scene", "objects", "parts")
 
 
 class ShapeCodes(PaintedParts):
@@ -73,8 +70,11 @@ class ShapeCodes(PaintedParts):
 
     Called as `model(images=None, labels=None, batch_size=1)` it returns the image (B, C, H, W).
     Where labels (B,) are given they are the kinds of the objects. The model may be reduced to a
-    scope, see `with_scope`.
+    scope, see `with_scope`: in "parts" the object is of the first kind, at the identity, with a
+    code of zeros; in "objects" presences are observed, 0 or 1 (`as_part_sets`).
     """
+
+    scopes = ("scene", "objects", "parts")
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class ShapeCodes(PaintedParts):
         self.plate_dims = {"images": -2, "parts": -1} | ({"slots": -1} if slots > 1 else {})
         self.codes = codes
         self.slots = slots
-        self.scope = "scene"
         self.kind = "guided"
         self.kind_logits = nn.Parameter(torch.zeros(kinds))  # log pi
         self.shapes = ShapeKinds(kinds, parts, codes, belonging)
@@ -129,6 +128,10 @@ class ShapeCodes(PaintedParts):
             parts = (Site("part_parent", both, discrete=True, enumerated=True), *parts)
         return {"scene": objects + parts, "objects": objects, "parts": parts}[self.scope]
 
+    @property
+    def relaxed(self) -> bool:
+        return super().relaxed and self.scope != "objects"
+
     def with_enumerated_kinds(self) -> "ShapeCodes":
         """Return the model with the same parameters that sums out the kind by enumeration.
 
@@ -139,23 +142,6 @@ class ShapeCodes(PaintedParts):
         """
         self._refuse_slots("with_enumerated_kinds")
         return self.sharing_parameters(kind="enumerate")
-
-    def with_scope(self, scope: str) -> "ShapeCodes":
-        """Return the model with the same parameters, reduced to one level, for training in levels.
-
-        Args:
-            scope: "scene" is everything. In "parts" the object has no latent site: it is of the
-                first kind, at the identity, with a code of zeros, so that parts can be learned
-                first. In "objects" the parts are data: what is observed are then `PartSets`,
-                (1, P, 7), one row (t, A) for each part, see `as_part_sets`.
-        """
-        check_one_of("scope", scope, SCOPES)
-        on_parts = scope == "objects"
-        return self.sharing_parameters(
-            scope=scope,
-            presence="discrete" if on_parts else self.presence,
-            space=PartSets(self.levels[-1].size, 7) if on_parts else self.painted,
-        )
 
     def _refuse_slots(self, name: str) -> None:
         """Raise ValueError if the model has several slots."""

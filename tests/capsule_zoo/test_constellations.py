@@ -8,7 +8,7 @@ import torch
 
 from capsule_zoo import cli
 from capsule_zoo.data import draw_scenes
-from capsule_zoo.data.constellations import SHAPES, Scenes
+from capsule_zoo.data.points import SHAPES, Scenes
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.constellations import headline as experiment
 from capsule_zoo.experiments.constellations import headline as learning

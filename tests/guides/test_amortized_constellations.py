@@ -6,7 +6,7 @@ import pyro
 import pytest
 import torch
 
-from capsule_zoo.data.constellations import SHAPES, draw_scenes
+from capsule_zoo.data.points import SHAPES, draw_scenes
 from capsule_zoo.guides import AmortizedMatching, ExactMatching
 from capsule_zoo.guides.constellations.amortized import dreams, exchanges, views
 from capsule_zoo.guides.constellations.exact import groups

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pyro.infer import Trace_ELBO
 
-from capsule_zoo.data.constellations import SHAPES, TEMPLATES, draw_scenes
+from capsule_zoo.data.points import SHAPES, TEMPLATES, draw_scenes
 from capsule_zoo.guides import ExactMatching, MixtureMatching, RansacMatching, SinkhornMatching
 from capsule_zoo.guides.constellations.em import Corners, Poses, fit_poses, patterns, round_off
 from capsule_zoo.guides.constellations.exact import groups

@@ -269,8 +269,8 @@ def test_other_models_and_wrong_weights_are_refused(pair, images):
         StackedCapsuleObjective(noise="normal")
     with pytest.raises(ValueError, match="present must be positive"):
         StackedCapsuleObjective(present=0.0)
-    with pytest.raises(ValueError, match="noise_width must be positive"):
-        StackedCapsuleObjective(noise_width=0.0)
+    with pytest.raises(ValueError, match="noise must be positive"):
+        StackedCapsuleObjective(noise=0.0)
 
 
 def test_the_terms_of_a_scope_are_those_of_its_level(pair, images):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from capsule_zoo.data.constellations import SHAPES, draw_scenes
+from capsule_zoo.data.points import SHAPES, draw_scenes
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.guides import ExactMatching
 from capsule_zoo.guides.constellations.exact import groups

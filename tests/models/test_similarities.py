@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal
 
-from capsule_zoo.data.constellations import SHAPES
+from capsule_zoo.data.points import SHAPES
 from capsule_zoo.models.constellations.similarities import (
     Noise,
     Template,

@@ -7,7 +7,7 @@ from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Dataset
-from capsule_zoo.data.constellations import SHAPES
+from capsule_zoo.data.points import SHAPES
 from capsule_zoo.guides import (
     AmortizedMatching,
     ExactMatching,
