@@ -27,9 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capsule_zoo.guides import PartWholeGuide
 from capsule_zoo.inference import loss_per_image
-from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.parts import poses
-from capsule_zoo.models.parts.painted_parts import Painting
+from capsule_zoo.models import Capsules, Painting, PartWholeCapsules, poses
 from capsule_zoo.models.parts.parent_selection import log_presence
 from capsule_zoo.sizes import sized
 

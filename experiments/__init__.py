@@ -41,15 +41,13 @@ from capsule_zoo.records import (
     write_json,
     write_record,
 )
-from capsule_zoo.registry import save
+from capsule_zoo.registry import Entry, save
 from capsule_zoo.runs.folder import in_use, read_metrics
 from capsule_zoo.sizes import Size, Takes, check_sizes, known_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from capsule_zoo.registry import Entry
 
 ROLES = ("comparison",)
 
@@ -68,7 +66,7 @@ class Result:
     metrics: Metrics
     figures: "dict[str, Figure]" = field(default_factory=dict)
     table: "pd.DataFrame | None" = None
-    entry: "Entry | None" = None
+    entry: Entry | None = None
 
 
 @dataclass(frozen=True)

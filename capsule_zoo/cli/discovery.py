@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from capsule_zoo._version import __version__
-from capsule_zoo.cli.options import AsJson, print_json, print_list
+from capsule_zoo.cli.options import AsJson, EntryArgument, print_json, print_list
 from capsule_zoo.records import FOLDER
 
 
@@ -39,12 +39,7 @@ def list_entries(
     print_json(as_json, found)
 
 
-def show(
-    name: Annotated[
-        str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
-    ],
-    as_json: AsJson = False,
-) -> None:
+def show(name: EntryArgument, as_json: AsJson = False) -> None:
     """Show the components of an entry and its settings.
 
     Prints its sizes with defaults and types, guides, latent sites, objective, training settings,
@@ -82,22 +77,23 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import",
-            metavar="MODULE",
-            help="Import a module with entries, guides, data sets or experiments; may be repeated.",
-        ),
-    ] = None,
-) -> None:
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+    ),
+]
+Modules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import a module with entries, guides, data sets or experiments; may be repeated.",
+    ),
+]
+
+
+def options(version: Version = False, modules: Modules = None) -> None:
     """Take the options of all commands."""
     if modules:
         from capsule_zoo.data.plugins import import_by_name

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from capsule_zoo.cli.options import Data, DataRoot
+from capsule_zoo.cli.options import Data, DataRoot, EntryArgument
 
 NEEDED = ("ipywidgets", "anywidget")
 SERVERS = ("voila", "jupyterlab")  # the first one that is installed; Voila shows the widgets alone
@@ -16,9 +16,7 @@ INSTALL = "pip install 'capsule-zoo[explore]'"
 
 
 def explore(
-    source: Annotated[
-        str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
-    ],
+    source: EntryArgument,
     data: Data = None,
     data_root: DataRoot = None,
     out: Annotated[

@@ -6,6 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+EntryArgument = Annotated[
+    str, typer.Argument(metavar="ENTRY", help="An entry, trained weights, or a run folder.")
+]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder, or the name of trained weights.")
 ]

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from capsule_zoo.explore.view import Control, Place, View
 from capsule_zoo.guides import Guide, KnownLatents
-from capsule_zoo.inference import intervene
+from capsule_zoo.inference import intervene, refine
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
-from capsule_zoo.inference.posterior.refine import refine
-from capsule_zoo.models import Capsules
-from capsule_zoo.models.parts import poses
+from capsule_zoo.models import Capsules, poses
 from capsule_zoo.models.parts.painted_parts import PaintedParts
 from capsule_zoo.zoo.part_whole.figures import colored_parts, seen_of_parts
 

@@ -9,10 +9,8 @@ from torch import Tensor
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, MissingData, load_dataset
 from capsule_zoo.explore.view import View
-from capsule_zoo.models import PartWholeCapsules, Scenes, ShapeCodes
-from capsule_zoo.models.base import Model
+from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.models.networks.on_request import OnRequest
 from capsule_zoo.registry import (
     Entry,
     create,

@@ -14,7 +14,14 @@ from scipy.special import logsumexp
 from torch import nn
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.inference import annealed_bounds, annealed_log_likelihood, evaluate, widen
+from capsule_zoo.inference import (
+    SemiAmortized,
+    annealed_bounds,
+    annealed_log_likelihood,
+    evaluate,
+    gauss_newton,
+    widen,
+)
 from capsule_zoo.inference.evaluation.summary import (
     per_image_elbo,
     pooled_log_weight,
@@ -22,8 +29,6 @@ from capsule_zoo.inference.evaluation.summary import (
     summarize,
 )
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath
-from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.registry import Entry
 from capsule_zoo.runs.measurements import WIDEN_IMAGES, as_scored, refuse_without_bound
 
@@ -149,10 +154,8 @@ def losses(own: "InferenceData", lower: np.ndarray, few: int | None = None) -> d
         bounds[f"iwae_{few}"] = np.mean([_log_mean(group) for group in groups], axis=0)
     found: dict[str, Any] = {name: own.attrs[name] for name in ("data", "guide")}
     for name, values in bounds.items():
-        found[name] = float(values.mean())
-        found[f"{name}_se"] = standard_error(values)
-        found[f"lost_{name}"] = float((lower - values).mean())
-        found[f"lost_{name}_se"] = standard_error(lower - values)
+        for label, each in ((name, values), (f"lost_{name}", lower - values)):
+            found[label], found[f"{label}_se"] = float(each.mean()), standard_error(each)
     summary = summarize(own)
     return found | {name: summary[name] for name in ("ess", "pareto_k", "num_particles")}
 

@@ -45,9 +45,9 @@ from capsule_zoo.inference import (
     WakeSleep,
     compare,
     pretrain,
+    train_classifier,
 )
 from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, mean_images
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load

@@ -25,8 +25,7 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.experiments.common.overlaps import Overlap, separated
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train, trained
-from capsule_zoo.inference import Inputs, reconstruct
-from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.capsule_network.entry import ROUTINGS

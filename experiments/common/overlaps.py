@@ -8,10 +8,11 @@ only (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6).
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyro
 import torch
+from matplotlib.figure import Figure
 from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 
@@ -33,9 +34,6 @@ from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create, load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +79,7 @@ def different_pairs(split: Split, scatter: Callable[..., Tensor], seed: int) -> 
     return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
 
 
-def taken_out(entry: Entry, pairs: Pairs) -> "tuple[Numbers, Figure]":
+def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
     """Draw single capsules of overlays with the guide's `take_out`.
 
     Returns:

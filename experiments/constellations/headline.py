@@ -9,16 +9,16 @@ the noise sigma on the templates: 0, 01 for 0.1 and 025 for 0.25.
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyro
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Split
-from capsule_zoo.data.points import Scenes, draw_scenes
+from capsule_zoo.data import Scenes, Split, draw_scenes
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error, single
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
@@ -38,9 +38,6 @@ from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.runs.objects import GUIDES
 from capsule_zoo.zoo.constellations.entry import learn_from
 from capsule_zoo.zoo.constellations.figures import SHOWN, scene_rows, template_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TIMED = 512  # scenes
 
@@ -79,33 +76,28 @@ def parse(
         entry = create("constellations", sigma=sigma)
         model = entry.model.double()
         law, parses = model.law(), {}
-        grid: dict[str, dict[str, Number]] = {}
+        rows: dict[str, Numbers] = {}
         for name in guides:
             options.say(f"{name} on scenes with sigma {sigma:g}")
             guide = GUIDES[name](model)
             found, seconds = timed(guide, drawn)
             parses[name] = (found.objects, found.corners)
-            for measure, row in measures(found, drawn, law.kinds).items():
-                grid.setdefault(measure, {})[name] = row
+            rows[name] = measures(found, drawn, law.kinds)
             if suffix == "01":
                 speed[name] = (seconds, None, TIMED)
-        grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
+        grids[f"noise {sigma:g}"] = Table(by_quantity(rows), "{quantity}_{variant}_" + suffix)
         options.say("The exact posterior's own accuracy")
-        for quantity, number in ceilings(law, drawn.points).items():
-            own.setdefault(quantity, {})[suffix] = number
+        own[suffix] = ceilings(law, drawn.points)
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
         chosen = hard_scenes(parses, drawn, law)
-        shown = {"true": (drawn.objects[chosen], drawn.corners[chosen])}
-        for name, (objects, corners) in parses.items():
-            alike = relabeled(objects[chosen], drawn.objects[chosen], law.kinds)
-            shown[name] = (alike, corners[chosen])
+        shown = beside_truth(parses, drawn[chosen], chosen, law.kinds)
         figures[suffix] = scene_rows(law, drawn.points[chosen], shown, title)
         if suffix == "025":
             figures["ambiguous"] = two_readings(law, drawn)
     metrics: Metrics = {
         **grids,
         "speed": Table({"seconds": speed}),
-        "the exact posterior, noise": Table(own),
+        "the exact posterior, noise": Table(by_quantity(own)),
     }
     return Result(metrics, figures)
 
@@ -163,7 +155,7 @@ def _expected(group: Group) -> list[tuple[float, float, float]]:
 
 
 @torch.no_grad()
-def two_readings(law: SceneLaw, scenes: Scenes) -> "Figure":
+def two_readings(law: SceneLaw, scenes: Scenes) -> Figure:
     """Draw scenes whose two likeliest readings are most nearly as likely as each other."""
     first, second = Matchings.empty(scenes.points), Matchings.empty(scenes.points)
     ratio = torch.zeros(len(scenes))
@@ -179,15 +171,32 @@ def two_readings(law: SceneLaw, scenes: Scenes) -> "Figure":
         group.write(first, list(ways[best].T))
         group.write(second, list(ways[rest.argmax(1)].T))
     chosen = ratio.argsort(descending=True)[:SHOWN]
-    shown = {"true": (scenes.objects[chosen], scenes.corners[chosen])}
-    for name, found in (("first reading", first), ("second reading", second)):
-        alike = relabeled(found.objects[chosen], scenes.objects[chosen], law.kinds)
-        shown[name] = (alike, found.corners[chosen])
+    named = {"first reading": first, "second reading": second}
+    readings = {name: (found.objects, found.corners) for name, found in named.items()}
+    shown = beside_truth(readings, scenes[chosen], chosen, law.kinds)
     title = "Scenes with two readings that are nearly as likely as each other"
     return scene_rows(law, scenes.points[chosen], shown, title)
 
 
-def hard_scenes(parses: dict[str, tuple[Tensor, Tensor]], scenes: Scenes, law: SceneLaw) -> Tensor:
+Parse = tuple[Tensor, Tensor]  # the object and the corner of every point, (S, N) each
+
+
+def beside_truth(
+    parses: dict[str, Parse], scenes: Scenes, chosen: Tensor, kinds: Sequence[int]
+) -> dict[str, Parse]:
+    """Return chosen scenes as they are ("true") and as they are parsed, with objects named alike.
+
+    Args:
+        scenes: the chosen scenes.
+        chosen: their numbers among those that were parsed.
+    """
+    shown = {"true": (scenes.objects, scenes.corners)}
+    for name, (objects, corners) in parses.items():
+        shown[name] = relabeled(objects[chosen], scenes.objects, kinds), corners[chosen]
+    return shown
+
+
+def hard_scenes(parses: dict[str, Parse], scenes: Scenes, law: SceneLaw) -> Tensor:
     """Return eight scenes with all objects or two: four that guides parse differently, four not."""
     right = [
         segmentation_accuracy(objects, scenes.objects, scenes.present, law.kinds)
@@ -223,23 +232,21 @@ def papers(
     for sigma in sigmas:
         drawn = draw_scenes(scenes, sigma, seed=options.seed)
         model = create("constellations", sigma=sigma).model.double()
-        grid: dict[str, dict[str, Number]] = {}
+        rows: dict[str, Numbers] = {}
         for name in guides:
             options.say(f"{name} on scenes with sigma {sigma:g}")
             objects = GUIDES[name](model).parse(drawn.points).objects
             compared = objects, drawn.objects, drawn.present
             ours = segmentation_accuracy(*compared, model.law().kinds)
             free = segmentation_accuracy(*compared)
-            row = {
+            rows[name] = {
                 "segmentation": mean_and_error(ours),
                 "scenes": mean_and_error((ours > 1 - 1e-6).float()),
                 "papers": mean_and_error(with_absent(free, drawn.present)),
                 "papers_scenes": mean_and_error((free > 1 - 1e-6).float()),
             }
-            for measure, number in row.items():
-                grid.setdefault(measure, {})[name] = number
         suffix = f"{sigma:g}".replace(".", "")
-        grids[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
+        grids[f"noise {sigma:g}"] = Table(by_quantity(rows), "{quantity}_{variant}_" + suffix)
     return Result({**grids})
 
 
@@ -292,11 +299,10 @@ def learned(
         grid, figures[suffix] = _parsed(entry, drawn, proposals, sigma)
         metrics[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
         laws[f"noise {sigma:g}"] = entry.model.law()
-    numbers: dict[str, Numbers] = {}
-    for (suffix, _), outcome in outcomes.items():
-        for quantity, value in outcome.items():
-            numbers.setdefault(quantity, {})[suffix] = single(value)
-    metrics["learning, noise"] = Table(numbers)
+    numbers = {
+        s: {q: single(value) for q, value in own.items()} for (s, _), own in outcomes.items()
+    }
+    metrics["learning, noise"] = Table(by_quantity(numbers))
     title = "Templates that were learned, with their noise"
     figures["templates"] = template_rows(laws, title)
     kept = load(folders[PUBLISHED]) if PUBLISHED in folders else None
@@ -338,7 +344,7 @@ def learn(job: Job[float], *, examples: int, updates: int, batch_size: int) -> d
 
 def _parsed(
     entry: Entry, drawn: Scenes, proposals: int, sigma: float
-) -> "tuple[dict[str, dict[str, Number]], Figure]":
+) -> tuple[dict[str, dict[str, Number]], Figure]:
     """Return all measures of all guides on scenes, and a picture."""
     network = entry.guide_of(AmortizedMatching)
     exact = entry.model.double()
@@ -350,17 +356,12 @@ def _parsed(
         "proposals": network.with_proposals(proposals),
     }
     truth, law = create("constellations").model.law(), exact.law()
-    grid: dict[str, dict[str, Number]] = {}
-    parses = {}
+    rows, parses = dict[str, Numbers](), {}
     for name, guide in guides.items():
         found = guide.parse(drawn.points)
         parses[name] = (found.objects, found.corners)
-        for measure, row in measures(found, drawn, truth.kinds).items():
-            grid.setdefault(measure, {})[name] = row
+        rows[name] = measures(found, drawn, truth.kinds)
     chosen = hard_scenes(parses, drawn, truth)
-    shown = {"true": (drawn.objects[chosen], drawn.corners[chosen])}
-    for name, (objects, corners) in parses.items():
-        alike = relabeled(objects[chosen], drawn.objects[chosen], truth.kinds)
-        shown[name] = (alike, corners[chosen])
+    shown = beside_truth(parses, drawn[chosen], chosen, truth.kinds)
     title = f"Scenes with noise {sigma:g}, parsed with learned templates"
-    return grid, scene_rows(law, drawn.points[chosen], shown, title, {"true": truth})
+    return by_quantity(rows), scene_rows(law, drawn.points[chosen], shown, title, {"true": truth})

@@ -7,11 +7,12 @@ VAE, with the same encoder, is compared with the capsules.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyro
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Rotations
@@ -29,9 +30,6 @@ from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import compare
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CAPSNETS = ("digit_capsules", "continuous", "digit_capsules_linear", "continuous_linear")
 EVERY_ANGLE = replace(TURNED, rare=TURNED.usual)
@@ -93,7 +91,7 @@ def mnist(options: Options, **settings: Any) -> Result:
 
 
 @torch.no_grad()
-def dreams(entry: Entry, requests: Tensor, seed: int) -> "Figure":
+def dreams(entry: Entry, requests: Tensor, seed: int) -> Figure:
     """Draw samples of the prior, each under every request (points, parameters)."""
     pyro.set_rng_seed(seed)
     codes = {name: law.sample((DREAMS,)) for name, law in entry.model.prior().items()}
@@ -104,7 +102,7 @@ def dreams(entry: Entry, requests: Tensor, seed: int) -> "Figure":
     return image_rows(rows, "Draws from the prior, each requested at every 36 degrees")
 
 
-def turned_back(entry: Entry, images: Tensor, seed: int) -> "Figure":
+def turned_back(entry: Entry, images: Tensor, seed: int) -> Figure:
     """Draw images, the turned images, and these turned back by the inferred angles."""
     given, _, found = turned(entry, images, seed)
     rows = {"test image": images, "as given": given}

@@ -20,12 +20,13 @@ addresses, its first attempt, which failed.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Rotations
@@ -49,14 +50,9 @@ from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Inputs
-from capsule_zoo.inference.posterior.transformations import Requested, infer_transformation
+from capsule_zoo.inference import Inputs, Requested, infer_transformation
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load, save
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 DIGIT = 28
 CONCEPTS = ("autoencoder", "digit_capsules")  # decoders whose codes are shown
@@ -448,7 +444,7 @@ def as_table(tables: Mapping[str, Table]) -> pd.DataFrame:
     return pd.DataFrame(columns).drop(index="blank")
 
 
-def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> "Figure":
+def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line: str) -> Figure:
     """Draw the errors along one line, with a panel for each rare class."""
     units = "degrees" if isinstance(protocol.requests, Rotations) else "pixels"
     titles = {f"digit {digit}": i for i, digit in enumerate(RARE)}
@@ -462,7 +458,7 @@ def curves(errors: Mapping[str, Errors], blank: Errors, protocol: Protocol, line
 
 
 @torch.no_grad()
-def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> "Figure":
+def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> Figure:
     """Draw a digit 4 as requested along the first line, and as every decoder renders it."""
     requests = some_requests(data, protocol)
     images = of_class(data, RARE[0])[:1].expand(len(requests), -1, -1, -1)
@@ -474,7 +470,7 @@ def painted(entries: Mapping[str, Entry], data: Dataset, protocol: Protocol) -> 
 
 
 @torch.no_grad()
-def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> "Figure":
+def concepts(entry: Entry, data: Dataset, protocol: Protocol) -> Figure:
     """Draw the first ten codes with a single unit, or a single kind, along the first line.
 
     A unit has its largest value on test images; a kind is certain, and its pose is zero.

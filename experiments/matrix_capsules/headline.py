@@ -12,9 +12,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
 from capsule_zoo.experiments.training import checkpoints, trained
 from capsule_zoo.guides import ClassPose
-from capsule_zoo.inference import Inputs, Pace, fit
-from capsule_zoo.inference.evaluation.classification import error_rate
-from capsule_zoo.inference.evaluation.vote_history import vote_history
+from capsule_zoo.inference import Inputs, Pace, error_rate, fit, vote_history
 from capsule_zoo.models import VariationalAutoencoder
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.routing.capsule_convolution import POSE, RIGHT_COLUMN

@@ -27,8 +27,7 @@ from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import number_curves
-from capsule_zoo.inference import Inputs
-from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 

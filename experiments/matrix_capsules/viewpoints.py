@@ -27,8 +27,7 @@ from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import panels
-from capsule_zoo.inference import Pace
-from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
+from capsule_zoo.inference import Pace, error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 

@@ -17,11 +17,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
@@ -48,9 +49,6 @@ from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.part_whole.figures import colored_parts, infer_parts, learned_templates
 from capsule_zoo.zoo.shape_codes.entry import on_parts_of, part_sets, start_objects
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEGREES = (0, 45, 90, 180)
 TURNED = (45, 90, 180)  # degrees by which images are turned, to see whether parts swap
@@ -222,7 +220,7 @@ def rotated(split: Split, degrees: float) -> Split:
     return replace(split, images=torch.cat(images))
 
 
-def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> "Figure":
+def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) -> Figure:
     """Draw accuracy against the range of rotations in training."""
     kinds = {UPRIGHT: "upright", ROTATED: "rotated as in training"}
     names = {f"{k}_{c}": f"{words}, {w}" for k, words in kinds.items() for c, w in COLUMNS.items()}
@@ -239,7 +237,7 @@ def curves(found: Mapping[str, Numbers], degrees: Sequence[int], chance: float) 
 
 
 @torch.no_grad()
-def parts_of(entry: Entry, data: Dataset) -> "Figure":
+def parts_of(entry: Entry, data: Dataset) -> Figure:
     """Draw three test digits at four turns, and the parts that are found, each in its color."""
     digits = data.test.images[:3].repeat_interleave(4, 0)
     angle = torch.tensor([0.0, 45.0, 90.0, 180.0]).deg2rad().repeat(3)

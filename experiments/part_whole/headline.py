@@ -22,11 +22,19 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.training import checkpoints, train, trained
 from capsule_zoo.guides import FreeForm
-from capsule_zoo.inference import Comparison, Inputs, compare, reconstruct, widen
-from capsule_zoo.inference.evaluation.ancestral import infer
-from capsule_zoo.inference.evaluation.probe import Accuracy, latents, linear_probe
+from capsule_zoo.inference import (
+    Accuracy,
+    Comparison,
+    Inputs,
+    SemiAmortized,
+    compare,
+    infer,
+    latents,
+    linear_probe,
+    reconstruct,
+    widen,
+)
 from capsule_zoo.inference.posterior.fitted import fit_to_images
-from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import Model
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create

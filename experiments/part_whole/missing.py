@@ -1,9 +1,9 @@
 """Hidden halves of digits, filled in by part-whole capsules, by a VAE and from training images."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from pyro.distributions import Normal
 from torch import Tensor
 
@@ -16,9 +16,6 @@ from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import grids as figures
 from capsule_zoo.inference import FilledIn, fill_in
 from capsule_zoo.records import Numbers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MINUTES = 40  # of the capsules, in a full run
 SHOWN = 0.4  # brightness of hidden pixels in the figure
@@ -147,7 +144,7 @@ LABELS = {
 }
 
 
-def draw(images: Tensor, observed: Tensor, found: dict[str, FilledIn]) -> "Figure":
+def draw(images: Tensor, observed: Tensor, found: dict[str, FilledIn]) -> Figure:
     """Draw twelve digits: whole, half hidden, and filled in by each."""
     seen = hide(images, observed).nan_to_num(nan=SHOWN)
     rows = {"image": images[:12], "observed": seen[:12]}

@@ -1,12 +1,13 @@
 """Samples of the prior of part-whole capsules, and how much of a parse its objects predict."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyro
 import torch
+from matplotlib.figure import Figure
 from pyro import poutine
 from pyro.distributions import Categorical
 from torch import Tensor
@@ -40,9 +41,6 @@ from capsule_zoo.models import Capsules, PartWholeCapsules
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MINUTES = 40
 VAE_SHARE = 0.25  # of the time, for the autoencoder: it learns faster
@@ -244,7 +242,7 @@ LABELS = {
 }
 
 
-def draw(rows: dict[str, Tensor]) -> "Figure":
+def draw(rows: dict[str, Tensor]) -> Figure:
     """Draw twelve of each kind next to real digits."""
     shown = {label: rows[name][:12] for name, label in LABELS.items()}
     return image_rows(shown, "Digits, and draws that keep their parts, objects or nothing")

@@ -14,9 +14,7 @@ from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, prob
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import number_curves
-from capsule_zoo.inference import Checks
-from capsule_zoo.inference.evaluation.probe import latents, linear_probe
-from capsule_zoo.inference.training.callbacks import Check
+from capsule_zoo.inference import Check, Checks, latents, linear_probe
 from capsule_zoo.records import Numbers, write_json
 
 

@@ -33,8 +33,9 @@ from capsule_zoo.inference import (
     ReweightedWakeSleep,
     ThermodynamicObjective,
     compare,
+    infer,
+    mean_images,
 )
-from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry
 

@@ -35,8 +35,7 @@ from capsule_zoo.experiments.common.overlaps import Overlap, separated
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, photographs, train
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Inputs, Run, compare
-from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
+from capsule_zoo.inference import Inputs, Run, compare, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load

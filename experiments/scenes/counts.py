@@ -15,10 +15,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import Checks, evaluate
-from capsule_zoo.inference.evaluation.objects import FoundObjects, find_objects
-from capsule_zoo.inference.evaluation.summary import summarize
-from capsule_zoo.inference.training.callbacks import Check
+from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.scenes.figures import counts_against_time

@@ -21,8 +21,7 @@ from capsule_zoo.experiments.common.findings import (
 from capsule_zoo.experiments.scenes.counts import accuracy
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import Checks, Pace
-from capsule_zoo.inference.objectives.summed_presences import SummedPresences
+from capsule_zoo.inference import Checks, Pace, SummedPresences
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry, create

@@ -15,7 +15,7 @@ from torch import Tensor
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.scenes import boxes_of, gray_scenes
 from capsule_zoo.experiments import Options, Result, experiment
-from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.scenes.counts import right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
@@ -227,12 +227,10 @@ def colour(
     photos, digits = photographs("cifar10", options), load_dataset("mnist", options.data_root)
     data = on_photographs(digits.train, photos.train, scenes, 1)
     test = on_photographs(digits.test, photos.test, tested, 2)
-    found: dict[str, Any] = {}
-    figures = {}
+    found, figures = {}, {}
     for ground in ("picture", "color"):
         pyro.set_rng_seed(options.seed)
         entry = create("scenes", image_shape=data.images.shape[1:], ground=ground, **(sizes or {}))
-        for quantity, number in learned(entry, data, test, options, length, 5, ground).items():
-            found.setdefault(quantity, {})[ground] = number
+        found[ground] = learned(entry, data, test, options, length, 5, ground)
         figures[ground] = found_objects(entry, test.images)
-    return Result(found, figures)
+    return Result(by_quantity(found), figures)

@@ -1,9 +1,10 @@
 """Shape codes on shifted digits, tested on digits under affine maps, which training never saw."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset, transforms
@@ -23,9 +24,6 @@ from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DEGREES, SHEAR, SCALE_X, SCALE_Y = range(4)  # columns of the motions; scales are logarithms
 # What is tried at each step of the search: the columns that change together, and by how much.
@@ -150,7 +148,7 @@ def accuracy(seen: Seen, test: Split) -> Number:
     return mean_and_error((seen.answers == test.labels).double())
 
 
-def draw(images: Tensor, motions: Tensor) -> "Figure":
+def draw(images: Tensor, motions: Tensor) -> Figure:
     """Draw digits as they are given, and as they are read."""
     moved = transforms.warp_images(images, matrices_of(motions)).clamp(0, 1)
     rows = {"given": images, "as read": moved}

@@ -15,10 +15,7 @@ from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
 from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import ShapeCodesGuide
-from capsule_zoo.inference import Inputs, compare
-from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.inference.evaluation.probe import linear_probe
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference import Inputs, compare, linear_probe, mean_images, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.shape_codes.entry import part_sets

@@ -20,8 +20,7 @@ from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned
-from capsule_zoo.inference import Checks, fit
-from capsule_zoo.inference.evaluation.ancestral import image_log_likelihood, infer, mean_images
+from capsule_zoo.inference import Checks, fit, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
 from capsule_zoo.inference.evaluation.sample_quality import (
     FeatureClassifier,
@@ -107,8 +106,7 @@ def objects(options: Options, **settings: Any) -> Result:
     real = classifier.read(data.test.images[: chosen.images])
     options.say("Parsing all images")
     published = on_published_parts(chosen.main, chosen, options.seed).guide
-    sets = parsed(data, options.seed, guide=published)
-    sets = replace(sets, test=part_sets(published.with_scope("parts"), data.test, options.seed))
+    sets = parsed(data, options.seed, guide=published, tested=None)
     numbers: Numbers = {}
     main: Entry | None = None
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
@@ -157,8 +155,7 @@ def mnist(
     entry = trained("shape-codes", data, options)
     chosen = Settings(images=images, held_out=held_out, turned=turned)
     options.say("Parsing all images")
-    sets = parsed(data, options.seed, guide=entry.guide)
-    sets = replace(sets, test=part_sets(entry.guide.with_scope("parts"), data.test, options.seed))
+    sets = parsed(data, options.seed, guide=entry.guide, tested=None)
     options.say("Measuring")
     read = read_both(entry.guide, sets, chosen)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)

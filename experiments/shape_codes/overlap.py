@@ -11,9 +11,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.shape_codes.headline import read_objects
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
-from capsule_zoo.models import Capsules, ShapeCodes
-from capsule_zoo.models.parts.painted_parts import ObjectPose, Painting
-from capsule_zoo.models.parts.parent_selection import Belonging
+from capsule_zoo.models import Belonging, Capsules, ObjectPose, Painting, ShapeCodes
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Numbers
 from capsule_zoo.registry import Entry, load

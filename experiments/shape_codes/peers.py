@@ -22,12 +22,10 @@ from capsule_zoo.experiments.shape_codes.headline import (
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.inference import Checks
-from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference import Checks, infer, mean_images, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import load
-from capsule_zoo.zoo.shape_codes.entry import parsed, part_sets
+from capsule_zoo.zoo.shape_codes.entry import parsed
 
 LATENT = 22  # as many as an object has: six numbers of its pose, sixteen of its code
 COMPONENTS = 64  # Gaussians of a fitted prior: as many as there are kinds
@@ -150,8 +148,7 @@ def clusters(
 
     data = load_dataset("mnist", root=options.data_root)
     guide = load(weights).guide
-    sets = parsed(data, options.seed, guide=guide)
-    sets = replace(sets, test=part_sets(guide.with_scope("parts"), data.test, options.seed))
+    sets = parsed(data, options.seed, guide=guide, tested=None)
     labels = sets.train.labels, sets.test.labels
     kinds = [read_objects(guide, split.images).belief for split in (sets.train, sets.test)]
     found = {"kinds_64": classes_found(kinds, labels)}

@@ -18,9 +18,7 @@ from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, read_ob
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import qualities_in_time
-from capsule_zoo.inference import latents, linear_probe
-from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.inference.evaluation.sample_quality import train_classifier
+from capsule_zoo.inference import latents, linear_probe, mean_images, train_classifier
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry, load, save
 from capsule_zoo.zoo.shape_codes.entry import part_sets

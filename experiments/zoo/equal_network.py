@@ -21,8 +21,7 @@ from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import number_curves
-from capsule_zoo.inference import Checks, Inputs
-from capsule_zoo.inference.evaluation.classification import error_rate, fgsm
+from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry
 

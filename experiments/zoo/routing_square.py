@@ -30,8 +30,7 @@ from capsule_zoo.guides import (
     best_belief,
     free_energy,
 )
-from capsule_zoo.inference import Inputs
-from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry

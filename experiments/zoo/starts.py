@@ -15,9 +15,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single, snake_case
 from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import begun, train
-from capsule_zoo.inference import Check, Checks, Inputs
-from capsule_zoo.inference.evaluation.ancestral import infer, mean_images
-from capsule_zoo.inference.evaluation.classification import error_rate
+from capsule_zoo.inference import Check, Checks, Inputs, error_rate, infer, mean_images
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.records import Metrics, Numbers
 from capsule_zoo.registry import Entry, list_models, small_sizes, takes_images

@@ -97,11 +97,8 @@ def score_credit(log_weight: Tensor) -> Tensor:
     if count == 1:
         return bound[None] + 1.0
     others = (log_weight.sum(0) - log_weight) / (count - 1)  # log of their geometric mean
-    replaced = torch.where(
-        torch.eye(count, dtype=torch.bool, device=log_weight.device)[..., None],
-        others[:, None],
-        log_weight[None],
-    )  # (left out, K, B)
+    own = torch.eye(count, dtype=torch.bool, device=log_weight.device)[..., None]
+    replaced = torch.where(own, others[:, None], log_weight)  # (left out, K, B)
     return bound - log_mean_exp(replaced.transpose(0, 1)) + 1.0 / count
 
 

@@ -145,8 +145,7 @@ class Trainer:
             group["lr"] = group["initial_lr"] * share
         self.optimizer.step()
         self.random = random_state(self.workers.device)
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.progress.record(loss.item(), norm.item(), rate)
+        self.progress.record(loss.item(), norm.item(), self.optimizer.param_groups[0]["lr"])
 
     def _loss(self, images: Tensor, labels: Tensor | None, before: dict) -> Tensor:
         try:

@@ -8,8 +8,7 @@ from capsule_zoo.figures.energy import fields, sums
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ExactSwitches, Guide, MeanFieldSwitches
 from capsule_zoo.inference import ContrastiveDivergence, Pace
-from capsule_zoo.models import RBM, CapsuleRBM
-from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models import RBM, CapsuleRBM, check_at_least
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 

@@ -14,9 +14,13 @@ from capsule_zoo.data import Rotations, Shifts
 from capsule_zoo.figures.generic import reconstructions, samples
 from capsule_zoo.guides import ConditionalEncoder
 from capsule_zoo.inference import Pace
-from capsule_zoo.models import ConditionalAutoencoder, ContinuousCapsNet, GenerativeCapsNet
-from capsule_zoo.models.checks import check_one_of
-from capsule_zoo.models.networks.on_request import OnRequest
+from capsule_zoo.models import (
+    ConditionalAutoencoder,
+    ContinuousCapsNet,
+    GenerativeCapsNet,
+    OnRequest,
+    check_one_of,
+)
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.inference.evaluation.ancestral import mean_images
-from capsule_zoo.models import Capsules, PartWholeCapsules
+from capsule_zoo.models import Capsules, PartWholeCapsules, templates
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.models.parts import templates
 from capsule_zoo.models.parts.painted_parts import PaintedParts
 
 if TYPE_CHECKING:

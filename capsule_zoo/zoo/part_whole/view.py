@@ -19,8 +19,7 @@ from torch import Tensor
 from capsule_zoo.explore.painted_parts import PaintedPartsView
 from capsule_zoo.explore.view import Control
 from capsule_zoo.inference.evaluation.ancestral import Sites
-from capsule_zoo.models import Capsules, PartWholeCapsules
-from capsule_zoo.models.parts import poses
+from capsule_zoo.models import Capsules, PartWholeCapsules, poses
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from torch import nn
 
 from capsule_zoo.figures.generic import samples
 from capsule_zoo.guides import AttendInferRepeat, Guide, Peeling, SlotAttention
-from capsule_zoo.inference import Pace
-from capsule_zoo.inference.objectives.summed_presences import SummedPresences
+from capsule_zoo.inference import Pace, SummedPresences
 from capsule_zoo.models import Scenes, check_at_least
 from capsule_zoo.registry import Entry, create, list_models, load, register
 from capsule_zoo.sizes import Takes

@@ -9,8 +9,7 @@ from pyro.infer import Trace_ELBO
 from capsule_zoo.data import Dataset, Split
 from capsule_zoo.guides import RidgeKinds, ShapeCodesGuide
 from capsule_zoo.guides.parts.guide import copy_matching
-from capsule_zoo.inference import Pace
-from capsule_zoo.inference.evaluation.ancestral import infer
+from capsule_zoo.inference import Pace, infer
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.kinds import start_kinds
 from capsule_zoo.models import Capsules, ShapeCodes
@@ -45,11 +44,11 @@ def part_sets(guide: ShapeCodesGuide, split: Split, seed: int = 0) -> Split:
     return Split(sets, split.labels, f"parts of {split.name}")
 
 
-def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide) -> Dataset:
-    """Return a data set of part sets in place of images."""
+def parsed(data: Dataset, seed: int, *, guide: ShapeCodesGuide, tested: int | None = 1) -> Dataset:
+    """Return a data set of part sets in place of images, of `tested` test images; None for all."""
     reader = guide.with_scope("parts")
     train = part_sets(reader, data.train, seed)
-    test = part_sets(reader, data.test[:1], seed)
+    test = part_sets(reader, data.test[:tested], seed)
     seen = data.validation
     validation = part_sets(reader, seen, seed) if len(seen) else test[:0]
     return Dataset(data.name, train, validation, test, data.class_names)

@@ -16,8 +16,7 @@ from torch import Tensor
 from capsule_zoo.explore.painted_parts import PaintedPartsView
 from capsule_zoo.explore.view import Control
 from capsule_zoo.inference.evaluation.ancestral import Sites
-from capsule_zoo.models import Capsules, ShapeCodes
-from capsule_zoo.models.parts import poses
+from capsule_zoo.models import Capsules, ShapeCodes, poses
 
 OBJECT = 0  # the handle of the object; the parts come after it
 

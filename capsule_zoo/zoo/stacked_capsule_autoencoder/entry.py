@@ -17,8 +17,7 @@ from capsule_zoo.guides.parts.guide import Above
 from capsule_zoo.inference import Pace, StackedCapsuleObjective
 from capsule_zoo.inference.training.stages import Stage
 from capsule_zoo.inference.training.starts.clustered_objects import start_objects
-from capsule_zoo.models import StackedCapsuleAutoencoder
-from capsule_zoo.models.checks import check_one_of
+from capsule_zoo.models import StackedCapsuleAutoencoder, check_one_of
 from capsule_zoo.registry import Entry, register, unknown
 from capsule_zoo.sizes import Takes, sized
 from capsule_zoo.zoo.stacked_capsule_autoencoder.figures import learned_templates, reconstructions

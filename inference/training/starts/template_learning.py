@@ -230,12 +230,8 @@ def responsibilities(group: Group) -> tuple[Tensor, list[Tensor]]:
         for each, template in zip(tuples, group.law.templates, strict=True)
     ]
     evidence = replace(group, tuples=tuples, tables=tables).log_evidence()
-    shares = torch.autograd.grad(evidence.sum(), tuples, allow_unused=True)
-    filled = [
-        torch.zeros_like(each) if share is None else share
-        for each, share in zip(tuples, shares, strict=True)
-    ]
-    return evidence.detach(), filled
+    shares = torch.autograd.grad(evidence.sum(), tuples, materialize_grads=True)
+    return evidence.detach(), list(shares)
 
 
 def _moments(law: SceneLaw, index: int, places: Tensor, share: Tensor) -> Moments:
