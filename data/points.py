@@ -102,7 +102,8 @@ def draw_scenes(
     )
     corners = torch.cat([torch.arange(len(shape)) for shape in shapes])
     there = _presences(number, len(shapes), generator)[:, objects]
-    points = rescaled(_placed(number, shapes, sigma, generator), there)
+    placed = _placed(number, shapes, sigma, generator)
+    points = rescaled(placed.masked_fill(~there[..., None], _NAN))
     count = torch.randint(clutter + 1, (number, 1), generator=generator)
     noise = 2 * torch.rand(number, clutter, 2, generator=generator, dtype=torch.float64) - 1
     points = torch.cat([points, noise], 1)
@@ -138,13 +139,12 @@ def _centered(index: int, shape: Tensor) -> Tensor:
         raise ValueError(
             f"template {index} must be finite numbers (corners, 2), not {tuple(shape.shape)}"
         )
-    shape = shape - shape.mean(0)
-    if len(shape) < 2 or not shape.abs().max() > 0:
+    if len(shape) < 2 or not (shape - shape[0]).abs().max() > 0:
         raise ValueError(
             f"template {index} has fewer than two different points, so that its scale and its "
             "angle cannot be inferred; give two points or more"
         )
-    return shape
+    return shape - shape.mean(0)
 
 
 def _presences(number: int, objects: int, generator: torch.Generator) -> Tensor:
@@ -169,10 +169,11 @@ def _placed(
     return torch.cat(placed, 1)
 
 
-def rescaled(points: Tensor, present: Tensor) -> Tensor:
-    """Return scenes whose smallest coordinate is -1 and largest is 1; the axes share both."""
-    low = points.masked_fill(~present[..., None], math.inf).amin((1, 2), keepdim=True)
-    high = points.masked_fill(~present[..., None], -math.inf).amax((1, 2), keepdim=True)
+def rescaled(points: Tensor) -> Tensor:
+    """Return scenes (S, N, 2) shifted and scaled to [-1, 1]; the axes share both. NaN stays NaN."""
+    absent = points.isnan()
+    low = points.masked_fill(absent, math.inf).amin((1, 2), keepdim=True)
+    high = points.masked_fill(absent, -math.inf).amax((1, 2), keepdim=True)
     return 2 * (points - low) / (high - low) - 1
 
 
@@ -252,25 +253,37 @@ def check_points(points: Any, present: Any = None) -> tuple[Tensor, Tensor]:
             f"points must be (S, N, 2), one scene or more in the plane, not {tuple(points.shape)}"
             + "; add the missing dimension with points[None]" * (points.shape[1:] == (2,))
         )
-    if present is None:
-        present = ~points.isnan().all(-1)
-    present = torch.as_tensor(present)
-    if present.shape != points.shape[:-1]:
-        raise ValueError(
-            f"present must be {tuple(points.shape[:-1])}, one number for each point, not "
-            f"{tuple(present.shape)}"
-        )
-    if not ((present == 0) | (present == 1)).all():
-        raise ValueError("present must hold 0 and 1, or False and True, only")
-    present = present.bool()
-    if not points[present].isfinite().all():
-        raise ValueError(
-            "points holds NaN or infinite coordinates of points that are present; set present to 0 "
-            "there, or clean them"
-        )
+    points = masked(points, ~points.isnan().all(-1) if present is None else present)
+    present = ~points.isnan().any(-1)
     if (few := present.sum(1) < 2).any():
         raise ValueError(
             f"scene {int(few.nonzero()[0])} has fewer than two points, which say nothing of an "
             "object's scale and angle; leave such scenes out"
         )
-    return points.masked_fill(~present[..., None], _NAN), present
+    return points, present
+
+
+def masked(points: Tensor, present: Any = None) -> Tensor:
+    """Return points (S, N, 2) with NaN where `present` (S, N) is 0; None keeps them as they are.
+
+    Raises:
+        ValueError: a mask of another shape, of other numbers than 0 and 1, or a point that is
+            present but not finite.
+    """
+    points = torch.as_tensor(points)
+    if present is None:
+        return points
+    present = torch.as_tensor(present, device=points.device)
+    if points.dim() != 3 or present.shape != points.shape[:-1]:
+        raise ValueError(
+            f"present must be {tuple(points.shape[:-1])}, one number for each point of points "
+            f"{tuple(points.shape)}, not {tuple(present.shape)}"
+        )
+    if not ((present == 0) | (present == 1)).all():
+        raise ValueError("present must hold 0 and 1, or False and True, only")
+    if not points[present.bool()].isfinite().all():
+        raise ValueError(
+            "points holds NaN or infinite coordinates of points that are present; set present to 0 "
+            "there, or clean them"
+        )
+    return points.masked_fill(~present.bool()[..., None], _NAN)

@@ -97,11 +97,9 @@ class PaintedPartsView(View):
 
     @torch.no_grad()
     def grab(self, place: Place, part: bool) -> int | None:
-        _, height, width = self.image_shape
-        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
-        if not (0 <= column < width and 0 <= row < height):
+        if (pixel := self.pixel_at(place)) is None:
             return None
-        seen = seen_of_parts(self.model, self.parts())[:, 0, row, column]
+        seen = seen_of_parts(self.model, self.parts())[:, 0, *pixel]
         return None if seen.max() < _SEEN else self.handle_at(int(seen.argmax()), part)
 
     def drag(self, handle: int, start: Place, end: Place) -> None:

@@ -114,6 +114,12 @@ class View(ABC):
     def log_likelihood(self) -> float:
         """Compute log p(image | state), in nats."""
 
+    def pixel_at(self, place: Place) -> tuple[int, int] | None:
+        """Return the row and the column of the pixel at a place; None outside the image."""
+        _, height, width = self.image_shape
+        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
+        return (row, column) if 0 <= column < width and 0 <= row < height else None
+
     def reset(self) -> None:
         """Return to the state that was read, before any refinement."""
         self._show(self.read_state)

@@ -113,7 +113,7 @@ def parse_file(
         raise ValueError(unknown("guide", guide, [*GUIDES, AMORTIZED]))
     model = _model(run, templates, sizes)
     chosen = GUIDES[guide](model) if guide in GUIDES else _trained(run)
-    found = chosen.parse(rescaled(points.double(), present), present)
+    found = chosen.parse(rescaled(points.double()), present)
     archive = io.BytesIO()
     np.savez(archive, **{name: value.numpy() for name, value in vars(found).items()})
     write_whole(out, archive.getvalue())

@@ -29,6 +29,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from capsule_zoo.data.points import rescaled
 from capsule_zoo.guides.constellations.exact import Matchings
 from capsule_zoo.guides.constellations.matching import MatchingGuide
 from capsule_zoo.guides.parts.set_transformers import TransformerSizes
@@ -43,7 +44,7 @@ from capsule_zoo.models.constellations.exact_cover import (
     forward,
 )
 from capsule_zoo.models.constellations.matching_laws import FunctionMatchings, codes_of, from_codes
-from capsule_zoo.models.constellations.point_space import FEWEST, in_square
+from capsule_zoo.models.constellations.point_space import FEWEST
 from capsule_zoo.models.constellations.scene_law import (
     SceneLaw,
     by_number,
@@ -234,7 +235,7 @@ def dreams(model: Constellations, number: int) -> tuple[Tensor, Tensor]:
         points.append(scene[kept])
         objects.append(from_codes(model.law(), nodes["point_corner"]["value"])[0][kept])
     seen = torch.cat(points)[:number]
-    return in_square(seen), torch.cat(objects)[:number]
+    return rescaled(seen), torch.cat(objects)[:number]
 
 
 def exchanges(law: SceneLaw) -> Tensor:

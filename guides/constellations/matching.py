@@ -14,6 +14,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.points import masked
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.guides.constellations.em import Settings, explain_by_em
 from capsule_zoo.guides.constellations.exact import Matchings, explain_exactly, groups
@@ -28,7 +29,6 @@ from capsule_zoo.models.constellations.matching_laws import (
     from_codes,
     symmetries,
 )
-from capsule_zoo.models.constellations.point_space import masked
 from capsule_zoo.models.constellations.scene_law import SceneLaw, log_joint, object_fit
 
 

@@ -27,9 +27,11 @@ class PerImageGuide(Guide[Model]):
     Attributes:
         logits, locs, log_scales, factors: parameters by site, (B, ...).
         families: the family that serves each latent site of the model, by name.
+        discrete_families: the same for the sites of the discrete model.
     """
 
     per_image = True
+    discrete_families: dict[str, ByLogits | Continuous]
 
     def __init__(self, model: Model, images: Tensor) -> None:
         super().__init__(model)
@@ -45,6 +47,13 @@ class PerImageGuide(Guide[Model]):
         """True if gradients pass through the draws of all sites; they do unless one is discrete."""
         families = self.families.values()
         return all(f.family.has_rsample for f in families if isinstance(f, ByLogits))
+
+    def discretized(self) -> Self:
+        """Return the guide with the same parameters for the model's `discretized()`."""
+        model = self.model.discretized()
+        if model is self.model:
+            return self
+        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
 
     def select(self, index: Tensor) -> Self:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""

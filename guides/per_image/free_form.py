@@ -108,13 +108,6 @@ class FreeForm(PerImageGuide):
                 rows = torch.randn(*scale.shape, rank).to(scale.detach())
                 self.factors[name] = nn.Parameter(_INITIAL_FACTOR * rank**-0.5 * rows)
 
-    def discretized(self) -> "FreeForm":
-        """Return the guide with the same parameters for the model's `discretized()`."""
-        model = self.model.discretized()
-        if model is self.model:
-            return self
-        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
-
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Draw every site and return the values by name."""
         repeats = self._repeats(images)

@@ -75,13 +75,6 @@ class GaussNewton(PerImageGuide):
         flat = like.new_zeros(number) if log_weights is None else log_weights.flatten()
         self.logits[MODES] = by_image(flat)
 
-    def discretized(self) -> "GaussNewton":
-        """Return the guide with the same parameters for the model's `discretized()`."""
-        model = self.model.discretized()
-        if model is self.model:
-            return self
-        return self.sharing_parameters(_model=(model,), families=self.discrete_families)
-
     @property
     def whole(self) -> bool:
         """True if all numbers of an image are correlated, False for blocks."""

@@ -37,6 +37,7 @@ import torch
 from pyro.nn import pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.data.points import check_templates
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.checks import check_at_least, check_positive
 from capsule_zoo.models.constellations.matching_laws import MatchedPoints, RandomMatching
@@ -83,7 +84,7 @@ class Constellations(Model):
         shapes = [
             torch.as_tensor(template, dtype=torch.get_default_dtype()) for template in templates
         ]
-        _check_templates(shapes)
+        check_templates(templates)
         check_positive(sigma_floor=sigma_floor, sigma_pose=sigma_pose)
         check_at_least(0, sigma=sigma, clutter=clutter)
         if not 0 < presence < 1:
@@ -139,18 +140,3 @@ class Constellations(Model):
                 variance = variance + (2 * self.log_sigma).exp() * size[..., k] / radius**2
             scales.append(variance.sqrt()[..., None].expand(moved.shape))
         return MatchedPoints(torch.cat(places, -2), torch.cat(scales, -1), code)
-
-
-def _check_templates(shapes: Sequence[Tensor]) -> None:
-    if not shapes:
-        raise ValueError("templates is empty; give the corners of one object or more")
-    for index, shape in enumerate(shapes):
-        if shape.dim() != 2 or shape.shape[1] != 2 or not torch.isfinite(shape).all():
-            raise ValueError(
-                f"template {index} must be finite numbers (corners, 2), not {tuple(shape.shape)}"
-            )
-        if len(shape) < 2 or not (shape - shape[0]).abs().max() > 0:
-            raise ValueError(
-                f"template {index} has fewer than two different points, so that its scale and its "
-                "angle cannot be inferred; give two points or more"
-            )

@@ -134,14 +134,8 @@ class MatchedPoints(dist.TorchDistribution):
         super().__init__(batch, torch.Size([code.shape[-1], 2]), validate_args=False)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> "MatchedPoints":
-        tensors = (self.places, self.scale, self.code)
-        ranks = (2, 1, 1)
-        return MatchedPoints(
-            *(
-                t.expand(*batch_shape, *t.shape[t.dim() - r :])
-                for t, r in zip(tensors, ranks, strict=True)
-            )
-        )
+        scale = self.scale.expand(*batch_shape, self.scale.shape[-1])
+        return MatchedPoints(self.places, scale, self.code)  # which expands all three
 
     @property
     def _at(self) -> tuple[Tensor, Tensor]:

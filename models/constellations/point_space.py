@@ -69,37 +69,3 @@ class PointSpace(ObservationSpace):
     def squared_error(self, predicted: Tensor, observed: Tensor) -> Tensor:
         """Compute the squared error of each scene, (B,), summed over the points present."""
         return (predicted - observed).square().nansum((1, 2))
-
-
-def masked(points: Tensor, present: Tensor | None = None) -> Tensor:
-    """Return points (S, N, 2) with NaN where `present` (S, N) is 0; None keeps them as they are.
-
-    Raises:
-        ValueError: a mask of another shape, of other numbers than 0 and 1, or a point that is
-            present but not finite.
-    """
-    points = torch.as_tensor(points)
-    if present is None:
-        return points
-    present = torch.as_tensor(present, device=points.device)
-    if points.dim() != 3 or present.shape != points.shape[:-1]:
-        raise ValueError(
-            f"present must be {tuple(points.shape[:-1])}, one number for each point of points "
-            f"{tuple(points.shape)}, not {tuple(present.shape)}"
-        )
-    if not ((present == 0) | (present == 1)).all():
-        raise ValueError("present must hold 0 and 1, or False and True, only")
-    if not points[present.bool()].isfinite().all():
-        raise ValueError(
-            "points holds NaN or infinite coordinates of points that are present; set present to 0 "
-            "there, or clean them"
-        )
-    return points.masked_fill(~present.bool()[..., None], torch.nan)
-
-
-def in_square(points: Tensor) -> Tensor:
-    """Return scenes (S, N, 2) shifted and scaled to [-1, 1]; the axes share both. NaN stays NaN."""
-    absent = points.isnan()
-    low = points.masked_fill(absent, torch.inf).amin((1, 2), keepdim=True)
-    high = points.masked_fill(absent, -torch.inf).amax((1, 2), keepdim=True)
-    return 2 * (points - low) / (high - low) - 1

@@ -144,43 +144,38 @@ def fit_of(points: Tensor, corners: Tensor) -> Fit:
     return Fit(center, spread, (points * corners.conj()).sum(-1), points.shape[-1])
 
 
-def log_evidence(
-    fit: Fit, noise: Noise, tau: float, offset: complex = 0.0, steps: int = NEWTON_STEPS
-) -> Tensor:
+def log_evidence(fit: Fit, noise: Noise, tau: float, steps: int = NEWTON_STEPS) -> Tensor:
     """Compute log p(points) in nats, with the similarity integrated out.
 
     Args:
         fit: of points, in the order of the corners.
         noise: on the points.
         tau: deviation of the pose.
-        offset: mean of the place t.
         steps: Newton steps to the mode of log |u|; bad fits need many.
     """
     if noise.proportional == 0:
-        return _gaussian(fit, noise.floor**2, tau, offset)
+        return _gaussian(fit, noise.floor**2, tau)
     log_scale, weight = scale_nodes(fit, noise, tau, steps=steps)
-    return (log_scale_density(fit, log_scale, noise, tau, offset) + weight).logsumexp(-1)
+    return (log_scale_density(fit, log_scale, noise, tau) + weight).logsumexp(-1)
 
 
-def _gaussian(fit: Fit, variance: float, tau: float, offset: complex) -> Tensor:
+def _gaussian(fit: Fit, variance: float, tau: float) -> Tensor:
     precision = fit.number / variance + tau**-2
     exponent = fit.cross.abs().square() / (2 * variance**2 * precision)
     turn = exponent - fit.spread / (2 * variance) - math.log(tau**2 * precision)
     constant = -(fit.number - 1) * (_LOG_2_PI + math.log(variance)) - math.log(fit.number)
     place = tau**2 + variance / fit.number
-    away = (fit.center - offset).abs().square()
+    away = fit.center.abs().square()
     return turn + constant - away / (2 * place) - _LOG_2_PI - math.log(place)
 
 
-def log_scale_density(
-    fit: Fit, log_scale: Tensor, noise: Noise, tau: float, offset: complex = 0.0
-) -> Tensor:
+def log_scale_density(fit: Fit, log_scale: Tensor, noise: Noise, tau: float) -> Tensor:
     """Compute the joint log density of the points and of log |u|.
 
     Args:
         log_scale: (*batch, nodes), for a fit of (*batch).
     """
-    number, away = fit.number, (fit.center - offset).abs().square()[..., None]
+    number, away = fit.number, fit.center.abs().square()[..., None]
     scale = log_scale.exp()
     variance = noise.variance(scale)
     place = tau**2 + variance / number

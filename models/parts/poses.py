@@ -47,17 +47,17 @@ def compose(outer: Tensor, inner: Tensor) -> Tensor:
     )
 
 
-def inverse(pose: Tensor, min_determinant: float = MIN_DETERMINANT) -> Tensor:
+def inverse(pose: Tensor) -> Tensor:
     """Compute the inverse pose (..., 6), with the determinant kept away from zero.
 
-    The determinant is at least `min_determinant` in size. With this floor a pose that collapses
+    The determinant is at least `MIN_DETERMINANT` in size. With this floor a pose that collapses
     during training shrinks its capsule to (almost) nothing instead of giving infinities and NaN
     gradients. Regular poses are inverted exactly.
     """
     a, b, x, c, d, y = pose.unbind(-1)
     determinant = a * d - b * c
-    floor = torch.where(determinant < 0, -min_determinant, min_determinant).to(pose.dtype)
-    determinant = torch.where(determinant.abs() < min_determinant, floor, determinant)
+    floor = torch.where(determinant < 0, -MIN_DETERMINANT, MIN_DETERMINANT).to(pose.dtype)
+    determinant = torch.where(determinant.abs() < MIN_DETERMINANT, floor, determinant)
     a, b, c, d = d / determinant, -b / determinant, -c / determinant, a / determinant
     return torch.stack([a, b, -(a * x + b * y), c, d, -(c * x + d * y)], dim=-1)
 

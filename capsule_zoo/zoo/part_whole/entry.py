@@ -11,7 +11,7 @@ from capsule_zoo.inference.training.settings import paced
 from capsule_zoo.models import PartWholeCapsules
 from capsule_zoo.registry import Entry, register
 from capsule_zoo.sizes import Takes, sized
-from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
+from capsule_zoo.zoo.part_whole.figures import PAINTED
 
 SMALL = dict(
     image_shape=(1, 12, 12),
@@ -30,13 +30,6 @@ def _with_poses(entry: Entry, pose: str) -> PartWholeGuide:
 def _routing(entry: Entry) -> PartWholeGuide:
     """Return a guide with EM routing above the entry's own reader of parts."""
     return entry.guide_of(PartWholeGuide).with_poses("delta").with_above(EMObjects())
-
-
-PICTURES = {
-    "parses": lambda entry, images: parses(entry.model, entry.guide, images),
-    "templates": lambda entry, images: learned_templates(entry.model),
-    "samples": lambda entry, images: prior_samples(entry.model),
-}
 
 
 @register(
@@ -74,5 +67,5 @@ def part_whole(
         },
         objective=Trace_ELBO(),
         training=paced(PartWholeGuide.fit_settings),
-        figures=PICTURES,
+        figures=PAINTED,
     )

@@ -1,6 +1,6 @@
 """Pictures of part-whole capsules: parses into colored parts, templates, prior samples."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro import poutine
@@ -61,3 +61,10 @@ def learned_templates(model: PartWholeCapsules) -> "Figure":
 def prior_samples(model: PartWholeCapsules, seed: int = 0) -> "Figure":
     """Draw the mean images of 36 samples from the discrete model's prior."""
     return image_rows(in_rows("draws", mean_images(model, 36, seed=seed)), "Samples from the prior")
+
+
+PAINTED: dict[str, Any] = {  # pictures of an entry and images (B, C, H, W)
+    "parses": lambda entry, images: parses(entry.model, entry.guide, images),
+    "templates": lambda entry, images: learned_templates(entry.model),
+    "samples": lambda entry, images: prior_samples(entry.model),
+}

@@ -114,11 +114,9 @@ class ScenesView(View):
         return handle
 
     def grab(self, place: Place, part: bool) -> int | None:
-        _, height, width = self.image_shape
-        column, row = (int((p + 1) / 2 * n) for p, n in zip(place, (width, height), strict=True))
-        if not (0 <= column < width and 0 <= row < height):
+        if (pixel := self.pixel_at(place)) is None:
             return None
-        owner = int(self._shown()[1][0, row, column])
+        owner = int(self._shown()[1][0, *pixel])
         return owner - 1 if owner else None
 
     def drag(self, handle: int, start: Place, end: Place) -> None:

@@ -16,7 +16,7 @@ from capsule_zoo.models import Capsules, ShapeCodes
 from capsule_zoo.models.parts.part_sets import as_part_sets
 from capsule_zoo.registry import Entry, create, register
 from capsule_zoo.sizes import Takes, sized
-from capsule_zoo.zoo.part_whole.figures import learned_templates, parses, prior_samples
+from capsule_zoo.zoo.part_whole.figures import PAINTED
 from capsule_zoo.zoo.shape_codes.figures import bent_kinds, morphs
 
 SMALL = dict(
@@ -183,9 +183,7 @@ def shape_codes(
 
 
 PICTURES = {
-    "parses": lambda entry, images: parses(entry.model, entry.guide, images),
-    "templates": lambda entry, images: learned_templates(entry.model),
-    "samples": lambda entry, images: prior_samples(entry.model),
+    **PAINTED,
     "kinds": lambda entry, images: bent_kinds(entry.model),
     "morphs": lambda entry, images: morphs(entry.model, entry.guide, images),
 }

@@ -30,11 +30,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from capsule_zoo.data.points import masked
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.guides.constellations.exact import Group, groups
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.constellations import Constellations
-from capsule_zoo.models.constellations.point_space import masked
 from capsule_zoo.models.constellations.scene_law import SceneLaw
 from capsule_zoo.models.constellations.similarities import (
     MANY_STEPS,
