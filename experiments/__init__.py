@@ -78,6 +78,8 @@ class Experiment:
         function: the function that runs it; its keyword arguments are the settings.
         takes: a dataclass of settings, if the function takes them as `**settings`.
         of_runs: whether it can measure `options.run`; others refuse it.
+        apart: whether the folder of each of its runs tells by its name what was measured, so that
+            another command may go on with them.
         data: name of the data set that it is about.
         minutes: training time of a full run; None if it has no fixed length.
         about: name of the entry whose family it belongs to.
@@ -96,6 +98,7 @@ class Experiment:
     lead: str | None = None
     takes: type | None = None
     of_runs: bool = False
+    apart: bool = False
 
     def __call__(self, options: Options, **settings: object) -> Result:
         """Run the experiment; without `options.runs` its training runs are not kept.
@@ -155,6 +158,7 @@ def experiment(
     lead: str | None = None,
     takes: type | None = None,
     of_runs: bool = False,
+    apart: bool = False,
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that lists a function under `<model>/<name>`.
 
@@ -162,7 +166,7 @@ def experiment(
         data: the data set's name; by default `<name>`.
         minutes: see `Experiment`.
         about: the entry whose family it belongs to; by default `<model>`.
-        role, lead, takes, of_runs: see `Experiment`.
+        role, lead, takes, of_runs, apart: see `Experiment`.
 
     Raises:
         ValueError: the name is taken, or not of that form, or the role is unknown.
@@ -181,7 +185,7 @@ def experiment(
                 f"{_experiments[name].function.__module__}; choose another name"
             )
         _experiments[name] = Experiment(
-            name, function, data or own, minutes, about or model, role, lead, takes, of_runs
+            name, function, data or own, minutes, about or model, role, lead, takes, of_runs, apart
         )
         return function
 
@@ -296,7 +300,8 @@ def _begin(
         write_json(config, {**made, "command": command})
         return 0.0
     found = json.loads(config.read_text())
-    if differ := [f"{key}={found.get(key)!r}" for key in made if made[key] != found.get(key)]:
+    same = [key for key in made if key != "settings" or not find_experiment(name).apart]
+    if differ := [f"{key}={found.get(key)!r}" for key in same if made[key] != found.get(key)]:
         raise ValueError(
             f"{runs} holds unfinished runs of {name} with {', '.join(differ)}; go on with them by "
             "the same command, delete that folder, or choose another folder for the record"

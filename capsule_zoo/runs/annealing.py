@@ -90,7 +90,7 @@ def guide_losses(
     """Measure what general guides, and the entry's own, lose on test images, in nats per image.
 
     Args:
-        names: general guides; those that do not serve the model are left out.
+        names: general guides; those that do not serve the model, or give no bound, are left out.
         images: number of test images.
         particles: draws of every guide for its bounds.
         few: draws of one more bound, a divisor of `particles`; see `losses`.
@@ -127,6 +127,8 @@ def guide_losses(
             fitted.fitted(test.images)
         seconds = time.perf_counter() - began
         own = evaluate(entry.model, fitted, test, num_particles=particles, seed=seed, draws=0)
+        if not own.attrs["is_bound"]:  # a guide of points that was corrected is one still
+            continue
         seconds += own.attrs["seconds"] / particles
         found[name] = losses(own, lower, few) | {"milliseconds": 1000 * seconds / len(lower)}
     return annealed_bounds(annealed) | {"seconds": annealed.attrs["seconds"]}, found

@@ -9,9 +9,10 @@ Models of binary pixels are measured on images binarized once, with seed 0. The 
 published ones where there are any; other models are trained first.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def _register(name: str) -> Callable[..., Result]:
 guide_experiments = {name: _register(name) for name in SWAPPED}
 
 
-@experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True)
+@experiment("zoo/gaps", data="mnist", minutes=60, of_runs=True, apart=True)
 def gaps(
     options: Options,
     *,
@@ -151,6 +152,9 @@ def gaps(
     `gap_<entry>` is the largest error of the annealed bounds, on images that the model draws, and
     `lost_elbo_<entry>_<guide>` how far a guide's ELBO lies under the lower one, on held-out digits.
 
+    Each entry has a run folder of its own, another one for other settings. Where the folder that
+    `--keep` kept is put back next to the record, another command adds entries to those.
+
     Args:
         entries: names of entries; the first stands for the run, if one is given.
         guides: general guides; an entry's own guide is always there, as the encoder.
@@ -168,6 +172,8 @@ def gaps(
     """
     names = entries[:1] if options.run else entries
     settings: dict[str, Any] = dict(
+        training=options.shortened(training),
+        guides=guides,
         chains=chains,
         temperatures=temperatures,
         leapfrogs=leapfrogs,
@@ -177,11 +183,14 @@ def gaps(
         few=min(100, particles),
         steps=fitting,
     )
-    updates = options.shortened(training)
-    task = partial(annealed_entry, training=updates, guides=guides, **settings)
-    numbers = {name: (images_of.get(name, images), simulated) for name in names}
+    variants = {}
+    for name in names:
+        count = images_of.get(name, images)
+        own = {**settings, "images": count, "simulated": min(count, simulated)}
+        digest = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+        variants[f"{name}-{digest[:8]}"] = {"name": name, **own}
     options.say(f"Annealing to the posteriors of {', '.join(names)}")
-    found = Study(numbers).run(task, replace(options, minutes=None)).values()
+    found = Study(variants).run(annealed_entry, replace(options, minutes=None)).values()
     tables = {
         each["entry"]: Table(
             by_quantity(each["guides"]), f"{{quantity}}_{snake_case(each['entry'])}_{{variant}}"
@@ -192,16 +201,15 @@ def gaps(
     return Result({**by_quantity(bounds), **tables}, {"": drawn_losses(tables)})
 
 
-def annealed_entry(
-    job: Job[tuple[int, int]], *, training: int, guides: tuple[str, ...], **settings: Any
-) -> dict[str, Any]:
+def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     """Return the name of a trained entry, its annealed bounds, and the numbers of its guides."""
-    counts = job.variant[0], min(job.variant)
-    settings |= {"images": counts[0], "simulated": counts[1], "seed": job.options.seed}
-    entry, data = opened(job.name, job.options, training)
+    settings = {**job.variant, "seed": job.options.seed}
+    name, training, guides = (settings.pop(key) for key in ("name", "training", "guides"))
+    entry, data = opened(name, job.options, training)
     found, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
+    counts = settings["images"], settings["simulated"]
     own = {name: _numbers(row, quantities, *counts) for name, row in rows.items()}
     return {"entry": entry.name, "bounds": _numbers(found, BOUNDS, *counts), "guides": own}
 

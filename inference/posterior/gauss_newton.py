@@ -59,6 +59,9 @@ _NUMBERS = 2**25  # of the Jacobians that are held at once
 _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
 _JUDGED = 16  # draws from which the evidence of a mode is computed
+_SCREENED, _CLIMBING = 1024, 16  # draws of the prior, and how many of them climb
+_TEMPERED, _RATE = 120, 0.2  # steps of the climb, and their length in deviations of the prior
+_COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
 
 
 def gauss_newton(
@@ -81,9 +84,9 @@ def gauss_newton(
         images: (B, C, H, W).
         steps: steps of `refine`, from `start` to the points.
         climb: steps by the Gauss-Newton matrix that follow. One is exact where means are linear.
-        modes: points that are refined for each image: the answer of `start`, and draws of it and
-            of the prior in turn. They become a mixture, weighted by evidence, in which a point
-            that reaches the mode of another one counts once.
+        modes: points that are refined for each image: the answer of `start`, and in turn points
+            that climb from the prior and draws of `start`. They become a mixture, weighted by
+            evidence, in which a point that reaches the mode of another one counts once.
         blocks: whether the law is independent between sites, and between the elements of their
             plates: the parts, the objects. By default above 2,048 numbers an image.
         seed: seed of all noise.
@@ -340,21 +343,58 @@ def _by_site(path: AnnealedPath, points: FreeForm, factors: list[Tensor]) -> dic
 
 @torch.no_grad()
 def _several(model: Model, start: Guide | None, images: Tensor, modes: int) -> FreeForm:
-    """Return points to refine: the answer of a guide, and draws of it and of the prior in turn."""
+    """Return points to refine: the answer of a guide, points from the prior, and its own draws."""
     points = FreeForm(model, tiled(images, modes), start)
+    discrete = points.discretized()
+    own = range(2, modes, 2) if start is not None else range(0)
+    climbed = [copy for copy in range(1, modes) if copy not in own]
+    parts = [
+        _from_prior(discrete.model, part, len(climbed)) for part in images.split(_ROWS // _CLIMBING)
+    ]
     for copy in range(1, modes):
         rows = slice(copy * len(images), (copy + 1) * len(images))
-        if start is None or copy % 2 == 0:
-            nodes = poutine.trace(model).get_trace(batch_size=len(images)).nodes
-        else:
-            nodes = poutine.trace(start).get_trace(images).nodes
-        for name, family in points.families.items():
-            value = nodes[name]["value"]
+        nodes = poutine.trace(start).get_trace(images).nodes if copy in own else {}
+        for name, family in (points if copy in own else discrete).families.items():
+            if copy in own:
+                value = nodes[name]["value"]
+            else:
+                value = torch.cat([part[name][climbed.index(copy)] for part in parts])
             if isinstance(family, ByLogits):
                 points.logits[name][rows] = family.start(dist.Delta(value), value)
             else:
                 points.locs[name][rows] = family.start(None, value)[0]
     return points
+
+
+def _from_prior(model: Model, images: Tensor, number: int) -> dict[str, Tensor]:
+    """Return the best points that are reached from the prior, (number, B, ...) by site.
+
+    The likeliest of many draws climb by Adam while the image counts more and more.
+    """
+    climbing = max(_CLIMBING, number)
+    path = AnnealedPath(model, None, tiled(images, climbing))
+    drawn = [path.draw() for _ in range(-(-_SCREENED // climbing))]
+    joint = torch.cat([path.terms(each).at(1.0) for each in drawn])
+    choices = {name: torch.cat([each.choices[name] for each in drawn]) for name in path.choices}
+    every = State(torch.cat([each.position for each in drawn]), choices)
+    state = _of(every, _likeliest(joint, len(images), climbing))
+    unit = every.position.std(0).clamp(min=1e-6)
+    place = torch.nn.Parameter(state.position / unit)
+    climb = torch.optim.Adam([place], betas=(0.8, 0.8), maximize=True)
+    for step in range(_TEMPERED):
+        beta = min(1.0, _COLD + 2 * step / _TEMPERED)
+        place.grad = unit * path.terms(state, slopes=True).slope(beta).nan_to_num()
+        climb.param_groups[0]["lr"] = _RATE * (1 - step / _TEMPERED)
+        climb.step()
+        state = state._replace(position=unit * place.detach())
+    best = _of(state, _likeliest(path.terms(state).at(1.0), len(images), number))
+    return {n: value.unflatten(0, (number, -1)) for n, value in path.values(best).items()}
+
+
+def _likeliest(joint: Tensor, images: int, number: int) -> Tensor:
+    """Return which rows (copies times images) have the highest values of each image."""
+    best = joint.view(-1, images).nan_to_num(-math.inf).topk(number, 0).indices
+    return (best * images + torch.arange(images, device=best.device)).flatten()
 
 
 @torch.no_grad()

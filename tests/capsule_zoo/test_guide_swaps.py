@@ -7,7 +7,7 @@ import pytest
 from miniature import few_digits, names_in_record
 
 from capsule_zoo import cli
-from capsule_zoo.experiments import Options
+from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.inference import evaluate, summarize
 from capsule_zoo.records import read_record
@@ -65,6 +65,29 @@ def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
         lost = numbers["lower_vae"] - numbers[f"elbo_vae_{row}"]
         assert numbers[f"lost_elbo_vae_{row}"] == pytest.approx(lost, abs=1e-3)
         assert numbers[f"iwae_4_vae_{row}"] == pytest.approx(numbers[f"iwae_vae_{row}"], abs=1e-3)
+
+
+def test_an_entry_is_added_to_the_runs_of_another_command(small, tmp_path, monkeypatch):
+    few = dict(guides=(), images=2, particles=2, training=2) | TINY
+    where = dict(folder=tmp_path, keep=tmp_path / "kept")
+    reproduce("zoo/gaps", OPTIONS, entries=("vae",), **where, **few)
+    (tmp_path / "kept" / "runs").rename(tmp_path / "zoo" / "gaps")
+    opened, own = [], guide_swaps.opened
+    monkeypatch.setattr(
+        guide_swaps, "opened", lambda name, *rest: opened.append(name) or own(name, *rest)
+    )
+    both = "vae", "conditional-autoencoder"
+    reproduce("zoo/gaps", OPTIONS, entries=both, folder=tmp_path, **few | {"chains": 2})
+    found = read_record("zoo/gaps", tmp_path)["metrics"]
+    assert {"gap_vae", "gap_conditional_autoencoder"} <= found.keys()
+    assert opened == ["conditional-autoencoder"]
+
+
+def test_a_guide_of_points_that_was_corrected_has_no_row(small):
+    entry = create("part-whole", **{**small_sizes("part-whole"), "image_shape": (1, 12, 12)})
+    settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
+    _, found = annealing.guide_losses(entry, small, ("corrected", "free_form"), **settings)
+    assert set(found) == {"encoder", "free_form"}
 
 
 def test_a_run_is_annealed_instead(small, tmp_path):

@@ -1,5 +1,7 @@
 """Gauss-Newton guides: exact for linear means, a normal law always, and calibrated near one."""
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
@@ -15,11 +17,12 @@ from capsule_zoo.inference import (
     evaluate,
 )
 from capsule_zoo.inference.log_weight import log_density
-from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State
+from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, simulate
 from capsule_zoo.inference.posterior.annealing.transitions import Moves, spaced
 from capsule_zoo.inference.posterior.gauss_newton import gauss_newton, precision
 from capsule_zoo.inference.posterior.refine import SemiAmortized
 from capsule_zoo.models import VariationalAutoencoder
+from capsule_zoo.models.base import Site
 from capsule_zoo.registry import create, small_sizes
 
 FUZZED = ("vae", "generative-capsnet", "part-whole", "shape-codes", "stacked-capsule-autoencoder")
@@ -163,6 +166,35 @@ def test_duplicates_count_once():
     images = model(batch_size=4).detach()
     guide = gauss_newton(model, None, images, steps=0, climb=2, modes=3)
     assert guide.logits["modes"].isfinite().sum(1).tolist() == [1] * 4
+
+
+class Waves(Correlated):
+    """Means are sines of a point, with many modes that do not explain the image."""
+
+    sites = (Site("place", ("images",), event_dim=1),)
+
+    def forward(self, images=None, labels=None, batch_size=1):
+        number, zero = batch_size if images is None else len(images), self.paint.new_zeros(2)
+        with pyro.plate("images", number, dim=-1):
+            place = pyro.sample("place", dist.Normal(zero, 1.0).to_event(1))
+            mean = (6 * place @ self.paint[:, :2].T).sin().view(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, 0.05).to_event(3), obs=images)
+
+
+def test_points_that_climb_from_the_prior_find_the_mode():
+    """They are as likely as the latents that drew the image, where a single start seldom is."""
+    model = Waves()
+    images, latents = simulate(model, 20)
+    path = AnnealedPath(model, None, images)
+    true = path.state(latents)
+    found = []
+    for modes in (1, 2):
+        points = gauss_newton(model, None, images, steps=20, modes=modes).locs["place"]
+        joints = [
+            path.terms(true._replace(position=points[:, m].detach())).at(1.0) for m in range(modes)
+        ]
+        found.append((torch.stack(joints).amax(0) > path.terms(true).at(1.0) - 3).sum())
+    assert found[0] < 8 and found[1] == 20
 
 
 def test_what_has_no_curvature_is_refused_in_a_line():
