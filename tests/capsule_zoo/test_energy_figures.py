@@ -12,7 +12,7 @@ from capsule_zoo.registry import create, small_sizes
 
 def shown(figure):
     """Return the pictures of a figure, row by row."""
-    return [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
+    return [np.asarray(each.get_array()) for axis in figure.axes for each in axis.images]
 
 
 @pytest.mark.parametrize("name", ["capsule-rbm", "rbm", "capsule-helmholtz"])

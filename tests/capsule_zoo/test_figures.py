@@ -50,7 +50,7 @@ def test_part_colors_are_all_different():
 def test_parses_leave_the_guide_in_its_mode_and_label_their_rows(model):
     guide = sized(PartWholeGuide, model, channels=4, width=8, heads=2, blocks=1, inducing=2).train()
     figure = part_whole.parses(model, guide, torch.rand(5, 1, 12, 12))
-    labels = [axis.get_ylabel() for axis in figure.axes if axis.get_ylabel()]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["image", "reconstruction", "parts"] and guide.training
 
 
@@ -59,12 +59,12 @@ def test_samples_are_seeded_and_leave_the_random_state(model):
     one, two, other = (pixels(part_whole.prior_samples(model, seed)) for seed in (1, 1, 2))
     assert np.array_equal(one, two) and not np.array_equal(one, other)
     assert torch.equal(state, torch.get_rng_state())
-    assert len(part_whole.learned_templates(model).axes) == 5
+    assert len(part_whole.learned_templates(model).axes[0].images) == 5
 
 
 def pixels(figure):
     """Return the pixels of all pictures in a figure of rows."""
-    return np.stack([axis.images[0].get_array() for axis in figure.axes if axis.images])
+    return np.stack([image.get_array() for axis in figure.axes for image in axis.images])
 
 
 def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():

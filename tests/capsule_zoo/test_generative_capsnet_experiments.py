@@ -127,8 +127,9 @@ def test_concepts_are_single_kinds_without_a_pose_or_single_units(small):
         ):
             pose = {"object_pose": none} if entry is capsules else {}
             expected = model.mean_image(latents | pose, numbers)
-            axes = np.array(concepts(entry, data, TURNED).axes).reshape(-1, len(places))
-            shown = [np.asarray(axis.images[0].get_array()) for axis in axes[i]]
+            (axis,) = concepts(entry, data, TURNED).axes
+            shown = [np.asarray(image.get_array()) for image in axis.images]
+            shown = shown[i * len(places) : (i + 1) * len(places)]
             np.testing.assert_allclose(
                 np.stack(shown).reshape(10, 28, 28), expected[:, 0], rtol=1e-5
             )

@@ -5,13 +5,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from matplotlib.patches import Rectangle
 from miniature import few_digits
 from PIL import Image, ImageSequence
 
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
+from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.models.networks.leading import with_previous
@@ -128,22 +128,28 @@ def test_strokes_show_images_canvases_and_windows():
     images = torch.rand(3, *entry.model.image_shape).round()
     figure = entry.figures["strokes"](entry, images)
     drawings = recurrent_figures.drawings_of(entry, images)
-    axes = np.array(figure.axes).reshape(3, -1)
-    assert axes.shape[1] == entry.model.steps + 2
+    (axis,) = figure.axes
+    pictures = np.array(axis.images).reshape(3, -1)
+    assert pictures.shape[1] == entry.model.steps + 2
     for row, image in enumerate(images):
-        np.testing.assert_allclose(axes[row, 0].images[0].get_array(), image[0])
+        np.testing.assert_allclose(pictures[row, 0].get_array(), image[0])
         for t, drawing in enumerate(drawings):
-            shown = axes[row, 1 + t].images[0].get_array()
+            shown = pictures[row, 1 + t].get_array()
             np.testing.assert_allclose(shown, drawing.mean[row, 0], atol=1e-6)
-            assert len(axes[row, 1 + t].patches) == (t > 0)
+    for frame, picture in zip(axis.patches, pictures[:, 2:].T.flat, strict=True):
+        left, right, bottom, top = picture.get_extent()
+        box, most = frame.get_bbox(), 1e-5
+        assert left - most < box.x0 < box.x1 < right + most
+        assert top - most < box.y0 < box.y1 < bottom + most
 
 
 def test_the_frame_of_an_untrained_window_is_the_image():
     entry = create("draw", **small_sizes("draw"))
-    blank = entry.model.begin(1)
-    (frame,) = recurrent_figures.frames(entry.model, blank)
-    assert isinstance(frame, Rectangle)
-    assert frame.get_bbox().bounds == pytest.approx((0, 0, 16, 16))
+    (axis,) = image_rows({"blank": torch.zeros(1, *entry.model.image_shape)}).axes
+    recurrent_figures.add_frames(axis.images, entry.model, entry.model.begin(1))
+    (frame,), (left, right, bottom, top) = axis.patches, axis.images[0].get_extent()
+    centers = 16 / 17 * np.array([left, top, right, bottom])  # of the outer of 17 pixels
+    assert frame.get_bbox().extents == pytest.approx(centers)
 
 
 def test_the_animation_has_a_frame_for_every_step(tmp_path):

@@ -34,8 +34,8 @@ def test_explained_shares_are_at_most_one_image_each(entry):
 def test_figures_show_images_capsules_and_templates(entry):
     images = torch.rand(3, 1, 12, 12)
     figure = entry.figures["reconstructions"](entry, images)
-    assert len(figure.axes) == 5 * 3
-    assert len(entry.figures["templates"](entry, images).axes) == 2 * 3
+    assert len(figure.axes[0].images) == 5 * 3
+    assert len(entry.figures["templates"](entry, images).axes[0].images) == 2 * 3
 
 
 def test_every_term_but_the_likelihoods_is_ablated_by_a_switch_of_the_objective():

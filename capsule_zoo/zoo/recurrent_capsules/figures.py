@@ -1,5 +1,6 @@
 """Pictures of recurrent capsules: the canvas after each step, with the window of the step."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ from capsule_zoo.models.recurrent_capsules import Drawing, RecurrentCapsules
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
+    from matplotlib.image import AxesImage
 
     from capsule_zoo.registry import Entry
 
@@ -33,28 +34,28 @@ def strokes(entry: "Entry", images: Tensor) -> "Figure":
     seen = torch.stack([images, *(drawing.mean for drawing in drawings)], 1)
     rows = {f"image {i + 1}": pictures for i, pictures in enumerate(scale(seen))}
     figure = image_rows(rows, "Images, and the canvas from before the first step to the last")
-    axes = np.array(figure.axes).reshape(len(images), -1)
+    shown = np.array(figure.axes[0].images).reshape(len(images), -1)
     for t, drawing in enumerate(drawings[1:], start=2):
-        for axis, frame in zip(axes[:, t], frames(entry.model, drawing), strict=True):
-            axis.add_patch(frame)
+        add_frames(shown[:, t], entry.model, drawing)
     return figure
 
 
 @torch.no_grad()
-def frames(model: RecurrentCapsules, drawing: Drawing) -> "list[Rectangle]":
-    """Return a rectangle around each image's window; it has size zero without windows."""
+def add_frames(pictures: "Iterable[AxesImage]", model: RecurrentCapsules, drawing: Drawing) -> None:
+    """Add a frame around each image's window to pictures of `image_rows`, if there are windows."""
     from matplotlib.patches import Rectangle
 
     if model.window_size is None:
-        return [Rectangle((0, 0), 0, 0) for _ in drawing.canvas]
-    window = model.window(drawing)
-    side = window.stride * (model.window_size - 1)
-    height, width = model.image_shape[1:]
-    corner = window.center + side.new_tensor([width - 1, height - 1]) / 2 - side[:, None] / 2
-    return [
-        Rectangle((x, y), length, length, fill=False, edgecolor="tab:red", linewidth=1)
-        for (x, y), length in zip(corner.tolist(), side.tolist(), strict=True)
-    ]
+        return
+    window, size = model.window(drawing), drawing.canvas.new_tensor(model.image_shape[:0:-1])
+    half = (window.stride * (model.window_size - 1) / 2)[:, None]
+    ends = [window.center + size / 2 + sign * half for sign in (-1, 1)]
+    low, high = (end.clamp(min=0).minimum(size) / size for end in ends)
+    for picture, (x, y), (wide, tall) in zip(pictures, low, high - low, strict=True):
+        left, right, bottom, top = picture.get_extent()
+        across, down = right - left, bottom - top
+        place, sides = (left + across * x, top + down * y), (across * wide, down * tall)
+        picture.axes.add_patch(Rectangle(place, *sides, fill=False, edgecolor="tab:red"))
 
 
 def animation(entry: "Entry", images: Tensor) -> "FuncAnimation":
@@ -64,19 +65,17 @@ def animation(entry: "Entry", images: Tensor) -> "FuncAnimation":
 
     scale, drawings = on_scale_of(images), drawings_of(entry, images)
     figure = image_rows({"image": scale(images), "canvas": scale(images)})
-    axes = np.array(figure.axes).reshape(2, -1)[1]
+    (axis,), shown = figure.axes, figure.axes[0].images[len(images) :]
 
     def show(step: int) -> None:
-        drawing = drawings[step]
-        outlines = frames(entry.model, drawing)
-        for axis, picture, frame in zip(axes, scale(drawing.mean), outlines, strict=True):
-            axis.images[0].set_data(picture.movedim(0, -1).numpy())
-            for old in list(axis.patches):
-                old.remove()
-            if step:
-                axis.add_patch(frame)
+        for picture, mean in zip(shown, scale(drawings[step].mean), strict=True):
+            picture.set_data(mean.movedim(0, -1).numpy())
+        for old in list(axis.patches):
+            old.remove()
+        if step:
+            add_frames(shown, entry.model, drawings[step])
         figure.suptitle(f"after {step} steps", fontsize=9)
 
-    shown = FuncAnimation(figure, show, frames=len(drawings), interval=500)
+    moving = FuncAnimation(figure, show, frames=len(drawings), interval=500)
     plt.close(figure)  # otherwise a notebook shows it twice
-    return shown
+    return moving
