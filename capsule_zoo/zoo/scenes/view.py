@@ -27,7 +27,7 @@ class ScenesView(View):
     """The view of a scene, described at the top of this file."""
 
     help = (
-        "Drag an object in either picture on the right, or slide its numbers. Take the one that is "
+        "Drag an object in a picture of the model, or slide its numbers. Take the one that is "
         "held away, or add one from the prior. Drop a picture file on the image."
     )
     improves = "draw the guide again, and keep what explains the image best"
