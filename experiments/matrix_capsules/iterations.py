@@ -25,7 +25,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
@@ -97,14 +97,8 @@ def measure(job: Job[tuple[int, float]], *, settings: Settings) -> dict[str, Any
     """Train one network, and return its first gradient and its test error."""
     (iterations, power), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create(
-        "matrix-capsules",
-        image_shape=data.image_shape,
-        iterations=iterations,
-        power=power,
-        **(settings.network or NETWORK),
-    )
+    sizes = {"iterations": iterations, "power": power, **(settings.network or NETWORK)}
+    entry = begun("matrix-capsules", data, options, **sizes)
     slope = first_gradient(entry, data.train[:STARTED])
     limit: dict[str, Any] = options.limit(settings.steps)
     train(entry, data, options, inputs=Inputs(SHIFT), **limit)

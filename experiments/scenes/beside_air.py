@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import pyro
 import torch
 
 from capsule_zoo.data import load_dataset
@@ -13,11 +12,10 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.experiments.scenes.counts import PUBLISHED, accuracy
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Pace
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Number
-from capsule_zoo.registry import create
 from capsule_zoo.zoo.scenes.figures import counts_against_time
 
 DATA = "multi-mnist:train=30000"
@@ -54,8 +52,7 @@ def beside_air(
     """
     data = load_dataset(DATA, options.data_root)
     test = data.test[:tested]
-    pyro.set_rng_seed(options.seed)
-    entry = create("scenes", image_shape=data.image_shape, counts="learned")
+    entry = begun("scenes", data, options, counts="learned")
     curves = {"scenes": (own := Curve())}
     counts = partial(accuracy, entry, test, draws=1)
     checks = Checks(every=every, callbacks=[lambda c: own.note(c.step, counts) >= ours])

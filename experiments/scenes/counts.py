@@ -7,17 +7,16 @@ right. With 3 digits AIR fails unless its form is changed (Eslami et al. 2016, s
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyro
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
 from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.scenes.figures import counts_against_time
 
 DATA = "multi-mnist:train=60000"
@@ -75,9 +74,7 @@ def one_seed(job: Job[Settings]) -> dict[str, Any]:
     """Train and measure one seed."""
     settings, options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
-    pyro.set_rng_seed(options.seed)
-    sizes = {"counts": "learned", **(settings.sizes or {})}
-    entry = create("scenes", image_shape=data.image_shape, **sizes)
+    entry = begun("scenes", data, options, **{"counts": "learned", **(settings.sizes or {})})
     test = data.test[: settings.tested]
     curve: list[tuple[float, int, Number]] = []
 

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import pyro
 import torch
 
 from capsule_zoo.data import Split, load_dataset
@@ -20,11 +19,11 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.scenes.counts import accuracy
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Pace, SummedPresences
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 
 DATA = "multi-mnist:train=10000"
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
@@ -59,8 +58,7 @@ def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
     """Train and measure scenes with one guide."""
     (flattened, tested, images, particles), options = job.variant, job.options
     data = load_dataset(DATA, options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create("scenes", image_shape=data.image_shape, counts="learned").use_guide(job.name)
+    entry = begun("scenes", data, options, counts="learned").use_guide(job.name)
     entry.objective = SummedPresences(updates=flattened)
     steady: dict[str, Any] = dict(pace=Pace("constant"), checks=Checks(clock="processor"))
     run = train(entry, data.train, options, options.budget, name="trained", **steady)

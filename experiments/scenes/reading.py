@@ -3,17 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-import pyro
-
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error
 from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, right_counts, with_digits
-from capsule_zoo.experiments.training import train
+from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.records import Number
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.figures import found_objects
 
 WEIGHTS = "scenes-mnist"
@@ -77,9 +75,8 @@ def overlap(options: Options, *, length: float = 15.0, draws: int = 5, sizes: An
         sizes: sizes of the entry that replace ours.
     """
     data = load_dataset(OVERLAPPING, options.data_root)
-    pyro.set_rng_seed(options.seed)
     own = {"slots": 4, "counts": "learned", **(sizes or {})}
-    entry = create("scenes", image_shape=data.image_shape, **own)
+    entry = begun("scenes", data, options, **own)
     train(entry, data, options, options.minutes or length)
     test = data.test
     sets = {"": test.labels >= 0, **{f"_{n}_digits": test.labels == n for n in range(4)}}

@@ -19,7 +19,7 @@ from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.scenes.counts import right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
 from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import photographs, train
+from capsule_zoo.experiments.training import begun, photographs, train
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,
@@ -122,8 +122,7 @@ def one_set(job: Job[tuple[str, Settings]]) -> dict[str, Number]:
     """Train on one data set, and measure."""
     (name, settings), options = job.variant, job.options
     data = load_dataset(name, options.data_root)
-    pyro.set_rng_seed(options.seed)
-    entry = create("scenes", image_shape=data.image_shape, **(settings.sizes or SIZES[name]))
+    entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
     test = data.test[: settings.tested]
     measured = learned(entry, data, test, options, settings.length, settings.draws).items()
     return {f"{quantity}_{name.replace('-', '_')}": number for quantity, number in measured}
