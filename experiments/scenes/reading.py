@@ -9,6 +9,7 @@ from capsule_zoo.experiments.common.findings import calibration_error, mean_and_
 from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, right_counts, with_digits
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.guides import Peeling
+from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, load
@@ -65,19 +66,19 @@ def reading(
     return Result(found)
 
 
-@experiment("scenes/overlap", data="multi-mnist", minutes=16)
-def overlap(options: Options, *, length: float = 15.0, draws: int = 5, sizes: Any = None) -> Result:
-    """Train on 0 to 3 digits that may hide each other, and count them in three ways (16 minutes).
+@experiment("scenes/overlap", data="multi-mnist", minutes=31)
+def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: Any = None) -> Result:
+    """Train on 0 to 3 digits that may hide each other, and count them in three ways (31 minutes).
 
     Args:
-        length: minutes of training.
+        length: minutes of training, of the processor.
         draws: draws of the guide that are combined.
         sizes: sizes of the entry that replace ours.
     """
     data = load_dataset(OVERLAPPING, options.data_root)
     own = {"slots": 4, "counts": "learned", **(sizes or {})}
     entry = begun("scenes", data, options, **own)
-    train(entry, data, options, options.minutes or length)
+    train(entry, data, options, options.minutes or length, checks=Checks(clock="processor"))
     test = data.test
     sets = {"": test.labels >= 0, **{f"_{n}_digits": test.labels == n for n in range(4)}}
     found: dict[str, Any] = {f"count_accuracy{suffix}": {} for suffix in sets}

@@ -78,6 +78,19 @@ def test_air_of_the_tutorial():
     assert all((p != q).any() for p, q in zip(air.parameters(), before, strict=True))
 
 
+def test_guides_of_one_model(tmp_path, mnist_root, monkeypatch):
+    data = "multi-mnist:train=40,test=6"
+    monkeypatch.setattr("capsule_zoo.experiments.scenes.guides.DATA", data)
+    options = Options(
+        minutes=0.002, data_root=mnist_root, progress=False, processes=1, runs=tmp_path
+    )
+    chosen = dict(tested=4, images=4, particles=2, fitted=2)
+    found = find_experiment("scenes/guides")(options, **chosen).metrics
+    trained = {"peeling", "two_sweeps", "recurrent", "slot_attention"}
+    assert found["count_accuracy"].keys() == found["updates"].keys() == trained
+    assert found["elbo"].keys() == found["milliseconds"].keys() == {*trained, "free_form"}
+
+
 def test_segmentation(tmp_path, mnist_root, monkeypatch):
     small = {name: f"{name}:train=30,test=4" for name in ("multi-sprites", "tetrominoes")}
     read = lambda name, root: load_dataset(small.get(name, name), root)  # noqa: E731
