@@ -78,7 +78,8 @@ def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: An
     data = load_dataset(OVERLAPPING, options.data_root)
     own = {"slots": 4, "counts": "learned", **(sizes or {})}
     entry = begun("scenes", data, options, **own)
-    train(entry, data, options, options.minutes or length, checks=Checks(clock="processor"))
+    busy = Checks(clock="processor")
+    train(entry, data, options, options.minutes or length, name="trained", checks=busy)
     test = data.test
     sets = {"": test.labels >= 0, **{f"_{n}_digits": test.labels == n for n in range(4)}}
     found: dict[str, Any] = {f"count_accuracy{suffix}": {} for suffix in sets}

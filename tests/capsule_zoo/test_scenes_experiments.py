@@ -4,11 +4,13 @@ import json
 
 import pytest
 import torch
+from sklearn.metrics import adjusted_rand_score
 
 from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
+from capsule_zoo.experiments.scenes.segmentation import best_of_pieces
 from capsule_zoo.registry import load, small_sizes
 from capsule_zoo.runs import folder as runs
 
@@ -100,6 +102,19 @@ def test_segmentation(tmp_path, mnist_root, monkeypatch):
     result = find_experiment("scenes/segmentation")(options, **chosen)
     assert {"ari_multi_mnist", "ari_tetrominoes", "iou", "classes_found"} <= result.metrics.keys()
     assert set(result.figures) == {"multi_mnist", *(name.replace("-", "_") for name in small)}
+
+
+def test_touching_pieces_of_one_color_are_ambiguous():
+    """A red block of 2x4 cells is cut in four ways; half red and half yellow, in one."""
+    cells = torch.zeros(2, 3, 7, 7)
+    cells[:, 0, :2, :4] = 1
+    cells[1, 1, :2, 2:4] = 1
+    found = best_of_pieces(cells.repeat_interleave(5, -1).repeat_interleave(5, -2))
+    assert found["ambiguous_tetrominoes"][0] == 0.5
+    ways = ["00110011", "00001111", "00010111", "01110001"]  # squares, bars, and twice two Ls
+    owners = [list(way) for way in ways]
+    agreement = max(sum(adjusted_rand_score(a, b) for a in owners) / 4 for b in owners)
+    assert found["ari_tetrominoes_best"][0] == pytest.approx((1 + agreement) / 2)
 
 
 def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
