@@ -104,19 +104,17 @@ def segmentation(options: Options, **settings: Any) -> Result:
     chosen = Settings(**settings)
     study = Study({name: (name, chosen) for name in SIZES}, 1)
     outcomes = study.run(one_set, replace(options, run=None))
-    found: dict[str, Any] = {}
-    for name in SIZES:
-        measured = outcomes[name, options.seed]
-        found |= {quantity: tuple(number) for quantity, number in measured.items()}
     digits = load(options.run or WEIGHTS)
     scenes = load_dataset("multi-mnist", options.data_root).test[: chosen.tested]
     read = find_objects(digits.model, digits.guide, scenes.images, draws=chosen.draws)
-    found["ari_multi_mnist"] = segmented(read, scenes)["ari"]
+    rows = {name.replace("-", "_"): outcomes[name, options.seed] for name in SIZES}
+    rows["multi_mnist"] = segmented(read, scenes)
+    found: dict[str, Any] = by_quantity(rows)
+    pieces = load_dataset("tetrominoes", options.data_root).test[: chosen.tested]
+    found["ari"]["tetrominoes_best"], found["ambiguous_tetrominoes"] = best_of_pieces(pieces.images)
     found["iou"] = mean_and_error(box_overlaps(read.boxes, read.presence, scenes.objects))
     labelled = load_dataset("mnist", options.data_root).train
     found["classes_found"] = named(scenes, read, labelled, chosen.named)
-    pieces = load_dataset("tetrominoes", options.data_root).test[: chosen.tested]
-    found |= best_of_pieces(pieces.images)
     figures = {"multi_mnist": found_objects(digits, scenes.images)}
     for name, folder in study.folders(options).items():
         images = load_dataset(name, options.data_root).test.images
@@ -130,8 +128,7 @@ def one_set(job: Job[tuple[str, Settings]]) -> dict[str, Number]:
     data = load_dataset(name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
     test = data.test[: settings.tested]
-    measured = learned(entry, data, test, options, settings.length, settings.draws).items()
-    return {f"{quantity}_{name.replace('-', '_')}": number for quantity, number in measured}
+    return learned(entry, data, test, options, settings.length, settings.draws)
 
 
 def learned(
@@ -157,11 +154,10 @@ def segmented(found: FoundObjects, test: Split) -> dict[str, Number]:
     return {"ari": mean_and_error(ari[~ari.isnan()]), "count_accuracy": right}
 
 
-def best_of_pieces(images: Tensor) -> dict[str, Number]:
-    """Return what is ambiguous in scenes of tetrominoes, because pieces of one color touch.
+def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
+    """Return the largest expected foreground ARI of tetrominoes, and how many are ambiguous.
 
-    All ways to cut the colored cells into pieces are equally likely. `ari_tetrominoes_best` is the
-    largest foreground ARI that an answer can be expected to have.
+    Pieces of one color that touch may be cut in several ways, which are equally likely.
     """
     pieces = [frozenset(map(tuple, piece.nonzero().tolist())) for piece in tetromino_bank()]
     best, ambiguous = [], []
@@ -175,8 +171,7 @@ def best_of_pieces(images: Tensor) -> dict[str, Number]:
         agreement = [[adjusted_rand_score(a, b) for a in owners] for b in owners]
         best.append(max(sum(row) / len(row) for row in agreement))
         ambiguous.append(float(len(cut) > 1))
-    numbers = mean_and_error(best), mean_and_error(ambiguous)
-    return dict(zip(("ari_tetrominoes_best", "ambiguous_tetrominoes"), numbers, strict=True))
+    return mean_and_error(best), mean_and_error(ambiguous)
 
 
 def cuts(cells: Cells, pieces: Sequence[Cells]) -> list[tuple[Cells, ...]]:
