@@ -8,13 +8,8 @@ from house import ROOT, House, report
 
 # Ceilings, not goals. They rose for scenes, curvature and routings. The goals are 36,000 and 44,000
 # lines, and 20 in the ninth decile.
-<<<<<<< HEAD
 LINES = 40_015
-LINES_WITH_EXPERIMENTS = 49_480
-=======
-LINES = 40_020
-LINES_WITH_EXPERIMENTS = 49_570
->>>>>>> d792f3a (Ceiling follows scenes)
+LINES_WITH_EXPERIMENTS = 49_560
 MEDIAN, NINTH_DECILE = 7, 23  # lines of a function
 ARGUMENTS = 12  # of the constructor of a model
 FOLDERS = 5  # of the family that is spread widest
