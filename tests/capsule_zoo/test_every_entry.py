@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from capsule_zoo import cli
-from capsule_zoo.data import constellations as scenes_of_points
+from capsule_zoo.data import points
 from capsule_zoo.inference.training.checkpoint import load_checkpoint
 from capsule_zoo.models.networks.classifier import Classifier
 from capsule_zoo.registry import create, list_models, load, small_sizes, takes_images
@@ -60,7 +60,7 @@ def terminal(capsys, monkeypatch, tmp_path) -> Terminal:
     """Return a terminal in an empty folder, with few scenes; figures have few pixels."""
     monkeypatch.chdir(tmp_path)
     for split, number in (("TRAINING", 300), ("TESTING", 60), ("VALIDATION", 30)):
-        monkeypatch.setattr(scenes_of_points, split, number)
+        monkeypatch.setattr(points, split, number)
     savefig = Figure.savefig
 
     def coarse(self: Figure, *args: object, dpi: int, **options: object) -> None:
