@@ -310,7 +310,8 @@ def _begin(
     spent = {folder: each["seconds"] for folder, each in ended.items() if "seconds" in each}
     begun = [p for p in runs.rglob("history.csv") if spent.keys().isdisjoint(p.parents)]
     trained = sum(float(path.read_text().rsplit(",", 1)[1]) for path in begun)
-    return sum(spent.values()) + trained
+    outermost = [each for each in spent if spent.keys().isdisjoint(each.parents)]
+    return sum(spent[each] for each in outermost) + trained
 
 
 def _keep(keep: Path, result: Result, chosen: Experiment, options: Options, record: dict) -> None:

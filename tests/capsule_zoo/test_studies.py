@@ -23,7 +23,7 @@ from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Pace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
-from capsule_zoo.runs.folder import read_metrics
+from capsule_zoo.runs.folder import note, read_metrics
 
 QUIET = Options(progress=False, processes=1)
 SIZES = dict(image_shape=(1, 12, 12), latent=2, channels=3, hidden=4)
@@ -261,6 +261,7 @@ def test_time_of_earlier_runs_counts(tmp_path):
     assert experiments._begin(runs, "test/toy", QUIET, chosen, "") == 150
     assert saved(count, Job("b", tmp_path, replace(QUIET, runs=runs / "b")))["pair"] == [1, 2]
     ended = read_metrics(runs / "b")["seconds"]  # in place of those that it was trained for
+    note(runs / "b" / "c", "seconds", 100.0)  # a part of the run, which has ended too
     assert experiments._begin(runs, "test/toy", QUIET, chosen, "") == 50 + ended < 100
 
 
