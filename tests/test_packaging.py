@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 # What each package may import of the zoo; `capsule_zoo` itself is the front door and imports all.
 ALLOWED = {
     "data": {"data"},
-    "models": {"models"},
-    "guides": {"guides", "models"},
+    "models": {"models", "data"},
+    "guides": {"guides", "models", "data"},
     "inference": {"inference", "guides", "models", "data"},
     "weights": set(),
     "experiments": {
