@@ -103,9 +103,9 @@ def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
 def of_one_draw(entry: Entry, scenes: Split) -> dict[str, Number]:
     """Return the share of right counts in single draws of the guide, and its time for an image."""
     with seeded(0), in_eval_mode(entry.guide):
-        begun = time.process_time()
+        began = time.process_time()
         drawn = torch.cat([entry.guide(images) for images in scenes.images.split(100)])
-    passed = time.process_time() - begun
+    passed = time.process_time() - began
     right = (drawn.sum(-1) == scenes.objects.counts).float()
     return {
         "count_accuracy_one_draw": mean_and_error(right),

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyro
 import torch
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
@@ -31,6 +30,7 @@ from capsule_zoo.inference.evaluation.objects import (
     find_objects,
     foreground_ari,
 )
+from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes import crop
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry, create, load
@@ -110,15 +110,15 @@ def segmentation(options: Options, **settings: Any) -> Result:
     rows = {name.replace("-", "_"): outcomes[name, options.seed] for name in SIZES}
     rows["multi_mnist"] = segmented(read, scenes)
     found: dict[str, Any] = by_quantity(rows)
-    pieces = load_dataset("tetrominoes", options.data_root).test[: chosen.tested]
-    found["ari"]["tetrominoes_best"], found["ambiguous_tetrominoes"] = best_of_pieces(pieces.images)
+    others = {name: load_dataset(name, options.data_root).test.images for name in SIZES}
+    best, ambiguous = best_of_pieces(others["tetrominoes"][: chosen.tested])
+    found["ari"]["tetrominoes_best"], found["ambiguous_tetrominoes"] = best, ambiguous
     found["iou"] = mean_and_error(box_overlaps(read.boxes, read.presence, scenes.objects))
     labelled = load_dataset("mnist", options.data_root).train
     found["classes_found"] = named(scenes, read, labelled, chosen.named)
     figures = {"multi_mnist": found_objects(digits, scenes.images)}
     for name, folder in study.folders(options).items():
-        images = load_dataset(name, options.data_root).test.images
-        figures[name.replace("-", "_")] = found_objects(load(folder), images)
+        figures[name.replace("-", "_")] = found_objects(load(folder), others[name])
     return Result(found, figures)
 
 
@@ -167,9 +167,11 @@ def best_of_pieces(images: Tensor) -> tuple[Number, Number]:
         }
         one = [{at for at in colors if colors[at] == color} for color in set(colors.values())]
         cut = [sum(parts, ()) for parts in product(*(cuts(frozenset(c), pieces) for c in one))]
-        owners = [[next(n for n, p in enumerate(w) if at in p) for at in colors] for w in cut]
-        agreement = [[adjusted_rand_score(a, b) for a in owners] for b in owners]
-        best.append(max(sum(row) / len(row) for row in agreement))
+        ways = [[next(n for n, p in enumerate(w) if at in p) for at in colors] for w in cut]
+        owners = torch.tensor(ways)
+        every = torch.ones_like(owners, dtype=torch.bool)
+        agreement = [adjusted_rand_index(owners, w.expand_as(owners), every) for w in owners]
+        best.append(max(each.mean().item() for each in agreement))
         ambiguous.append(float(len(cut) > 1))
     return mean_and_error(best), mean_and_error(ambiguous)
 
