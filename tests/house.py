@@ -26,6 +26,16 @@ SHARED = (
 LAYERS = ("data", "models", "guides", "inference", "capsule_zoo", "experiments")
 
 
+def _span(node: ast.stmt) -> int:
+    """Return the number of lines of a statement."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
+    """Return the statement that is a function's docstring, if it has one."""
+    return node.body[:1] if ast.get_docstring(node, clean=False) is not None else []
+
+
 @dataclass(frozen=True)
 class House:
     """The Python files of a checkout, outside the tests.
@@ -56,14 +66,12 @@ class House:
 
     @cached_property
     def function_lines(self) -> list[int]:
-        """The lengths of all functions, in lines."""
+        """The lengths of all functions, in lines without their docstrings."""
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return [
-            node.end_lineno - node.lineno + 1
-            for tree in self.files.values()
-            for node in ast.walk(tree)
-            if isinstance(node, kinds) and node.end_lineno is not None
+        functions = [
+            n for tree in self.files.values() for n in ast.walk(tree) if isinstance(n, kinds)
         ]
+        return [_span(node) - sum(map(_span, _docstring(node))) for node in functions]
 
     @property
     def widest_model(self) -> tuple[int, str]:
@@ -200,8 +208,10 @@ def report(house: House) -> str:
             "experiments", "benchmarks", "docs"
         ),
         "lines of source with experiments": house.lines("benchmarks", "docs"),
-        "lines of a function, median": median(house.function_lines),
-        "lines of a function, ninth decile": quantiles(house.function_lines, n=10)[-1],
+        "lines of a function without its docstring, median": median(house.function_lines),
+        "lines of a function without its docstring, ninth decile": quantiles(
+            house.function_lines, n=10
+        )[-1],
         "arguments of the widest constructor of a model": house.widest_model[0],
         "circles of files": len(house.circles),
         "imports of a layer above": len(house.upward),

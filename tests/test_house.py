@@ -10,7 +10,7 @@ from house import ROOT, House, report
 # lines, and 20 in the ninth decile.
 LINES = 40_015
 LINES_WITH_EXPERIMENTS = 49_560
-MEDIAN, NINTH_DECILE = 7, 23  # lines of a function
+MEDIAN, NINTH_DECILE = 6, 18  # lines of a function without its docstring
 ARGUMENTS = 12  # of the constructor of a model
 FOLDERS = 5  # of the family that is spread widest
 
