@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import pyro
 import torch
 
 from capsule_zoo.data import load_dataset
@@ -12,6 +14,7 @@ from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.experiments.scenes.counts import PUBLISHED, accuracy
+from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Pace
 from capsule_zoo.models.common.modes import seeded
@@ -50,29 +53,8 @@ def beside_air(
         every: updates between two measurements.
         tested: test scenes whose digits are counted.
     """
-    data = load_dataset(DATA, options.data_root)
-    test = data.test[:tested]
-    entry = begun("scenes", data, options, counts="learned")
-    curves = {"scenes": (own := Curve())}
-    counts = partial(accuracy, entry, test, draws=1)
-    checks = Checks(every=every, callbacks=[lambda c: own.note(c.step, counts) >= ours])
-    train(entry, data.train, options, steps=10**6, pace=Pace("constant"), checks=checks)
-    network, images = TutorialAir(data.image_shape[-1]), data.train.images
-
-    @torch.no_grad()
-    def counted() -> Number:
-        with seeded(0):
-            found = torch.cat([network.guide(some) for some in test.images.split(100)])
-        return mean_and_error((found == test.objects.counts).float())
-
-    curves["air"] = Curve()
-    svi, updates, passed = network.svi(), 0, 0.0
-    while passed < air:
-        for _ in range(every):
-            svi.step(images[torch.randint(len(images), (64,))])
-        updates += every
-        passed = curves["air"].note(updates, counted)
-        options.say(f"AIR after {updates} updates")
+    study = Study({"scenes": (ours, every, tested), "air": (air, every, tested)})
+    curves = {name: curve for (name, _), curve in study.run(curve_of, options).items()}
     found: dict[str, Any] = {}
     for name, curve in curves.items():
         for mark in MARKS:
@@ -83,3 +65,33 @@ def beside_air(
         found.setdefault("seconds", {})[name] = (curve[-1][0], None, 1)
     lines = [[(seconds, number[0]) for seconds, _, number in c] for c in curves.values()]
     return Result(found, {"": counts_against_time(lines, PUBLISHED, list(curves))})
+
+
+def curve_of(job: Job[tuple[float, int, int]]) -> Curve:
+    """Train one of the two, and return its measurements."""
+    (minutes, every, tested), options, curve = job.variant, job.options, Curve()
+    data = load_dataset(DATA, options.data_root)
+    test = data.test[:tested]
+    if job.name == "scenes":
+        entry = begun("scenes", data, options, counts="learned")
+        counts = partial(accuracy, entry, test, draws=1)
+        checks = Checks(every=every, callbacks=[lambda c: curve.note(c.step, counts) >= minutes])
+        how: dict[str, Any] = dict(steps=10**6, pace=Pace("constant"), checks=checks)
+        train(entry, data.train, replace(options, runs=None), **how)  # the curve would be lost
+        return curve
+    pyro.set_rng_seed(options.seed)
+    network, images = TutorialAir(data.image_shape[-1]), data.train.images
+
+    @torch.no_grad()
+    def counted() -> Number:
+        with seeded(0):
+            found = torch.cat([network.guide(some) for some in test.images.split(100)])
+        return mean_and_error((found == test.objects.counts).float())
+
+    svi, updates, passed = network.svi(), 0, 0.0
+    while passed < minutes:
+        for _ in range(every):
+            svi.step(images[torch.randint(len(images), (64,))])
+        updates += every
+        passed = curve.note(updates, counted)
+    return curve
