@@ -134,8 +134,7 @@ class Explorer(widgets.VBox):
         self.refine = widgets.Button(description="refine", tooltip=self.view.improves)
         self.actions = [widgets.Button(description=action) for action in self.view.actions]
         self.status = widgets.HTML()
-        self.panel = widgets.HBox()
-        self.panel.layout = widgets.Layout(flex_flow="row wrap", max_width="930px")
+        self.panel = widgets.HBox(layout=widgets.Layout(flex_flow="row wrap", max_width="1230px"))
 
     def _connect(self) -> None:
         self._on(self.number, "value", self._choose_image)

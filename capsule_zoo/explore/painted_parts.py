@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.view import Control, Place, View
+from capsule_zoo.explore.view import SQUARE, Control, Place, View
 from capsule_zoo.guides import Guide, KnownLatents
 from capsule_zoo.inference import intervene, refine
 from capsule_zoo.inference.evaluation.ancestral import Sites, infer
@@ -18,6 +18,11 @@ from capsule_zoo.zoo.part_whole.figures import colored_parts, seen_of_parts
 NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
 _SEEN = 0.05  # a pixel to which no part adds more is empty
 _LEAST_SIZE = 0.02
+_INSET = 0.93  # so that the frame of an object as wide as the image lies inside the image
+FOLLOW = (
+    " Parts follow as they were read, at their likeliest (as expected), or with their noise "
+    "kept (as it would have been)."
+)
 
 
 class PaintedPartsView(View):
@@ -137,10 +142,8 @@ class PaintedPartsView(View):
         return colored_parts(self.model, self.parts())[0]
 
     def outline(self, handle: int) -> Tensor:
-        corners = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
-        (a, b, x), (c, d, y) = self.place_of(handle).view(2, 3)
-        u, v = corners.unbind(-1)
-        return torch.stack([a * u + b * v + x, c * u + d * v + y], -1)
+        pose = self.place_of(handle).view(2, 3)
+        return _INSET * SQUARE.to(pose) @ pose[:, :2].mT + pose[:, 2]
 
     @torch.no_grad()
     def log_likelihood(self) -> float:

@@ -6,7 +6,7 @@ function render({ model, el }) {
   image.draggable = false;
   image.alt = model.get("label");
   image.style.cssText =
-    "touch-action: none; display: block; width: 280px; max-width: 100%; height: auto";
+    "touch-action: none; display: block; width: clamp(280px, 30vw, 392px); max-width: 100%; height: auto";
   el.append(image);
 
   const paint = () => {

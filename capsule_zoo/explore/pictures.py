@@ -8,7 +8,7 @@ from torch import Tensor
 
 from capsule_zoo.data.pictures import open_image
 
-WIDTH = 280  # pixels of a picture on the screen, about
+WIDTH = 392  # pixels of a picture on a wide screen, about
 
 
 def as_png(pixels: Tensor, outline: Tensor | None = None) -> bytes:

@@ -10,9 +10,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Place = tuple[float, float]
+SQUARE = torch.tensor([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])  # a frame of width 2
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from test_explore_views import part_whole_view, request_view
 
-from capsule_zoo.explore.pictures import as_png, image_from_file
+from capsule_zoo.explore.pictures import WIDTH, as_png, image_from_file
 
 pytest.importorskip("ipywidgets")
 explorer = pytest.importorskip("capsule_zoo.explore.explorer")
@@ -24,7 +24,7 @@ def pixels(png: bytes) -> torch.Tensor:
 
 def on_screen(image: torch.Tensor) -> torch.Tensor:
     """Return a model's image (1, 1, H, W) in bytes, at the picture's size on the screen."""
-    scale = round(280 / image.shape[-1])
+    scale = round(WIDTH / image.shape[-1])
     levels = (image[0, 0] * 255).round().to(torch.uint8)
     return levels.repeat_interleave(scale, 0).repeat_interleave(scale, 1)
 

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from capsule_zoo.explore.view import Control, Place, View
+from capsule_zoo.explore.view import SQUARE, Control, Place, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.inference.evaluation.objects import SHOWN, shown
@@ -134,9 +134,9 @@ class ScenesView(View):
     def outline(self, handle: int) -> Tensor | None:
         if not self.state[PRESENCE].flatten()[handle]:
             return None
-        corners = torch.tensor([[-1.0, -1, 1], [1, -1, 1], [1, 1, 1], [-1, 1, 1]])
         pose = self.state[f"slot_{handle}/{POSE}"].flatten()
-        return corners.to(pose) @ window(pose, self.model.usual(pose)).mT
+        frame = window(pose, self.model.usual(pose))
+        return SQUARE.to(pose) @ frame[:, :2].mT + frame[:, 2]
 
     def log_likelihood(self) -> float:
         return self.model.log_likelihood(self.image, self.painted()[:, None]).item()
