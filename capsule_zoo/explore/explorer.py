@@ -85,7 +85,7 @@ class Explorer(widgets.VBox):
         held = [self.chosen, self.mode] if view.modes else [self.chosen]
         super().__init__(
             [
-                widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help)}"),
+                widgets.HTML(f"<b>{escape(title)}</b> {escape(view.help + view.follow)}"),
                 _row(shown, gap="12px"),
                 _row([self.number, self.upload, self.inverted]),
                 _row([*held, self.reset, self.refine, *self.actions]),

@@ -18,11 +18,6 @@ from capsule_zoo.zoo.part_whole.figures import colored_parts, seen_of_parts
 NUMBERS = ("x", "y", "angle", "size", "stretch", "shear")
 _SEEN = 0.05  # a pixel to which no part adds more is empty
 _LEAST_SIZE = 0.02
-_INSET = 0.93  # so that the frame of an object as wide as the image lies inside the image
-FOLLOW = (
-    " Parts follow as they were read, at their likeliest (as expected), or with their noise "
-    "kept (as it would have been)."
-)
 
 
 class PaintedPartsView(View):
@@ -38,6 +33,7 @@ class PaintedPartsView(View):
 
     improves = "improve the objects and parts by steps of inference on this image"
     modes = ("as read", "as expected", "as it would have been")
+    follow = " Parts follow as read, at their likeliest, or with the noise that was read."
     model: PaintedParts
     drawn: Sites  # what was read or refined, as `parse` is
     read_drawn: Sites
@@ -143,7 +139,7 @@ class PaintedPartsView(View):
 
     def outline(self, handle: int) -> Tensor:
         pose = self.place_of(handle).view(2, 3)
-        return _INSET * SQUARE.to(pose) @ pose[:, :2].mT + pose[:, 2]
+        return 0.93 * SQUARE.to(pose) @ pose[:, :2].mT + pose[:, 2]  # inside one of full width
 
     @torch.no_grad()
     def log_likelihood(self) -> float:

@@ -45,13 +45,14 @@ class View(ABC):
         state: the displayed state, never changed in place.
         read_state: the state read from the image, to which `reset` returns.
         parse: the state that was read or refined, from which moving by hand begins.
-        help, improves: texts on the possible actions, and on the effect of `refine`.
+        help, improves, follow: texts on the possible actions, the effect of `refine`, and `modes`.
         names: names of the pictures: the image, the model's rendering, its parts in color.
     """
 
     help: str = ""
     improves: str = "the parse"
     names: tuple[str, str, str] = ("the image", "as the model paints it", "its parts")
+    follow: str = ""
     modes: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
     image_shape: tuple[int, int, int]

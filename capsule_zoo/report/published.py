@@ -14,14 +14,13 @@ from pathlib import Path
 from capsule_zoo.report.markdown import rounded
 
 LIKE = "like for like"
-UNOPENED = "a source that could not be opened"
 KINDS = (
     LIKE,
     "another model of ours",
     "other features, data, supervision or search",
     "a baseline's own number",
     "read off a plot",
-    UNOPENED,
+    "a source that could not be opened",
 )
 STATES = ("reached", "undecided", "missed", "not run", "not counted")
 TABLE = "published.csv"

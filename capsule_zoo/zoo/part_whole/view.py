@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.painted_parts import FOLLOW, PaintedPartsView
+from capsule_zoo.explore.painted_parts import PaintedPartsView
 from capsule_zoo.explore.view import Control
 from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.models import Capsules, PartWholeCapsules, poses
@@ -132,7 +132,6 @@ class PartWholeView(PaintedPartsView):
     help = (
         "Drag on the model's picture to move an object with all its parts, on the colored one to "
         "move a single part; the sliders move what was held last. Drop a picture file on the image."
-        + FOLLOW
     )
     model: PartWholeCapsules
     state: Tree

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from capsule_zoo.explore.painted_parts import FOLLOW, PaintedPartsView
+from capsule_zoo.explore.painted_parts import PaintedPartsView
 from capsule_zoo.explore.view import Control
 from capsule_zoo.inference.evaluation.ancestral import Sites
 from capsule_zoo.models import Capsules, ShapeCodes, poses
@@ -46,7 +46,7 @@ class ShapeCodesView(PaintedPartsView):
     help = (
         "Slide a number of the code to bend the object, or choose another kind. Drag on the "
         "model's picture to move the object with its parts, on the colored one to move a single "
-        "part. Drop a picture file on the image." + FOLLOW
+        "part. Drop a picture file on the image."
     )
     model: ShapeCodes
     state: Shaped
