@@ -135,9 +135,8 @@ def goals_of(records: Mapping[str, dict]) -> list[Goal]:
 def measured(row: Published, records: Mapping[str, dict]) -> dict | None:
     """Return our metric for a published number, the worse one of a bracket; None without one."""
     metrics = records.get(row.record, {}).get("metrics", {})
-    names = [name for name in (row.metric, row.worst) if name in metrics]
-    worse = min if row.higher else max
-    return metrics[worse(names, key=lambda name: metrics[name]["value"])] if names else None
+    found = [metrics[name] for name in (row.metric, row.worst) if name in metrics]
+    return (min if row.higher else max)(found, key=lambda metric: metric["value"], default=None)
 
 
 def count(goals: Iterable[Goal]) -> dict[str, int]:
