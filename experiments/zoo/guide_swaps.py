@@ -45,7 +45,8 @@ SWAPPED = (
     "stacked-capsule-autoencoder",
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
-SLOW = {name: 8 for name in ("recurrent-capsules", "draw", "shape-codes", "part-whole")}
+SLOW = dict.fromkeys(("recurrent-capsules", "draw", "shape-codes", "part-whole"), 8)
+SLOW["generative-capsnet-continuous"] = 8
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 
@@ -210,11 +211,11 @@ def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
     counts = settings["images"], settings["simulated"]
-    own = {name: _numbers(row, quantities, *counts) for name, row in rows.items()}
-    return {"entry": entry.name, "bounds": _numbers(found, BOUNDS, *counts), "guides": own}
+    own = {name: numbers_of(row, quantities, *counts) for name, row in rows.items()}
+    return {"entry": entry.name, "bounds": numbers_of(found, BOUNDS, *counts), "guides": own}
 
 
-def _numbers(found: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:
+def numbers_of(found: dict, names: tuple[str, ...], images: int, simulated: int) -> Numbers:
     """Return the finite numbers with standard errors, None where there are none, and counts."""
     numbers: Numbers = {}
     for name in names:

@@ -5,7 +5,6 @@ than the mean of the training images, which is the best constant image. A classi
 it is right more often than not.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,28 +22,30 @@ from capsule_zoo.registry import Entry, list_models, small_sizes, takes_images
 HALF = 0.5  # the error rate under which a classifier has started
 
 
-def first_step(job: Job[Mapping[str, Any]], *, steps: int, every: int) -> tuple[float, float]:
+def first_step(
+    job: Job[dict[str, Any]], *, data: str, steps: int, every: int
+) -> tuple[float, float]:
     """Return the first tested step at which the entry of the job's name has started, and its error.
 
     An entry that never starts gets one step more than it was trained for, and its last error.
 
     Args:
         job: its variant are the sizes of the entry.
+        data: name of the data set.
         steps: updates at most.
         every: updates between two tests whether it has started.
     """
-    options, data = job.options, load_dataset("digits")
-    sizes = {**job.variant, "image_shape": data.image_shape}
-    entry = begun(job.name, data, options, **sizes)
+    options, images = job.options, load_dataset(data, root=job.options.data_root)
+    entry = begun(job.name, images, options, **job.variant | {"image_shape": images.image_shape})
     found: list[tuple[float, float]] = []
 
     def has_started(check: Check) -> bool:
-        found.append((float(check.step), relative_error(entry, data)))
+        found.append((float(check.step), relative_error(entry, images)))
         return found[-1][1] < 1
 
     checks = Checks(every=every, callbacks=[has_started])
     inputs = Inputs(labels=takes_apart(entry))
-    train(entry, data.train, options, steps=steps, checks=checks, inputs=inputs)
+    train(entry, images.train, options, steps=steps, checks=checks, inputs=inputs)
     step, error = found[-1]
     return (step, error) if error < 1 else (steps + 1.0, error)
 
@@ -81,6 +82,7 @@ def starts(
     every: int = 25,
     entries: tuple[str, ...] = (),
     small: bool = False,
+    data: str = "digits",
 ) -> Result:
     """Count the updates until every entry of images beats a constant answer, from five seeds.
 
@@ -93,6 +95,7 @@ def starts(
         every: updates between two tests whether a run has started.
         entries: names of entries; by default all that take images.
         small: whether entries have the sizes at which the tests run them.
+        data: name of the data set, which has ten classes.
     """
     limit = options.shortened(steps)
     names = list(entries) or [name for name in list_models() if takes_images(name)]
@@ -100,7 +103,7 @@ def starts(
     for own in sizes.values():
         own.pop("classes", None)  # digits have ten
     options.say(f"Training {len(names)} entries from {seeds} seeds, at most {limit} steps each")
-    task = partial(first_step, steps=limit, every=every)
+    task = partial(first_step, data=data, steps=limit, every=every)
     found = Study(sizes, seeds).run(task, replace(options, minutes=None))
     step, latest, error = Numbers(), Numbers(), Numbers()
     for name, outcomes in by_variant(found).items():

@@ -111,7 +111,7 @@ def test_a_large_code_has_one_point(small, monkeypatch):
     settings = dict(images=2, particles=2, steps=1, refinement=1, temperatures=2, chains=1)
     modes = []
     monkeypatch.setattr(
-        annealing, "start_of", lambda _, guide, __, m, ___: modes.append(m) or guide
+        annealing, "start_of", lambda _, guide, *__, **s: modes.append(s["modes"]) or guide
     )
     for largest, rows in (1000, {"encoder", "mixture"}), (1, {"encoder"}):
         monkeypatch.setattr(annealing, "_LARGE", largest)

@@ -19,7 +19,7 @@ OPTIONS = Options(progress=False, processes=1)
 def small(monkeypatch):
     """Use few digits."""
     few = few_digits(32, 16, size=17)
-    monkeypatch.setattr(zoo_starts, "load_dataset", lambda name: few)
+    monkeypatch.setattr(zoo_starts, "load_dataset", lambda name, root: few)
     return few
 
 
@@ -32,13 +32,13 @@ def test_a_classifier_has_started_where_it_is_right_more_often_than_not(small, m
         return Share(next(rates), 0.1, len(split))
 
     monkeypatch.setattr(zoo_starts, "error_rate", share)
-    assert first_step(job, steps=3, every=1) == (2, pytest.approx(0.8))
+    assert first_step(job, data="digits", steps=3, every=1) == (2, pytest.approx(0.8))
 
 
 def test_a_run_that_never_starts_has_one_step_more_than_its_limit(small, monkeypatch):
     (job,) = Study({"vae": small_sizes("vae")}).jobs(OPTIONS)
     monkeypatch.setattr(zoo_starts, "relative_error", lambda entry, data: 1.0)
-    assert first_step(job, steps=2, every=1) == (3, 1.0)
+    assert first_step(job, data="digits", steps=2, every=1) == (3, 1.0)
 
 
 def test_the_best_constant_image_scores_one(small, monkeypatch):

@@ -185,15 +185,15 @@ def annealed_bounds(idata: "InferenceData") -> dict[str, float | int]:
             "annealed_log_likelihood returned, and summarize(idata) any other evaluation"
         )
     refuse_mixture(idata)
-    lower = _log_mean(pooled_log_weight(idata))
+    lower = log_mean(pooled_log_weight(idata))
     found: dict[str, float | int] = {
         "lower": float(lower.mean()),
         "lower_se": standard_error(lower),
     }
     stats = idata.sample_stats
     if "simulated_log_weight" in stats:
-        below = _log_mean(_pooled(stats["simulated_log_weight"]))
-        above = -_log_mean(-_pooled(stats["reverse_log_weight"]))
+        below = log_mean(_pooled(stats["simulated_log_weight"]))
+        above = -log_mean(-_pooled(stats["reverse_log_weight"]))
         sides = {"simulated_lower": below, "simulated_upper": above, "gap": above - below}
         for name, values in sides.items():
             found[name] = float(values.mean())
@@ -403,6 +403,6 @@ def _pooled(values: Any) -> np.ndarray:
     return array.reshape(-1, array.shape[-1])
 
 
-def _log_mean(log_weight: np.ndarray) -> np.ndarray:
+def log_mean(log_weight: np.ndarray) -> np.ndarray:
     """Return the log of the mean over the first dim."""
     return logsumexp(log_weight, axis=0) - np.log(len(log_weight))
