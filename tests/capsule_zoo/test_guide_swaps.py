@@ -9,7 +9,7 @@ from miniature import few_digits, names_in_record
 from capsule_zoo import cli
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.zoo import guide_swaps
-from capsule_zoo.inference import evaluate, summarize
+from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, save, small_sizes
 from capsule_zoo.runs import annealing, measurements
@@ -118,6 +118,20 @@ def test_a_large_code_has_one_point(small, monkeypatch):
         _, found = annealing.guide_losses(entry, small, ("mixture",), **settings)
         assert set(found) == rows
     assert modes == [annealing.MODES, 1]
+
+
+def test_chains_start_at_the_guide_where_it_is_better_than_its_laws(small, monkeypatch):
+    entry = create("vae", **{**small_sizes("vae"), "image_shape": (1, 12, 12)})
+    pair, how = (entry, entry.guide, small.test.images[:3]), dict(seed=0, steps=1, modes=1)
+    assert isinstance(annealing.start_of(*pair, **how), SemiAmortized)
+
+    def far(*arguments, **options):
+        laws = gauss_newton(*arguments, **options)
+        laws.locs["image_code"].data += 100
+        return laws
+
+    monkeypatch.setattr(annealing, "gauss_newton", far)
+    assert annealing.start_of(*pair, **how) is entry.guide
 
 
 def test_gray_images_are_binarized_for_binary_pixels_alone(small):
