@@ -54,7 +54,7 @@ class Tightened(Objective):
             return tighter + loss_per_image(self.own, model, guide, images)
 
 
-@experiment("zoo/tighter-training", data="mnist", minutes=12)
+@experiment("zoo/tighter-training", data="mnist", minutes=10)
 def tighter_training(
     options: Options,
     *,
@@ -64,7 +64,7 @@ def tighter_training(
     sizes: Mapping[str, int] = SIZES,
     annealing: Mapping[str, int] = ANNEALING,
 ) -> Result:
-    """Train a small VAE under tighter laws, and anneal test images (16 core-minutes).
+    """Train a small VAE under tighter laws, and anneal test images (14 core-minutes).
 
     Every row takes as long as the others, by the clock of the processor. The first half is training
     with the encoder. Half of the time later `encoder` has gone on like that, `importance_weighted`
