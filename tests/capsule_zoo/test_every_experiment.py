@@ -112,18 +112,6 @@ MINIATURES = {
         None,
         (60, 12),
     ),
-    "zoo/tighter-training": Miniature(
-        dict(
-            seeds=1,
-            particles=2,
-            batch_size=8,
-            sizes=dict(latent=2, channels=3, hidden=6),
-            annealing=dict(
-                images=2, simulated=2, chains=1, temperatures=2, particles=2, refinement=1, modes=1
-            ),
-        ),
-        1e-3,
-    ),
     "shape-codes/digits": Miniature(
         dict(steps=6, tightening=2, images=4, particles=3, samples=12), None, None, (60, 12)
     ),
