@@ -45,8 +45,7 @@ SWAPPED = (
     "stacked-capsule-autoencoder",
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
-SLOW = dict.fromkeys(("recurrent-capsules", "draw", "shape-codes", "part-whole"), 8)
-SLOW["generative-capsnet-continuous"] = 8
+SLOW = dict.fromkeys((*SWAPPED[3:6], "shape-codes", "part-whole"), 8)
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 

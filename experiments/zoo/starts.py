@@ -7,7 +7,6 @@ it is right more often than not.
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Options, Result, experiment
@@ -22,9 +21,7 @@ from capsule_zoo.registry import Entry, list_models, small_sizes, takes_images
 HALF = 0.5  # the error rate under which a classifier has started
 
 
-def first_step(
-    job: Job[dict[str, Any]], *, data: str, steps: int, every: int
-) -> tuple[float, float]:
+def first_step(job: Job[dict], *, data: str, steps: int, every: int) -> tuple[float, float]:
     """Return the first tested step at which the entry of the job's name has started, and its error.
 
     An entry that never starts gets one step more than it was trained for, and its last error.

@@ -28,7 +28,6 @@ from capsule_zoo.runs.annealing import guide_losses
 
 SIZES = dict(latent=8, channels=8, hidden=128)
 ANNEALING = dict(images=64, simulated=8, chains=2, temperatures=30, particles=100, modes=1)
-MEASURED = "lower", "gap", "lost_elbo"
 STAGES = 7  # trainings of a seed, of equal length: two starts, and five that go on from them
 
 
@@ -102,27 +101,20 @@ def from_one_seed(
         "gauss_newton": Tightened(own, 1),
         "weighted_newton": Tightened(own, particles),
     }
-    clock = Checks(clock="processor")
-    how = dict(minutes=options.budget / STAGES, batch_size=batch_size, checks=clock)
-    counts = annealing["images"], annealing["simulated"]
+    how: dict[str, Any] = dict(batch_size=batch_size, checks=Checks(clock="processor"))
+    kinds, counts = ("lower", "gap", "lost_elbo"), (annealing["images"], annealing["simulated"])
     found: dict[str, Numbers] = {}
     for first, further in {"encoder": tuple(losses), "weighted_newton": ("throughout",)}.items():
-        start = with_copies(untrained)
-        early = dict(objective=losses[first], pace=Pace("constant"), name=f"{first}-start")
-        steps = train(start, data.train, options, **how, **early).steps
+        start = deepcopy(untrained)
+        how |= dict(objective=losses[first], pace=Pace("constant"), name=f"{first}-start")
+        steps = train(start, data.train, options, options.budget / STAGES, **how).steps
         for name in further:
-            entry = with_copies(start)
-            late = dict(objective=losses.get(name, losses[first]), pace=Pace("linear"), name=name)
-            run = train(entry, data.train, options, **how, **late)
+            entry = deepcopy(start)
+            how |= dict(objective=losses.get(name, losses[first]), pace=Pace("linear"), name=name)
+            run = train(entry, data.train, options, options.budget / STAGES, **how)
             bounds, rows = guide_losses(entry, data, (), seed=options.seed, **annealing)
-            found[name] = numbers_of(bounds | rows["encoder"], MEASURED, *counts)
+            found[name] = numbers_of(bounds | rows["encoder"], kinds, *counts)
             found[name]["updates"] = single(steps + run.steps)
             if name != "encoder":
                 found[name]["gain"] = single(bounds["lower"] - found["encoder"]["lower"][0])
     return found
-
-
-def with_copies(entry: Any) -> Any:
-    """Return the entry with copies of its model and guide."""
-    model, guide = deepcopy((entry.model, entry.guide))
-    return replace(entry, model=model, guide=guide)
