@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from capsule_zoo.data import Dataset, Split
+from capsule_zoo.data import Dataset
 from capsule_zoo.inference import (
     SemiAmortized,
     annealed_bounds,
@@ -173,5 +173,4 @@ def with_density(entry: Entry, data: Dataset, steps: int, seed: int) -> nn.Modul
     glance = evaluate(entry.model, entry.guide, data.test[:2], num_particles=1, draws=0)
     if not glance.attrs["point_sites"]:
         return entry.guide
-    points: Split = data.train[:WIDEN_IMAGES]
-    return widen(entry.model, entry.guide, points, steps=steps, seed=seed)
+    return widen(entry.model, entry.guide, data.train[:WIDEN_IMAGES], steps=steps, seed=seed)
