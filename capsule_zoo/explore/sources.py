@@ -8,18 +8,11 @@ from torch import Tensor
 
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, MissingData, load_dataset
+from capsule_zoo.data.scenes import SCENES
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import seeded
-from capsule_zoo.registry import (
-    Entry,
-    create,
-    list_models,
-    load,
-    small_sizes,
-    takes_images,
-    unknown,
-)
+from capsule_zoo.registry import Entry, create, list_models, load, small_sizes, takes_images
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.zoo.generative_capsnet.view import RequestView
 from capsule_zoo.zoo.part_whole.view import PartWholeView
@@ -58,6 +51,12 @@ def _stand_in(entry: Entry, error: MissingData) -> Dataset:
     return data.transformed(lambda images: images.expand(-1, channels, -1, -1))
 
 
+def _for_its_test_images(data: str | None) -> str | None:
+    """Return a data set's name, with few training scenes where they would have to be drawn."""
+    kind, options, _ = (data or "").partition(":")
+    return f"{data}{',' if options else ':'}train=20" if kind in SCENES else data
+
+
 def viewable() -> list[str]:
     """Return the names of registered entries that `view_of` takes."""
     with torch.random.fork_rng(devices=[]):
@@ -79,7 +78,8 @@ def open_source(
     if source in trained or (Path(source) / "config.json").is_file():
         title = Path(source).resolve().name
         try:
-            entry, dataset, _ = open_run(source, data, root)
+            shown = _for_its_test_images(data or registry.read_recipe(source).get("data"))
+            entry, dataset, _ = open_run(source, shown, root)
         except MissingData as error:
             if data is not None:
                 raise
@@ -87,16 +87,15 @@ def open_source(
             dataset = _stand_in(entry, error)
             title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
-        dataset = load_dataset(data or "digits", root)
+        dataset = load_dataset(_for_its_test_images(data) or "digits", root)
         with seeded(0):
             shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
             entry = create(source, **shape)
         title = f"{source}, not trained"
     else:
         known = sorted({*trained, *list_models()})
-        raise ValueError(
-            f"{unknown('entry or trained entry', source, known)}; or give the folder of a run"
-        )
+        problem = registry.unknown("entry or trained entry", source, known)
+        raise ValueError(f"{problem}; or give the folder of a run")
     view = view_of(entry)
     entry.model.space.check(dataset.test.images[:1])
     return view, dataset.test.images, title

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from capsule_zoo.data import load_dataset
+from capsule_zoo.explore import sources
 from capsule_zoo.explore.explorer import Explorer
 from capsule_zoo.explore.sources import view_of
 from capsule_zoo.registry import create, load, small_sizes
@@ -113,3 +115,18 @@ def test_buttons_of_the_explorer_take_away_and_add():
     view.change(2, "presence", 1.0)
     add.click()
     assert "slots hold an object" in explorer.status.value
+
+
+def test_no_training_scenes_are_drawn_to_show_test_scenes(monkeypatch):
+    whole, asked = load_dataset("multi-sprites:test=5,train=40"), []
+
+    def ask(name, root):
+        asked.append(name)
+        return load_dataset(name, root)
+
+    monkeypatch.setattr(sources, "load_dataset", ask)
+    _, images, _ = sources.open_source("scenes", "multi-sprites:test=5,train=40")
+    assert asked == ["multi-sprites:test=5,train=40,train=20"]
+    assert torch.equal(images, whole.test.images)
+    assert sources._for_its_test_images("multi-mnist") == "multi-mnist:train=20"
+    assert sources._for_its_test_images("mnist") == "mnist"
