@@ -21,7 +21,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from inspect import Signature, cleandoc, signature
 from pathlib import Path
@@ -145,13 +145,23 @@ class Entry(Generic[M, G]):
         return self.guide
 
     @property
+    def summed(self) -> "Entry":
+        """The entry with presences of scenes summed out by enumeration, or the entry itself."""
+        if not hasattr(self.guide, "with_enumerated_presences"):
+            return self
+        guide = cast(Any, self.guide).with_enumerated_presences()
+        return replace(self, model=guide.model, guide=guide)
+
+    @property
     def fitters(self) -> dict[str, Fitter]:
-        """The general guides that serve this entry's model, which are fitted to given images."""
-        found = general_guides(self.model, self.guide)
+        """The general guides that serve the model of `summed`, which are fitted to given images."""
+        found = general_guides(self.summed.model, self.summed.guide)
         return {name: fitter for name, fitter in found.items() if name not in self.guides}
 
     def fit_guide(self, name: str, images: Tensor, *, steps: int = 100, seed: int = 0) -> nn.Module:
         """Return one of `fitters` fitted to images (B, C, H, W), starting at the entry's guide.
+
+        It is a guide to the model of `summed`.
 
         Raises:
             ValueError: no general guide of that name serves the model; the message names those
@@ -160,7 +170,8 @@ class Entry(Generic[M, G]):
         fitters = self.fitters
         if name not in fitters:
             raise ValueError(unknown("general guide", name, list(fitters)))
-        return fitters[name](self.model, self.guide, images, steps=steps, seed=seed)
+        begun = self.summed
+        return fitters[name](begun.model, begun.guide, images, steps=steps, seed=seed)
 
     def use_guide(self, name: str) -> "Entry":
         """Make the named guide this entry's own guide, and return the entry."""

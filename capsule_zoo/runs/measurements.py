@@ -203,7 +203,7 @@ def compare_run(
     for name in guides:
         began = time.perf_counter()
         guide = _tuned(entry, name, data, test.images, settings)
-        pairs[name] = (entry.model, guide)
+        pairs[name] = (entry.model if name in entry.guides else entry.summed.model, guide)
         seconds[name] = time.perf_counter() - began
         if name not in entry.guides:
             continue

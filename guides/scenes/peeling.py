@@ -130,17 +130,17 @@ class Peeling(WindowReader):
         extra, narrow = self.narrow
         backdrop = self.backdrop(images)
         ground = backdrop[0]
-        proposals = self._peeled(images, ground, self.model.slots - extra, self.blur)
-        for _ in range(self.sweeps - 1):
+        proposals = self._peeled(images, ground, range(self.model.slots - extra), self.blur)
+        for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
             proposals = self._again(images, ground, proposals)
-        proposals += self._peeled(images, ground, extra, narrow)
+        proposals += self._peeled(images, ground, range(self.model.slots)[-extra:][:extra], narrow)
         return self.collected(images, proposals, *backdrop)
 
-    def _peeled(self, images: Tensor, ground: Tensor, number: int, blur: float) -> list[Proposal]:
-        """Return proposals for `number` slots, one after the other, at what the others leave."""
+    def _peeled(self, images: Tensor, ground: Tensor, slots: range, blur: float) -> list[Proposal]:
+        """Return proposals for some slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
         deviation = max(1.0, self.model.size * blur)
-        for done in range(number):
+        for done, slot in enumerate(slots):
             present = images.new_ones(len(images), done)
             canvas = self._canvas(proposals, ground, present) if done else ground.expand_as(images)
             left = self.unexplained(images, canvas).detach()
@@ -150,7 +150,7 @@ class Peeling(WindowReader):
                 seen = blurred(left, deviation)
             about = images.new_zeros(len(images), self.model.pose_size)
             about[:, 1:3] = highest(seen)
-            proposals.append(self.propose(self._read, images, left, about))
+            proposals.append(self.propose(slot, self._read, images, left, about))
         return proposals
 
     def _again(self, images: Tensor, ground: Tensor, proposals: list[Proposal]) -> list[Proposal]:
@@ -164,7 +164,8 @@ class Peeling(WindowReader):
             left = self.unexplained(images, self._canvas(proposals, ground, others))
             if proposal.drawn.color is not None:
                 left = left * alike(images, proposal.drawn.color.detach().sigmoid())
-            proposals[number] = self.propose(self._read, images, left, proposal.drawn.pose.detach())
+            pose = proposal.drawn.pose.detach()
+            proposals[number] = self.propose(number, self._read, images, left, pose)
         return proposals
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ more: a test holds a case in which its mean exceeds log p.
 import copy
 import math
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pyro
 import pyro.distributions as dist
@@ -223,17 +223,32 @@ def folded(law: Chosen | SubsetLaw, outer: torch.Size) -> Any:
 class SceneGuide(Guide[Scenes]):
     """The base of guides that propose an object for every slot; a subclass writes `found`.
 
-    Its density rests on the proposals, which are not sites: see `Guide.auxiliary`.
+    Its density rests on the proposals, which are not sites: see `Guide.auxiliary`. In the form
+    `with_enumerated_presences` they are.
     """
 
     auxiliary = True
+
+    def with_enumerated_presences(self) -> Self:
+        """Return the guide with the same parameters whose sites are the proposals of all slots.
+
+        It is for the model's `with_enumerated_presences`. Its density is known at given latents, so
+        that general guides can start there. Its bound is looser: slots that are off are drawn from
+        their proposals too, and not from the prior.
+        """
+        model = self.model.with_enumerated_presences()
+        return self.sharing_parameters(_model=(model,), auxiliary=False)
+
+    def scope(self, slot: int | None = None) -> Any:
+        """Return the context in which proposals are drawn: hidden, or as the sites of a slot."""
+        return poutine.block(hide_types=["sample"]) if self.auxiliary else AsObject(slot)
 
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         raise NotImplementedError(f"{type(self).__name__} must write found")
 
-    def propose(self, read: Any, images: Tensor, *arguments: Tensor) -> Proposal:
-        """Return the proposal that a function draws.
+    def propose(self, slot: int, read: Any, images: Tensor, *arguments: Tensor) -> Proposal:
+        """Return the proposal for a slot that a function draws.
 
         Args:
             read: called as `read(images, *arguments, plate)`, it draws the sites of one object of
@@ -242,8 +257,11 @@ class SceneGuide(Guide[Scenes]):
         model = self.model
         with poutine.block(hide_types=["sample"]):
             plate = model.plate(len(images))
+        with self.scope(slot):
             guide_trace = poutine.trace(read).get_trace(images, *arguments, plate)
-            replayed = poutine.replay(AsObject()(model.draw_object), trace=guide_trace)
+        with poutine.block(hide_types=["sample"]):
+            named = AsObject(None if self.auxiliary else slot)
+            replayed = poutine.replay(named(model.draw_object), trace=guide_trace)
             model_trace = poutine.trace(replayed).get_trace(plate)
         drawn = model_trace.nodes["_RETURN"]["value"]
         return Proposal(guide_trace, model_trace, drawn, model.placed(drawn))
@@ -312,8 +330,11 @@ class SceneGuide(Guide[Scenes]):
                 break
         return torch.cat(visited, 1)
 
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Draw all sites and return the presences, (*batch, B, S)."""
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor | None:
+        """Draw all sites and return the presences, (*batch, B, S), unless they are enumerated."""
+        if not self.auxiliary:
+            self.found(images)
+            return None
         model, plate = self.model, self.model.plate(len(images))
         dim = model.plate_dims["images"]
         sizes = {frame.dim - dim: frame.size for frame in get_plates() if frame.dim is not None}

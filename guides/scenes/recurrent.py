@@ -106,11 +106,11 @@ class AttendInferRepeat(WindowReader):
         last, state = images.new_zeros(len(images), self.last), None
         proposals: list[Proposal] = []
         states = []
-        for _ in range(self.model.slots):
+        for slot in range(self.model.slots):
             state = self.cell(torch.cat([images.flatten(1), last], -1), state)
             states.append(state[0])
             look = left, about, self.where(state[0])
-            proposals.append(self.propose(self.read, images, *look))
+            proposals.append(self.propose(slot, self.read, images, *look))
             last = torch.cat(drawn_values(proposals[-1].guide_trace), -1).to(images)
         found = self.collected(images, proposals, *backdrop)
         return found._replace(states=torch.stack(states, 1))

@@ -110,11 +110,11 @@ class SlotAttention(WindowReader):
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
         model = self.model
+        noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
         backdrop = self.backdrop(images)
         left = self.unexplained(images, backdrop[0])
-        noise = torch.randn_like(images.new_empty(len(images), model.slots, self.width))
         slots, middles = self.attended(images, left, noise)
         about = F.pad(middles, (1, model.pose_size - 3))  # log size 0, x, y, angle 0
         looks = zip(about.unbind(1), self.where(slots).unbind(1), strict=True)
-        proposals = [self.propose(self.read, images, left, *look) for look in looks]
+        proposals = [self.propose(s, self.read, images, left, *x) for s, x in enumerate(looks)]
         return self.collected(images, proposals, *backdrop)

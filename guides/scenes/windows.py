@@ -88,10 +88,13 @@ class WindowReader(SceneGuide):
         """Return the ground, the law of its colors about median pixels, and the colors drawn."""
         if not self.model.toned:
             return self.model.ground_of(None, images), None, None
-        median = medians(images, GRIDS[self.model.ground]).clamp(0.01, 0.99).logit()
+        model = self.model
+        median = medians(images, GRIDS[model.ground]).clamp(0.01, 0.99).logit()
         law = dist.Normal(median, self.ground_spread.exp()).to_event(1)
-        tone = law.rsample()
-        return self.model.ground_of(tone, images), law, tone
+        wide = dist.Normal(model.with_inner(median, 1), self.ground_spread.exp()).to_event(1)
+        with self.scope():
+            tone = model.draw("scene_ground", wide, model.plate(len(images)))
+        return model.ground_of(tone, images), law, tone
 
     def read(
         self, images: Tensor, left: Tensor, about: Tensor, looked: Tensor, plate: pyro.plate

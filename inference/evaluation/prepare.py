@@ -65,6 +65,7 @@ def prepare(
             " for log p(label | image), or measure "
             "capsule_zoo.inference.error_rate(model, guide, split)"
         )
+    prior = guide is model
     few = slice(None) if is_per_image(guide) else slice(2)
     shown = pixels[few], None if classes is None else classes[few]
     mode = in_eval_mode(*modules_of(model, guide))
@@ -74,7 +75,8 @@ def prepare(
             model, guide = discrete_form(model), discrete_form(guide)
             refuse_relaxed_draws(model, guide, relaxed, *shown)
             relaxed = set()
-        check_pair(model, guide, *shown)
+        if not prior:
+            check_pair(model, guide, *shown)
     return Prepared(model, guide, pixels, classes, presence_of(model, relaxed), name)
 
 

@@ -3,16 +3,19 @@
 import pyro
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
 
 from capsule_zoo.guides.scenes.peeling import alike, color_at
 from capsule_zoo.guides.scenes.proposals import SubsetLaw
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
 from capsule_zoo.guides.scenes.windows import medians
+from capsule_zoo.inference.check import latent_sites
 from capsule_zoo.inference.evaluation.objects import find_objects
-from capsule_zoo.inference.log_weight import log_weights
+from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.objectives import summed_presences
-from capsule_zoo.inference.posterior.fitted import general_guides
+from capsule_zoo.inference.posterior.annealing.path import Given
+from capsule_zoo.models.scenes import subsets_of
 from capsule_zoo.registry import create, small_sizes
 
 GUIDES = ("peeling", "two-sweeps", "recurrent", "slot-attention")
@@ -125,23 +128,47 @@ def test_air_refuses_another_canvas_and_slot_attention_takes_it():
     assert entry.guide.on_model(wide)(torch.rand(2, 1, 20, 20).double()).shape == (2, 4)
 
 
-@pytest.mark.parametrize("name", ["peeling", "recurrent"])
-def test_free_form_serves_the_model_that_sums_presences_out(name):
+@pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture", turn=0.1)])
+@pytest.mark.parametrize("name", GUIDES)
+def test_proposals_are_sites_where_presences_are_summed_out(name, sizes):
+    """Their density is the one at given latents, and the weight that of all subsets by hand."""
+    entry, images = small(name, **sizes)
+    model, guide = entry.summed.model, entry.summed.guide
+    guide = guide.sharing_parameters(sweeps=1) if name == "two-sweeps" else guide
+    with torch.no_grad():
+        torch.manual_seed(1)
+        weight, _, drawn = log_weights(model, guide, images)
+        torch.manual_seed(1)
+        found = guide.found(images)
+        rows = subsets_of(model.slots, images)
+        means = model.blend(rows, found.pictures, found.ground)
+        each = model.log_likelihood(images, means) + model.presence_law(images).log_prob(rows)
+        values = {n: site["value"] for n, site in latent_sites(drawn).items()}
+        torch.manual_seed(1)  # of the first noise of slots
+        with Given({n: value.clone() for n, value in values.items()}):
+            again = poutine.trace(guide).get_trace(images)
+    by_hand = each.logsumexp(-1) + found.log_ratio.sum(-1) + found.ground_ratio
+    torch.testing.assert_close(weight, by_hand)
+    torch.testing.assert_close(log_density(again, images), log_density(drawn, images))
+    assert {f"slot_{slot}/scene_pose" for slot in range(model.slots)} < values.keys()
+
+
+_FITTED = [("peeling", each) for each in ("free_form", "semi_amortized", "corrected", "low_rank")]
+
+
+@pytest.mark.parametrize(
+    "name, fitter", [*_FITTED, ("two-sweeps", "low_rank"), ("recurrent", "free_form")]
+)
+def test_general_guides_serve_the_model_that_sums_presences_out(name, fitter):
     entry, images = small(name)
-    model = entry.model.with_enumerated_presences()
-    fitted = general_guides(model, entry.guide)["free_form"]
-    weights = [
-        log_weights(model, fitted(model, entry.guide, images, steps=steps, seed=0), images)[0]
-        for steps in (0, 20)
-    ]
-    assert weights[1].mean() > weights[0].mean()
-
-
-def test_general_guides_of_drawn_presences_are_refused_in_one_line():
-    entry, images = small("peeling")
-    with pytest.raises(ValueError, match="general guide") as error:
-        entry.fit_guide("free_form", images)
-    assert "\n" not in str(error.value)
+    weights = []
+    for steps in (1, 12):
+        guide = entry.fit_guide(fitter, images, steps=steps)
+        with pyro.validation_enabled(False), torch.no_grad():
+            torch.manual_seed(0)
+            few = [log_weights(entry.summed.model, guide, images)[0] for _ in range(8)]
+        weights.append(torch.stack(few).mean())
+    assert weights[1] > weights[0]
 
 
 def test_attention_keeps_to_one_color_where_objects_touch():
