@@ -332,14 +332,10 @@ def create(name: str, **sizes: object) -> Entry:
         raise ValueError(f"{name} does not take these sizes: {error}") from error
     entry.guides = {**entry.guides, **found.guides}
     entry.name = name
-    entry.sizes = {**_default_sizes(factory), **sizes}
+    known = signature(factory).parameters.values()
+    defaults = {p.name: p.default for p in known if p.default is not p.empty}
+    entry.sizes = {**defaults, **sizes}  # so that a later change of defaults breaks no saved run
     return entry
-
-
-def _default_sizes(factory: Callable[..., Entry]) -> dict:
-    """Return a factory's defaults, saved with every run so that a later change cannot break it."""
-    parameters = signature(factory).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def save(entry: Entry, folder: str | Path, /, **config: object) -> None:

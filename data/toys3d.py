@@ -348,13 +348,14 @@ class Toys3D:
     def _rendered(self) -> Tensor:
         azimuths, elevations, instances = self.counts
         azimuth = torch.arange(azimuths) * (2 * math.pi / azimuths)
+        angles = torch.linspace(math.radians(30), math.radians(70), elevations)
         toys = []
         for category in CATEGORIES:
             for instance in range(instances):
                 solids = make_toy(category, instance, self.seed)
                 views = [
                     render(solids, azimuth, torch.full_like(azimuth, angle), self.size)
-                    for angle in _elevations(elevations)
+                    for angle in angles.tolist()
                 ]
                 toys.append((torch.stack(views) * 255).round().to(torch.uint8))
         return torch.stack(toys).unflatten(0, (len(CATEGORIES), instances))
@@ -366,8 +367,3 @@ class Toys3D:
         )
         flat = images.reshape(-1, 1, self.size, self.size)
         return Views(flat, labels, instance + first, elevation, azimuth, lighting, f"toys3d/{part}")
-
-
-def _elevations(number: int) -> list[float]:
-    """Return elevations from 30 to 70 degrees above the ground, in radians."""
-    return torch.linspace(math.radians(30), math.radians(70), number).tolist()

@@ -62,7 +62,8 @@ def table(record: dict, patterns: Sequence[str] = ("*",)) -> str:
     grids, singles = grids_of(record, chosen)
     parts = [_grid(grid, metrics) for grid in grids]
     if singles:
-        parts.append(_singles({name: metrics[name] for name in singles}))
+        rows = [[in_words(n), _cell(metrics, n), f"{metrics[n]['n']:,}"] for n in singles]
+        parts.append(_markdown(["quantity", "value", "n"], rows))
     how = record["data"], seeds(record), f"{record['seconds'] / 60:.1f} minutes", record["machine"]
     owed = f" Owed: {record['owed']}." if "owed" in record else ""
     made = f"`{record['command']}` on {', '.join(how)}.{owed}"
@@ -81,11 +82,6 @@ def _grid(grid: "Grid", metrics: Mapping[str, Metric]) -> str:
         counts.append(" to ".join(f"{n:,}" for n in sorted({min(own), max(own)})))
     head = [grid.title, *map(in_words, grid.columns)]
     return _markdown(head, [*lines, ["*n*", *counts]])
-
-
-def _singles(metrics: Mapping[str, Metric]) -> str:
-    rows = [[in_words(n), _cell(metrics, n), f"{m['n']:,}"] for n, m in metrics.items()]
-    return _markdown(["quantity", "value", "n"], rows)
 
 
 def _cell(metrics: Mapping[str, Metric], name: str | None) -> str:

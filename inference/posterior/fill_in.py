@@ -118,15 +118,10 @@ def fill_in(
             if steps:
                 noise = int(torch.randint(2**31, ()))
                 answer = refine(model, guide, seen, steps=steps, law="normal", seed=noise).guide
-            passes = _in_passes(num_particles, max(1, batch_size // len(batch)))
+            most = max(1, batch_size // len(batch))  # particles in one pass
+            passes = [min(most, num_particles - n) for n in range(0, num_particles, most)]
             parts.append(_predicted(model, answer, batch, mask, passes, weighted))
     return FilledIn(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(FilledIn)))
-
-
-def _in_passes(particles: int, at_once: int) -> list[int]:
-    """Return the number of particles that each pass draws, at most `at_once`."""
-    full, rest = divmod(particles, at_once)
-    return [at_once] * full + [rest] * (rest > 0)
 
 
 @torch.no_grad()

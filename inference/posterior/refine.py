@@ -132,7 +132,8 @@ def refine(
             "starts at 1"
         )
     scheduled = method == "scheduled"
-    rate = _default_rate(model, scheduled) if lr is None else lr
+    usual = (0.03 if scheduled else 0.003) * (1 if isinstance(model, PartWholeCapsules) else 3)
+    rate = usual if lr is None else lr
     check_positive(lr=rate)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
         draws = _DRAWS_CORRECTED if law == "corrected" else _DRAWS
@@ -154,11 +155,6 @@ def refine(
         with torch.no_grad():
             path.append(log_weights(model, free, images)[0].mean())
         return Refinement(free, torch.stack(path), best.start, best.values)
-
-
-def _default_rate(model: Model, scheduled: bool) -> float:
-    rate = 0.03 if scheduled else 0.003
-    return rate if isinstance(model, PartWholeCapsules) else 3 * rate
 
 
 def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -161,7 +161,7 @@ def flip(
         ratio = (found.at(beta) - terms.at(beta)).nan_to_num(-math.inf)
         accepted = torch.rand_like(ratio).log() < ratio
         state = proposed.where(accepted, state)
-        terms = chosen(accepted, found, Terms(terms.start, terms.gain))
+        terms = chosen(accepted, found, terms)
     return state, terms
 
 
@@ -206,7 +206,8 @@ def pilot(
         change = _QUICK if number < warm_up else along
         epsilon = log_epsilon.exp().repeat(len(path.images) // images)
         state, terms, rate = transition(path, state, terms, beta, epsilon, moves)
-        log_epsilon = log_epsilon + change * (_by_image(rate, images) - TARGET)
+        of_image = rate.view(-1, images).mean(0)  # over its chains
+        log_epsilon = log_epsilon + change * (of_image - TARGET)
         found.append(log_epsilon)
         spread.append(_spread(terms.gain, images))
     return torch.stack(found[warm_up:]).exp(), torch.stack(spread[warm_up:])
@@ -249,21 +250,8 @@ def _spread(gain: Tensor, images: int) -> Tensor:
     return gain.view(-1, images).std(0, correction=0).nan_to_num(0.0, 0.0)
 
 
-def _by_image(values: Tensor, images: int) -> Tensor:
-    """Return the means (images,) of values (rows,) over the chains of each image."""
-    return values.view(-1, images).mean(0)
-
-
 def chosen(accepted: Tensor, new: Terms, old: Terms) -> Terms:
     """Return the terms of the accepted rows, and the old terms of the others."""
-    start = torch.where(accepted, new.start, old.start)
-    gain = torch.where(accepted, new.gain, old.gain)
-    if new.slope_of_start is None or new.slope_of_gain is None:
-        return Terms(start, gain)
-    if old.slope_of_start is None or old.slope_of_gain is None:
-        return Terms(start, gain)
+    both = [(a, b) for a, b in zip(new, old, strict=True) if a is not None and b is not None]
     rows = accepted[:, None]
-    slope_of_start = torch.where(rows, new.slope_of_start, old.slope_of_start)
-    return Terms(
-        start, gain, slope_of_start, torch.where(rows, new.slope_of_gain, old.slope_of_gain)
-    )
+    return Terms(*(torch.where(rows if a.dim() > 1 else accepted, a, b) for a, b in both))

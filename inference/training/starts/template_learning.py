@@ -247,7 +247,8 @@ def _moments(law: SceneLaw, index: int, places: Tensor, share: Tensor) -> Moment
     weight = weight * share[row, subset, order][:, None]
     scale, number = nodes.exp(), len(template)
     variance = noise.variance(scale)
-    swing = _mean_swing(scale * fit.cross.abs()[:, None] / variance)
+    swing = scale * fit.cross.abs()[:, None] / variance  # of a von Mises angle, and its mean cosine
+    swing = torch.special.i1e(swing) / torch.special.i0e(swing)
     own = variance / number
     kept = law.tau**2 / (law.tau**2 + own)
     missed = (1 - kept) * fit.center.abs()[:, None]
@@ -255,11 +256,6 @@ def _moments(law: SceneLaw, index: int, places: Tensor, share: Tensor) -> Moment
     back = torch.exp(-1j * fit.cross.angle())[:, None]
     aligned = _symmetrized(back * (corners - fit.center[:, None]), template)
     return Moments(weight, scale, swing, aligned, rest)
-
-
-def _mean_swing(concentration: Tensor) -> Tensor:
-    """Return the mean cosine of a von Mises angle, I_1 / I_0."""
-    return torch.special.i1e(concentration) / torch.special.i0e(concentration)
 
 
 def _symmetrized(aligned: Tensor, template: Template) -> Tensor:
