@@ -10,6 +10,7 @@ from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
+from capsule_zoo.experiments.scenes.guides import FITTED
 from capsule_zoo.experiments.scenes.segmentation import best_of_pieces
 from capsule_zoo.registry import load, small_sizes
 from capsule_zoo.runs import folder as runs
@@ -90,7 +91,7 @@ def test_guides_of_one_model(tmp_path, mnist_root, monkeypatch):
     found = find_experiment("scenes/guides")(options, **chosen).metrics
     trained = {"peeling", "two_sweeps", "recurrent", "slot_attention"}
     assert found["count_accuracy"].keys() == found["updates"].keys() == trained
-    assert found["elbo"].keys() == found["milliseconds"].keys() == {*trained, "free_form"}
+    assert found["elbo"].keys() == found["milliseconds"].keys() == {*trained, *FITTED}
 
 
 def test_segmentation(tmp_path, mnist_root, monkeypatch):
