@@ -155,8 +155,8 @@ def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
         found["low_rank"] = low_rank
         if not any(site.enumerated for site in model.sites):
             found |= {"gauss_newton": gauss_newton, "mixture": mixture}
-    if not _discrete_sites(model.discretized()):
-        found["auto_normal"] = auto_normal
+            if not _discrete_sites(model.discretized()):
+                found["auto_normal"] = auto_normal
     return found
 
 
