@@ -4,6 +4,7 @@ Routings compile in pieces: their votes collect gradients of all iterations in o
 compiler leaves as it is.
 """
 
+import pyro
 import pytest
 import torch
 
@@ -85,7 +86,8 @@ pytestmark = [  # of the compiler, about what it does itself
 @pytest.mark.parametrize("name", CORES)
 def test_compiled_whole_they_give_the_same_values_and_gradients(name):
     core, inputs = CORES[name]
-    agree(core, torch.compile(core, backend="aot_eager", fullgraph=True), inputs)
+    with pyro.validation_enabled(False):  # checks of laws do not compile
+        agree(core, torch.compile(core, backend="aot_eager", fullgraph=True), inputs)
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
