@@ -127,13 +127,13 @@ class Peeling(WindowReader):
     @pyro_method
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
-        extra, narrow = self.narrow
+        (extra, narrow), slots = self.narrow, range(self.model.slots)
         backdrop = self.backdrop(images)
         ground = backdrop[0]
-        proposals = self._peeled(images, ground, range(self.model.slots - extra), self.blur)
+        proposals = self._peeled(images, ground, slots[: len(slots) - extra], self.blur)
         for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
             proposals = self._again(images, ground, proposals)
-        proposals += self._peeled(images, ground, range(self.model.slots)[-extra:][:extra], narrow)
+        proposals += self._peeled(images, ground, slots[len(slots) - extra :], narrow)
         return self.collected(images, proposals, *backdrop)
 
     def _peeled(self, images: Tensor, ground: Tensor, slots: range, blur: float) -> list[Proposal]:

@@ -134,7 +134,6 @@ def test_proposals_are_sites_where_presences_are_summed_out(name, sizes):
     """Their density is the one at given latents, and the weight that of all subsets by hand."""
     entry, images = small(name, **sizes)
     model, guide = entry.summed.model, entry.summed.guide
-    guide = guide.sharing_parameters(sweeps=1) if name == "two-sweeps" else guide
     with torch.no_grad():
         torch.manual_seed(1)
         weight, _, drawn = log_weights(model, guide, images)
