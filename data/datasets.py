@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,14 @@ def load_dataset(
         Split(*source.test, f"{name}/test", tested),
         source.class_names,
     )
+
+
+def load_tests(name: str, root: str | Path | None = None, **how: Any) -> Dataset:
+    """Load a data set for its test images; where scenes are drawn, only 20 are for training."""
+    kind, options, _ = name.partition(":")
+    few = f"{name}{',' if options else ':'}train=20" if kind in SCENES else name
+    data = load_dataset(few, root, **how)
+    return replace(data, name=name, test=replace(data.test, name=f"{name}/test"))
 
 
 def _order(number: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -275,14 +284,13 @@ def _of_points(read: Callable[[], Source], size: Size | None) -> Source:
 def _checked_size(size: int | Size | str | None) -> Size | None:
     if size is None:
         return None
-    given = size
+    pair: Any = (size, size) if isinstance(size, int) else size
     if isinstance(size, str) and (words := re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", size)):
-        size = int(words[1]), int(words[2] or words[1])
-    pair = (size, size) if isinstance(size, int) else size
+        pair = int(words[1]), int(words[2] or words[1])
     match pair:
         case (int(height), int(width)) if min(height, width) >= 1:
             return height, width
     raise ValueError(
         "size must be pixels, 1 or more: one number, (height, width) or words such as '28x20' "
-        f"(height x width), not {given!r}"
+        f"(height x width), not {size!r}"
     )

@@ -42,10 +42,9 @@ def segment(
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs.objects import segment_run
 
-    entry, dataset, folder = runs.open_run(run, data, data_root)
+    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
     target = out or folder / "objects"
-    test = dataset.test if images is None else dataset.test[:images]
-    found = segment_run(entry, test, target, draws=draws, seed=seed)
+    found = segment_run(entry, dataset.test[:images], target, draws=draws, seed=seed)
     print_metrics(found)
     print(f"written to {target}")
     print_json(as_json, found)

@@ -153,7 +153,7 @@ def evaluate(
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs import measurements
 
-    entry, dataset, folder = runs.open_run(run, data, data_root)
+    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
     found = measurements.evaluate_run(entry, dataset, images=images, particles=particles, seed=seed)
     runs.note(folder, "evaluate", found)
     print_metrics(found)
@@ -181,7 +181,7 @@ def error_rate(
     from capsule_zoo.runs import folder as runs
     from capsule_zoo.runs import measurements
 
-    entry, dataset, folder = runs.open_run(run, data, data_root)
+    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
     found = measurements.error_rate_run(entry, dataset, images=images)
     runs.note(folder, "error_rate", found)
     print_metrics(found)
@@ -358,7 +358,7 @@ def figure(
     """
     from capsule_zoo.runs import folder as runs
 
-    entry, dataset, folder = runs.open_run(run, data, data_root)
+    entry, dataset, folder = runs.open_run(run, data, data_root, only_tests=True)
     path = runs.draw(entry, name, dataset.test.images, folder)
     print(f"drawn in {path}")
     print_json(as_json, {"figure": str(path)})

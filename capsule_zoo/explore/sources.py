@@ -8,7 +8,7 @@ from torch import Tensor
 
 from capsule_zoo import registry
 from capsule_zoo.data import Dataset, MissingData, load_dataset
-from capsule_zoo.data.scenes import SCENES
+from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore.view import View
 from capsule_zoo.models import Model, OnRequest, PartWholeCapsules, Scenes, ShapeCodes
 from capsule_zoo.models.common.modes import seeded
@@ -51,12 +51,6 @@ def _stand_in(entry: Entry, error: MissingData) -> Dataset:
     return data.transformed(lambda images: images.expand(-1, channels, -1, -1))
 
 
-def _for_its_test_images(data: str | None) -> str | None:
-    """Return a data set's name, with few training scenes where they would have to be drawn."""
-    kind, options, _ = (data or "").partition(":")
-    return f"{data}{',' if options else ':'}train=20" if kind in SCENES else data
-
-
 def viewable() -> list[str]:
     """Return the names of registered entries that `view_of` takes."""
     with torch.random.fork_rng(devices=[]):
@@ -65,8 +59,7 @@ def viewable() -> list[str]:
 
 
 def _kind_of_view(entry: Entry) -> type[Any] | None:
-    kinds = (view for model, view in VIEWS.items() if isinstance(entry.model, model))
-    return next(kinds, None)
+    return next((view for kind, view in VIEWS.items() if isinstance(entry.model, kind)), None)
 
 
 def open_source(
@@ -78,8 +71,7 @@ def open_source(
     if source in trained or (Path(source) / "config.json").is_file():
         title = Path(source).resolve().name
         try:
-            shown = _for_its_test_images(data or registry.read_recipe(source).get("data"))
-            entry, dataset, _ = open_run(source, shown, root)
+            entry, dataset, _ = open_run(source, data, root, only_tests=True)
         except MissingData as error:
             if data is not None:
                 raise
@@ -87,7 +79,7 @@ def open_source(
             dataset = _stand_in(entry, error)
             title += ", with scikit-learn's digits, as its own images are not there"
     elif source in list_models():
-        dataset = load_dataset(_for_its_test_images(data) or "digits", root)
+        dataset = load_tests(data or "digits", root)
         with seeded(0):
             shape = {"image_shape": dataset.image_shape} if takes_images(source) else {}
             entry = create(source, **shape)

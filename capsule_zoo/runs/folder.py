@@ -27,7 +27,7 @@ from pandas import DataFrame
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
-from capsule_zoo.data.datasets import full_name
+from capsule_zoo.data.datasets import full_name, load_tests
 from capsule_zoo.data.splits import labels_of
 from capsule_zoo.inference import CheckpointError, Checks, Inputs, NonFiniteLoss, Run, fit
 from capsule_zoo.inference.training.checkpoint import save_checkpoint
@@ -345,13 +345,14 @@ def make_transform(words: str | None) -> Any:
 
 
 def open_run(
-    source: str, data: str | None = None, data_root: Path | None = None
+    source: str, data: str | None = None, data_root: Path | None = None, only_tests: bool = False
 ) -> tuple[Entry, Dataset, Path]:
     """Return a trained entry, data of the size that it takes, and the folder for results.
 
     Args:
         source: a run folder, or the name of trained weights, whose folder is then `runs/<name>`.
         data: a data set's name; by default the one that the entry was trained on.
+        only_tests: see `load_tests`: training images are not needed.
 
     Raises:
         ValueError: neither a run nor trained weights, absent data, or a damaged file.
@@ -360,8 +361,8 @@ def open_run(
     read_metrics(folder)
     name = data or read_recipe(source).get("data", Recipe.data)
     size = entry.model.image_shape[1:] if takes_images(entry.name) else None
-    dataset = load_dataset(name, data_root, size=size)
-    return entry, dataset, folder
+    read = load_tests if only_tests else load_dataset
+    return entry, read(name, data_root, size=size), folder
 
 
 def output_folder(source: str) -> Path:

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from capsule_zoo.data import load_dataset
+from capsule_zoo import cli
+from capsule_zoo.data import load_dataset, scenes
+from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.explore import sources
 from capsule_zoo.explore.explorer import Explorer
 from capsule_zoo.explore.sources import view_of
@@ -117,16 +119,33 @@ def test_buttons_of_the_explorer_take_away_and_add():
     assert "slots hold an object" in explorer.status.value
 
 
-def test_no_training_scenes_are_drawn_to_show_test_scenes(monkeypatch):
-    whole, asked = load_dataset("multi-sprites:test=5,train=40"), []
+@pytest.mark.parametrize("command", ["explore", "segment", "evaluate", "figure objects"])
+def test_no_training_scenes_are_drawn_to_read_test_scenes(command, tmp_path, monkeypatch):
+    data, drawn, draw = "multi-sprites:test=5,train=40", [], scenes.scene_source
+    whole = load_dataset(data)
 
-    def ask(name, root):
-        asked.append(name)
-        return load_dataset(name, root)
+    def record(of, train, test):
+        drawn.append((train, test))
+        return draw(of, train, test)
 
-    monkeypatch.setattr(sources, "load_dataset", ask)
-    _, images, _ = sources.open_source("scenes", "multi-sprites:test=5,train=40")
-    assert asked == ["multi-sprites:test=5,train=40,train=20"]
-    assert torch.equal(images, whole.test.images)
-    assert sources._for_its_test_images("multi-mnist") == "multi-mnist:train=20"
-    assert sources._for_its_test_images("mnist") == "mnist"
+    monkeypatch.setattr(scenes, "scene_source", record)
+    monkeypatch.chdir(tmp_path)
+    if command == "explore":
+        assert torch.equal(sources.open_source("scenes", data)[1], whole.test.images)
+    else:
+        words = [*command.split(), "scenes-sprites", "--data", data]
+        words += ["--particles", "2"] * (command == "evaluate")
+        with pytest.raises(SystemExit) as ended:
+            cli.main(words)
+        assert ended.value.code == 0
+    assert drawn == [(20, 5)]
+
+
+def test_test_scenes_are_the_same_without_training_scenes():
+    whole, few = (
+        load_dataset("tetrominoes:test=5,train=40"),
+        load_tests("tetrominoes:test=5,train=40"),
+    )
+    assert torch.equal(few.test.images, whole.test.images) and len(few.train) < len(whole.train)
+    assert few.name == whole.name and few.test.name == whole.test.name
+    assert len(load_tests("digits").train) == len(load_dataset("digits").train)

@@ -283,7 +283,7 @@ def test_a_model_without_a_view_is_refused_with_those_that_have_one():
 
 @pytest.mark.parametrize("name", ["part-whole-mnist", "part-whole-affnist"])
 def test_without_its_images_an_entry_shows_digits(name, monkeypatch):
-    def absent(*arguments):
+    def absent(*_, **__):
         raise MissingData("no readable MNIST")
 
     monkeypatch.setattr(sources, "open_run", absent)
