@@ -6,8 +6,8 @@ it opens the section of its model.
 """
 
 import base64
-import hashlib
 import io
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,17 +216,12 @@ def fill(
 
 def drop_repeated(family: Family) -> None:
     """Remove repeated pictures of a section, so that each is shown once."""
-    seen = {digest(family.lead)} if family.lead else set()
+    seen = {family.lead.uri} if family.lead else set()
     for finding in family.all_findings:
         for figure in list(finding.figures):
-            if digest(figure) in seen:
+            if figure.uri in seen:
                 finding.figures.remove(figure)
-            seen.add(digest(figure))
-
-
-def digest(shown: "Picture") -> str:
-    """Return a digest that is equal for pictures that look the same."""
-    return hashlib.sha256(shown.uri.encode()).hexdigest()
+            seen.add(figure.uri)
 
 
 def findings_of(records: Mapping[str, dict], folder: Path) -> dict[str, Finding]:
@@ -249,12 +244,13 @@ def finding_of(
     model, _, own = name.partition("/")
     paths = figures_of(name, folder) if record else []
     shown = {path.stem.removeprefix(own).strip("_"): path for path in paths}
-    figures = {which: picture(path, caption(name, which)) for which, path in shown.items()}
+    summary = name if experiment is None else experiment.summary
+    figures = {which: picture(path, caption(summary, which)) for which, path in shown.items()}
     if experiment is None:
         return Finding(name, "", [], command, record, model, list(figures.values()))
     return Finding(
         name,
-        experiment.summary,
+        summary,
         remainder(experiment.function.__doc__),
         command,
         record,
@@ -265,9 +261,11 @@ def finding_of(
     )
 
 
-def caption(name: str, figure: str) -> str:
-    """Return the caption of a figure of an experiment; the figure may have no name."""
-    return f"{name}: {in_words(figure)}" if figure else name
+def caption(summary: str, figure: str) -> str:
+    """Return what a figure shows, if it has a name, and what its experiment does, in words."""
+    does = re.sub(r" \([^)]*\)\.$", ".", summary)  # without how long it takes
+    shows = re.sub(r"^.", lambda m: m[0].upper(), in_words(figure))
+    return f"{shows}. {does}" if shows else does
 
 
 def races_of(records: Mapping[str, dict]) -> list[Race]:

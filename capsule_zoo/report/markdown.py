@@ -142,7 +142,7 @@ _WORDS = {
 
 def in_words(name: str) -> str:
     """Return a metric's name for readers: `iwae_100_low_rank` as "IWAE-100 low rank"."""
-    name = re.sub(r"(?<![^_])0_(?=\d)", "0.", name)  # a decimal
+    name = re.sub(r"(?<![^_])0_?(\d+)(?![^_])", r"0.\1", name)  # a decimal
     words = re.sub(r"(?<=iwae)_(?=\d)", "-", name).split("_")
     return " ".join(re.sub(r"^[a-z0-9]+", lambda m: _WORDS.get(m[0], m[0]), w) for w in words)
 

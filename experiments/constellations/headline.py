@@ -42,7 +42,7 @@ from capsule_zoo.zoo.constellations.figures import SHOWN, scene_rows, template_r
 TIMED = 512  # scenes
 
 
-@experiment("constellations/parse", data="constellations", role="comparison", lead="025")
+@experiment("constellations/parse", data="constellations", role="comparison", lead="noise_025")
 def parse(
     options: Options,
     *,
@@ -91,7 +91,7 @@ def parse(
         title = f"Scenes with noise {sigma:g}, as each guide parses them"
         chosen = hard_scenes(parses, drawn, law)
         shown = beside_truth(parses, drawn[chosen], chosen, law.kinds)
-        figures[suffix] = scene_rows(law, drawn.points[chosen], shown, title)
+        figures[f"noise_{suffix}"] = scene_rows(law, drawn.points[chosen], shown, title)
         if suffix == "025":
             figures["ambiguous"] = two_readings(law, drawn)
     metrics: Metrics = {
@@ -296,7 +296,7 @@ def learned(
         options.say(f"Parsing scenes with noise {sigma:g}")
         entry = load(folders[suffix])
         drawn = draw_scenes(scenes, sigma, seed=options.seed)
-        grid, figures[suffix] = _parsed(entry, drawn, proposals, sigma)
+        grid, figures[f"noise_{suffix}"] = _parsed(entry, drawn, proposals, sigma)
         metrics[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
         laws[f"noise {sigma:g}"] = entry.model.law()
     numbers = {

@@ -217,14 +217,18 @@ _register(
 )
 _register(
     "at-length",
-    "Repeat `rotate`, `one-shot` and `rotate-beyond` with 20,000 updates (120 core-minutes).",
+    "Turn digits beyond training in three ways, after 20,000 updates (120 core-minutes).",
     Lengths,
     lead="rotate_beyond_painted",
 )
-_register("shift-at-length", "Repeat `shift` with 20,000 updates (65 core-minutes).", LongShifts)
+_register(
+    "shift-at-length",
+    "Shift 4 and 9 beyond training, after 20,000 updates (65 core-minutes).",
+    LongShifts,
+)
 _register(
     "variants",
-    "Repeat `rotate` at length with a code of 128 numbers, and with learned addresses.",
+    "Turn digits with a code of 128 numbers, and with learned addresses, at length.",
     LongVariants,
 )
 

@@ -227,7 +227,7 @@ def ablations(options: Options, **settings: Any) -> Result:
 
 @experiment("recurrent-capsules/equal-updates", data="mnist", minutes=40, takes=EqualUpdates)
 def equal_updates(options: Options, **settings: Any) -> Result:
-    """Compare the variants of `ablations` after equal numbers of updates (40 core-minutes)."""
+    """Compare capsules, linear layers and DRAW after equal numbers of updates (40 core-minutes)."""
     chosen = EqualUpdates(**settings)
     steps = options.shortened(chosen.steps)
     return compared(replace(options, minutes=None), chosen, steps)

@@ -144,7 +144,7 @@ def objects(options: Options, **settings: Any) -> Result:
 def mnist(
     options: Options, *, images: int = 5000, held_out: int = 1000, turned: int = 10_000
 ) -> Result:
-    """Learn parts and objects from images on, and measure objects as `objects` does (90 minutes).
+    """Learn parts and objects from images on, and measure the objects (90 minutes).
 
     Args:
         images: images in the Frechet distance.

@@ -104,7 +104,7 @@ def _register(name: str) -> Callable[..., Result]:
             numbers[snake_case(row)] = float(seconds), None, count
         return Result(found, {"": table.draw()}, table, entry)
 
-    guides.__doc__ = f"""Compare every guide to one trained {name} on held-out digits.
+    guides.__doc__ = f"""Compare all guides to one model of {name.replace("-", " ")} on new digits.
 
     Args:
         images: number of held-out images.

@@ -185,7 +185,7 @@ def _draw_points(axes: "Axes", table: pd.DataFrame) -> None:
 
 
 def _finish(axes: "Axes", table: pd.DataFrame, height: np.ndarray, label: str) -> None:
-    axes.set_yticks(height, table.index)
+    axes.set_yticks(height, [name.replace("_", " ") for name in table.index])
     axes.set_ylim(-0.6, len(table) - 0.4)
     axes.set_xlabel(label)
     axes.margins(x=0.1)

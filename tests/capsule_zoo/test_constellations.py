@@ -123,7 +123,7 @@ def test_the_experiment_says_how_good_the_exact_posterior_can_be():
     assert count == 24 and metrics["expected_scenes_025"][0] < expected <= 1
     found = metrics["segmentation_exact_025"]
     assert abs(found[0] - expected) < 5 * (found[1] + error)
-    assert {"025", "ambiguous"} == result.figures.keys()
+    assert {"noise_025", "ambiguous"} == result.figures.keys()
     with pytest.raises(ValueError, match="leave --run out"):
         find_experiment("constellations/parse")(Options(run="any"))
     assert torch.get_default_dtype() == torch.float32

@@ -54,6 +54,8 @@ def test_names_in_words():
     assert in_words("log_likelihood_raise") == "log likelihood (reverse AIS)"
     assert in_words("mapped_elbow") == "mapped elbow"
     assert in_words("error_power_0_25_3") == "error power 0.25 3"
+    assert in_words("rate_0_001_decay_0_mnist") == "rate 0.001 decay 0 MNIST"
+    assert in_words("noise_025") == "noise 0.25"
     assert in_words("fgsm_10_20_error") == "FGSM 10 20 error"
 
 
