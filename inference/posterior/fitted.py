@@ -17,6 +17,7 @@ Each serves every directed model with a density whose sites it can draw, and non
 >>> compare({"encoder": (model, encoder), "free form": (model, guide)}, images)
 """
 
+from functools import partial
 from typing import Any, Protocol
 
 import pyro
@@ -25,11 +26,11 @@ from pyro.infer.autoguide import AutoGuide, AutoNormal, init_to_value
 from torch import Tensor, nn
 
 from capsule_zoo.data import Split
-from capsule_zoo.guides import Corrected, FreeForm, GaussNewton, Guide
-from capsule_zoo.guides.per_image.base import PerImageGuide, families_of
+from capsule_zoo.guides import Corrected, FreeForm, Guide
+from capsule_zoo.guides.per_image.base import families_of
 from capsule_zoo.guides.per_image.site_laws import Continuous, UnservedSite
-from capsule_zoo.inference.posterior import gauss_newton as curvature
-from capsule_zoo.inference.posterior.refine import SemiAmortized, refine
+from capsule_zoo.inference.posterior.gauss_newton import gauss_newton
+from capsule_zoo.inference.posterior.refine import SemiAmortized, refined_guide
 from capsule_zoo.inference.training.fit import fit
 from capsule_zoo.inference.training.settings import Checks, Pace
 from capsule_zoo.models.base import Model
@@ -53,37 +54,6 @@ class Fitter(Protocol):
             steps: optimizer steps.
             seed: seed of the noise.
         """
-
-
-def free_form(
-    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
-) -> PerImageGuide:
-    """Return a `FreeForm` guide with normal laws, refined from another guide's answer."""
-    return refine(model, start, images, steps=steps, law="normal", seed=seed).guide
-
-
-def low_rank(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> PerImageGuide:
-    """Return a `FreeForm` guide with a law of rank 10, refined from another guide's answer."""
-    return refine(model, start, images, steps=steps, law="low_rank", seed=seed).guide
-
-
-def corrected(
-    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
-) -> PerImageGuide:
-    """Return a `Corrected` guide, refined from no corrections."""
-    return refine(model, start, images, steps=steps, law="corrected", seed=seed).guide
-
-
-def gauss_newton(
-    model: Model, start: Guide, images: Tensor, *, steps: int, seed: int
-) -> GaussNewton:
-    """Return a `GaussNewton` guide at a point refined from another guide's answer."""
-    return curvature.gauss_newton(model, start, images, steps=steps, seed=seed)
-
-
-def mixture(model: Model, start: Guide, images: Tensor, *, steps: int, seed: int) -> GaussNewton:
-    """Return a `GaussNewton` guide of the modes that four points reach."""
-    return curvature.gauss_newton(model, start, images, steps=steps, modes=_MODES, seed=seed)
 
 
 def semi_amortized(
@@ -135,6 +105,17 @@ def fit_to_images(
     fit(model, guide, images, steps=steps, lr=0.02, pace=Pace("linear"), **whole, **settings)
 
 
+_FITTERS: dict[str, Fitter] = {
+    "free_form": partial(refined_guide, law="normal"),
+    "semi_amortized": semi_amortized,
+    "corrected": partial(refined_guide, law="corrected"),
+    "low_rank": partial(refined_guide, law="low_rank"),  # of rank 10
+    "gauss_newton": gauss_newton,
+    "mixture": partial(gauss_newton, modes=_MODES),
+    "auto_normal": auto_normal,
+}
+
+
 def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
     """Return the general guides that serve a model, by name; none where it has no density.
 
@@ -148,16 +129,14 @@ def general_guides(model: Model, start: Guide) -> dict[str, Fitter]:
         families_of(model.discretized())
     except UnservedSite:
         return {}
-    found: dict[str, Fitter] = {"free_form": free_form, "semi_amortized": semi_amortized}
-    if _corrects(start):
-        found["corrected"] = corrected
+    names = ["free_form", "semi_amortized", *["corrected"] * _corrects(start)]
     if any(isinstance(family, Continuous) for family in families.values()):
-        found["low_rank"] = low_rank
+        names.append("low_rank")
         if not any(site.enumerated for site in model.sites):
-            found |= {"gauss_newton": gauss_newton, "mixture": mixture}
+            names += ["gauss_newton", "mixture"]
             if not _discrete_sites(model.discretized()):
-                found["auto_normal"] = auto_normal
-    return found
+                names.append("auto_normal")
+    return {name: _FITTERS[name] for name in names}
 
 
 def _corrects(guide: Guide) -> bool:

@@ -213,8 +213,8 @@ def _optimizer(free: PerImageGuide, rate: float, steps: int | None) -> tuple[Ada
     return optimizer, LambdaLR(optimizer, lambda step: [*shares, 0.0][step])
 
 
-def _refined_guide(*arguments: Any, **options: Any) -> PerImageGuide:
-    """Return the guide of a refinement."""
+def refined_guide(*arguments: Any, **options: Any) -> PerImageGuide:
+    """Return the guide of a refinement; see `refine`."""
     return refine(*arguments, **options).guide
 
 
@@ -241,7 +241,7 @@ class SemiAmortized(Guide):
     ) -> None:
         check_at_least(0, steps=steps)
         super().__init__(guide.model)
-        self.fit = fit or _refined_guide
+        self.fit = fit or refined_guide
         self._start = (guide,)  # in a tuple, so that it is not trained with this guide
         self.options = {"steps": steps, **options}
         self.discrete = False
