@@ -30,6 +30,13 @@ import pyro
 from capsule_zoo._version import __version__
 from capsule_zoo.data.plugins import import_plugins, modules_outside
 from capsule_zoo.experiments.options import Options as Options
+from capsule_zoo.experiments.study import Job as Job
+from capsule_zoo.experiments.study import Study as Study
+from capsule_zoo.experiments.study import choose as choose
+from capsule_zoo.experiments.study import divide as divide
+from capsule_zoo.experiments.training import begun as begun
+from capsule_zoo.experiments.training import train as train
+from capsule_zoo.experiments.training import trained as trained
 from capsule_zoo.nearest import unknown
 from capsule_zoo.records import (
     REPRODUCED,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, divide, experiment, train
 from capsule_zoo.experiments.common.energy import (
     DRAWN,
     binary_mnist,
@@ -32,8 +32,6 @@ from capsule_zoo.experiments.common.findings import (
     pictures,
 )
 from capsule_zoo.experiments.part_whole.prior import accuracy, as_table, looks
-from capsule_zoo.experiments.study import divide
-from capsule_zoo.experiments.training import train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import losses_in_time
 from capsule_zoo.figures.grids import image_rows

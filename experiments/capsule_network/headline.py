@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train, trained
 from capsule_zoo.experiments.common.findings import (
     by_variant,
     mean_and_error,
@@ -23,8 +23,6 @@ from capsule_zoo.experiments.common.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.common.overlaps import Overlap, separated
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create

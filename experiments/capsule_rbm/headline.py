@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, divide, experiment, train
 from capsule_zoo.experiments.common.energy import (
     DRAWN,
     binary_mnist,
@@ -34,8 +34,6 @@ from capsule_zoo.experiments.common.findings import (
     pictures,
     single,
 )
-from capsule_zoo.experiments.study import Job, Study, divide
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.figures.curves import learning_curves
 from capsule_zoo.guides import ExactSwitches, MeanFieldSwitches

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Standardize, load_dataset
-from capsule_zoo.experiments import Options, Result
+from capsule_zoo.experiments import Options, Result, trained
 from capsule_zoo.experiments.common.findings import mean_and_error, pictures
-from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import energy as energy_figures
 from capsule_zoo.inference import Inputs
 from capsule_zoo.inference.evaluation.probe import Accuracy, Information, latents, probe_scores

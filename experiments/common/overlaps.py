@@ -17,7 +17,7 @@ from pyro.infer import Trace_ELBO
 from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, Split
-from capsule_zoo.experiments import Options, Result
+from capsule_zoo.experiments import Job, Options, Result, Study, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     mean_and_error,
@@ -25,8 +25,6 @@ from capsule_zoo.experiments.common.findings import (
     single,
     squared_error,
 )
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import Inputs

@@ -10,9 +10,8 @@ from typing import Any
 import pyro
 import torch
 
+from capsule_zoo.experiments import Job, Options, Study
 from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single
-from capsule_zoo.experiments.options import Options
-from capsule_zoo.experiments.study import Job, Study
 from capsule_zoo.records import Numbers
 
 

@@ -17,10 +17,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Scenes, Split, draw_scenes
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, single
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
 from capsule_zoo.guides import AmortizedMatching, ExactMatching, RansacMatching, SinkhornMatching
 from capsule_zoo.guides.constellations.exact import Group, Matchings, groups
 from capsule_zoo.guides.constellations.matching import MatchingGuide

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Rotations
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     by_variant,
@@ -46,8 +46,6 @@ from capsule_zoo.experiments.generative_capsnet.requests import (
     on_canvas,
     some_requests,
 )
-from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import error_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Inputs, Requested, infer_transformation

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, Study, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, by_variant, mean_and_error
 from capsule_zoo.experiments.generative_capsnet.headline import Lengths, Task, learn
 from capsule_zoo.experiments.generative_capsnet.requests import PROTOCOLS
-from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import Numbers, Table
 
 

@@ -14,7 +14,7 @@ import pyro
 import torch.nn.functional as F
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     by_variant,
@@ -24,8 +24,6 @@ from capsule_zoo.experiments.common.findings import (
     single,
 )
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.records import Numbers, Table

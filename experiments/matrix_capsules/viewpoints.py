@@ -21,10 +21,8 @@ from capsule_zoo.data import SmallNORB, Split, Toys3D, Views
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm

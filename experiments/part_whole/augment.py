@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, means_of, single
 from capsule_zoo.experiments.part_whole.headline import PRESENCES, WITH_POSES
 from capsule_zoo.experiments.shape_codes.headline import (
@@ -35,8 +35,6 @@ from capsule_zoo.experiments.shape_codes.headline import (
     read_objects,
     sets_at_turns,
 )
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.turns import turned

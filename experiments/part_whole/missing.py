@@ -9,10 +9,9 @@ from torch import Tensor
 
 from capsule_zoo.data import hide, load_dataset, occluded
 from capsule_zoo.data.missing import SIDES
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment, trained
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.part_whole.prior import autoencoder
-from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures import grids as figures
 from capsule_zoo.inference import FilledIn, fill_in
 from capsule_zoo.records import Numbers

@@ -13,7 +13,7 @@ from pyro.distributions import Categorical
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment, train, trained
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     held_out_bounds,
@@ -21,7 +21,6 @@ from capsule_zoo.experiments.common.findings import (
     ratio,
 )
 from capsule_zoo.experiments.part_whole.headline import WITH_POSES, tighten
-from capsule_zoo.experiments.training import train, trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference.evaluation.ancestral import (
     Sites,

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment, trained
 from capsule_zoo.experiments.common.findings import by_quantity, single
-from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.curves import climbs
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.records import Numbers, Table

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, by_variant, held_out_bounds
 from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, probes, tighten
-from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Check, Checks, latents, linear_probe
 from capsule_zoo.records import Numbers, write_json

@@ -8,7 +8,7 @@ from typing import Any
 from pyro.infer import ELBO, Trace_ELBO
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, begun, divide, experiment, train
 from capsule_zoo.experiments.common.findings import (
     bounds_of_rows,
     by_quantity,
@@ -24,8 +24,7 @@ from capsule_zoo.experiments.part_whole.headline import (
     probes,
     tighten,
 )
-from capsule_zoo.experiments.study import divide
-from capsule_zoo.experiments.training import begun, photographs, train
+from capsule_zoo.experiments.training import photographs
 from capsule_zoo.inference import (
     ImportanceWeightedELBO,
     Inputs,

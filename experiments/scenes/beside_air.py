@@ -10,12 +10,10 @@ import pyro
 import torch
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
 from capsule_zoo.experiments.scenes.air import TutorialAir
 from capsule_zoo.experiments.scenes.counts import PUBLISHED, accuracy
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Pace
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Number

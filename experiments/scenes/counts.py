@@ -10,10 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error, over_seeds
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Check, Checks, FoundObjects, evaluate, find_objects, summarize
 from capsule_zoo.records import Number
 from capsule_zoo.registry import Entry

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     held_out_bounds,
@@ -20,8 +20,6 @@ from capsule_zoo.experiments.common.findings import (
     snake_case,
 )
 from capsule_zoo.experiments.scenes.counts import accuracy
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Checks, Pace, SummedPresences
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Number, Numbers

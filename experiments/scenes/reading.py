@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, begun, experiment, train
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error
 from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, right_counts, with_digits
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import find_objects

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.scenes import CELL, boxes_of, gray_scenes, tetromino_bank
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.scenes.counts import right_counts
 from capsule_zoo.experiments.shape_codes.headline import classes_found, read_objects
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, photographs, train
+from capsule_zoo.experiments.training import photographs
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import (
     FoundObjects,

@@ -13,10 +13,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Options, Result, experiment, trained
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, pictures, ratio
 from capsule_zoo.experiments.part_whole.prior import looks
-from capsule_zoo.experiments.training import trained
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, single
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import (
@@ -19,8 +19,6 @@ from capsule_zoo.experiments.shape_codes.headline import (
     read_objects,
     train_objects,
 )
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.inference import Checks, infer, mean_images, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, single, snake_case
 from capsule_zoo.experiments.part_whole.headline import WITH_POSES
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, read_objects
-from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import qualities_in_time
 from capsule_zoo.inference import latents, linear_probe, mean_images, train_classifier
 from capsule_zoo.records import Number, Numbers, Table

@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     means_of,
@@ -24,8 +24,7 @@ from capsule_zoo.experiments.common.findings import (
 )
 from capsule_zoo.experiments.part_whole.transformations import LARGE
 from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, photographs, train
+from capsule_zoo.experiments.training import photographs
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
 from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe

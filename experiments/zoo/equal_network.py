@@ -15,11 +15,9 @@ from typing import Any
 import torch
 
 from capsule_zoo.data import Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
 from capsule_zoo.records import Numbers, Table

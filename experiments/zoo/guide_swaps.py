@@ -21,11 +21,9 @@ from matplotlib.figure import Figure
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import train
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create

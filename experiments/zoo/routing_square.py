@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, Split, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error, over_seeds
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
-from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.grids import heat_maps
 from capsule_zoo.guides import (
     Belief,

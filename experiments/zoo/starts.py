@@ -9,10 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single, snake_case
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.inference import Check, Checks, Inputs, error_rate, infer, mean_images
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.records import Metrics, Numbers

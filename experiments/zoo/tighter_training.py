@@ -15,10 +15,8 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from capsule_zoo.data import load_dataset
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, by_variant, over_seeds, single
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.experiments.zoo.guide_swaps import numbers_of
 from capsule_zoo.inference import Checks, ImportanceWeightedELBO, Objective, Pace, gauss_newton
 from capsule_zoo.inference.objectives.base import loss_per_image

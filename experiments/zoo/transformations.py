@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
-from capsule_zoo.experiments import Options, Result, experiment
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, ratio
-from capsule_zoo.experiments.study import Job, Study, choose
-from capsule_zoo.experiments.training import begun, train
 from capsule_zoo.figures.curves import changes
 from capsule_zoo.inference.evaluation.ancestral import law_means
 from capsule_zoo.inference.evaluation.classification import classify, predicts_labels
