@@ -74,7 +74,7 @@ def known_sizes(factory: Callable, takes: Mapping[str, Takes]) -> dict[str, Size
     Args:
         takes: by parameter of the factory, the constructor to which that parameter is passed.
     """
-    hints, described = _hints(factory), words_of(factory.__doc__)
+    hints, described = _hints(factory), _words_of_all(factory)
     own, further = dict[str, Size](), dict[str, Size]()
     for name, parameter in inspect.signature(factory).parameters.items():
         inner = _constructor_sizes(takes[name]) if name in takes else {}

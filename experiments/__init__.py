@@ -18,12 +18,13 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyro
 
@@ -50,7 +51,7 @@ from capsule_zoo.records import (
 )
 from capsule_zoo.registry import Entry, save
 from capsule_zoo.runs.folder import in_use, read_metrics
-from capsule_zoo.sizes import Size, Takes, check_sizes, known_sizes
+from capsule_zoo.sizes import Size, check_sizes, known_sizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,14 +83,14 @@ class Experiment:
 
     Attributes:
         name: `<model>/<name>`.
-        function: the function that runs it; its keyword arguments are the settings.
-        takes: a dataclass of settings, if the function takes them as `**settings`.
+        function: the function that runs it; its keyword arguments are the settings, or the fields
+            of a dataclass that it takes after the options.
         of_runs: whether it can measure `options.run`; others refuse it.
         apart: whether the folder of each of its runs tells by its name what was measured, so that
             another command may go on with them.
         data: name of the data set that it is about.
-        minutes: training time of a full run; None if it has no fixed length.
         about: name of the entry whose family it belongs to.
+        minutes: training time of a full run; None if it has no fixed length.
         role: "comparison" if it compares the model's guides, routings or decoders, and opens the
             model's section of the report.
         lead: name of the figure with which the model's section begins, if it is one of this
@@ -99,13 +100,18 @@ class Experiment:
     name: str
     function: Callable[..., Result]
     data: str
+    about: str
     minutes: float | None = None
-    about: str = ""
     role: str | None = None
     lead: str | None = None
-    takes: type | None = None
     of_runs: bool = False
     apart: bool = False
+
+    @property
+    def takes(self) -> type | None:
+        """The dataclass of settings, if the function does not take them by name."""
+        further = list(signature(self.function).parameters.values())[1:2]
+        return next((p.annotation for p in further if is_dataclass(p.annotation)), None)
 
     def __call__(self, options: Options, **settings: object) -> Result:
         """Run the experiment; without `options.runs` its training runs are not kept.
@@ -121,6 +127,8 @@ class Experiment:
             runs = options.runs or Path(stack.enter_context(TemporaryDirectory()))
             options = replace(options, runs=runs, full=self.minutes)
             pyro.set_rng_seed(options.seed)  # parameters are drawn before anything else is seeded
+            if self.takes is not None:
+                return self.function(options, self.takes(**settings))
             return self.function(options, **settings)
 
     @property
@@ -131,8 +139,7 @@ class Experiment:
     @property
     def settings(self) -> dict[str, Size]:
         """The settings by name, with defaults, types and descriptions."""
-        takes = {} if self.takes is None else {"settings": Takes(self.takes)}
-        return known_sizes(self.function, takes)
+        return known_sizes(self.takes or self.function, {})
 
     def check(self, settings: Mapping[str, object]) -> None:
         """Raise ValueError unless all settings are known, of the right type, and positive."""
@@ -156,30 +163,20 @@ _experiments: dict[str, Experiment] = {}
 
 
 def experiment(
-    name: str,
-    *,
-    data: str | None = None,
-    minutes: float | None = None,
-    about: str | None = None,
-    role: str | None = None,
-    lead: str | None = None,
-    takes: type | None = None,
-    of_runs: bool = False,
-    apart: bool = False,
+    name: str, *, data: str | None = None, about: str | None = None, **shown: Any
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that lists a function under `<model>/<name>`.
 
     Args:
         data: the data set's name; by default `<name>`.
-        minutes: see `Experiment`.
         about: the entry whose family it belongs to; by default `<model>`.
-        role, lead, takes, of_runs, apart: see `Experiment`.
+        shown: further attributes of `Experiment`.
 
     Raises:
         ValueError: the name is taken, or not of that form, or the role is unknown.
     """
     check_experiment_name(name)
-    if role is not None and role not in ROLES:
+    if (role := shown.get("role")) is not None and role not in ROLES:
         raise ValueError(unknown("role", role, ROLES))
     model, _, own = name.partition("/")
 
@@ -191,9 +188,7 @@ def experiment(
                 f"an experiment named {name!r} is registered already, by "
                 f"{_experiments[name].function.__module__}; choose another name"
             )
-        _experiments[name] = Experiment(
-            name, function, data or own, minutes, about or model, role, lead, takes, of_runs, apart
-        )
+        _experiments[name] = Experiment(name, function, data or own, about or model, **shown)
         return function
 
     return decorate

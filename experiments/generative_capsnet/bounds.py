@@ -7,7 +7,6 @@ VAE, with the same encoder, is compared with the capsules.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyro
@@ -55,13 +54,12 @@ class Bounds(Trainings):
     particles: int = 100
 
 
-@experiment("generative-capsnet/mnist", takes=Bounds)
-def mnist(options: Options, **settings: Any) -> Result:
+@experiment("generative-capsnet/mnist")
+def mnist(options: Options, chosen: Bounds) -> Result:
     """Bound log p of digits at every angle under the variational guide (35 core-minutes).
 
     Bounds are of plain test images. The capsule network with the highest bound is kept.
     """
-    chosen = Bounds(**settings)
     data = on_canvas(EVERY_ANGLE, options)
     study = study_of({"every-angle": EVERY_ANGLE}, chosen, "variational")
     options.say(f"Training {', '.join(chosen.decoders)}")

@@ -186,11 +186,11 @@ def _register(
 ) -> Callable[..., Result]:
     """Register an experiment on requests, with `words` as its description."""
 
-    def requests(options: Options, **settings: Any) -> Result:
-        return on_request(name, takes(**settings), options)
+    def requests(options: Options, chosen: Trainings) -> Result:
+        return on_request(name, chosen, options)
 
-    requests.__doc__ = words
-    return experiment(f"generative-capsnet/{name}", data="mnist", takes=takes, **shown)(requests)
+    requests.__annotations__["chosen"], requests.__doc__ = takes, words
+    return experiment(f"generative-capsnet/{name}", data="mnist", **shown)(requests)
 
 
 _register("shift", "Shift all digits by up to 20 pixels, 4 and 9 by up to 5 (200 core-minutes).")

@@ -6,7 +6,6 @@ rate to take is the one with the lowest error inside the range of training.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -31,10 +30,9 @@ class Rates(Lengths):
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
 
 
-@experiment("generative-capsnet/rates", data="mnist", takes=Rates)
-def rates(options: Options, **settings: Any) -> Result:
+@experiment("generative-capsnet/rates", data="mnist")
+def rates(options: Options, chosen: Rates) -> Result:
     """Compare three learning rates of every decoder on validation images (25 core-minutes)."""
-    chosen = Rates(**settings)
     tasks = {
         (name, decoder, rate): Task(
             decoder,

@@ -51,15 +51,14 @@ class Settings:
     network: Mapping[str, Any] | None = None
 
 
-@experiment("matrix-capsules/iterations", data="mnist", takes=Settings)
-def iterations(options: Options, **settings: Any) -> Result:
+@experiment("matrix-capsules/iterations", data="mnist")
+def iterations(options: Options, chosen: Settings) -> Result:
     """Train with two to five iterations of EM and three powers of its E step (30 core-minutes).
 
     `first_gradient` is the size of the gradient of the loss with respect to the weights of the
     first convolution before the first update, as a multiple of its size with the fewest iterations
     and the first power. `error` is the test error after the training.
     """
-    chosen = Settings(**settings)
     variants = {
         f"{name_of(power)}-{number}": (number, power)
         for power in chosen.powers
@@ -135,8 +134,8 @@ class Lengths:
     network: Mapping[str, Any] | None = None
 
 
-@experiment("matrix-capsules/at-length", data="mnist", minutes=120, takes=Lengths, of_runs=True)
-def at_length(options: Options, **settings: Any) -> Result:
+@experiment("matrix-capsules/at-length", data="mnist", minutes=120, of_runs=True)
+def at_length(options: Options, chosen: Lengths) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
 
     Three iterations have a power below 1 in the E step, without which they hardly learn. With
@@ -144,7 +143,6 @@ def at_length(options: Options, **settings: Any) -> Result:
     equal times, side by side where there are two cores. Errors are of validation images and of
     test images. The network with the lower validation error is kept.
     """
-    chosen = Lengths(**settings)
     options.say(f"Training {', '.join(AT_LENGTH)}")
     study, timed = Study(AT_LENGTH, chosen.seeds), replace(options, minutes=options.budget)
     found = means_of(study.run(partial(learn_digits, settings=chosen), timed))

@@ -183,8 +183,8 @@ def errors_where_matched(found: Mapping[Run, Sequence[Point]], factor: str) -> d
     }
 
 
-@experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240, lead="", takes=Trainings)
-def viewpoints(options: Options, **settings: Any) -> Result:
+@experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240, lead="")
+def viewpoints(options: Options, chosen: Trainings) -> Result:
     """Compare capsules with a CNN on novel viewpoints of rendered toys (4 core-hours).
 
     The minutes are shared by all training runs, which go side by side where there are several
@@ -193,16 +193,16 @@ def viewpoints(options: Options, **settings: Any) -> Result:
     familiar azimuths under a white-box attack of one step that changes pixels by .040, and
     `iterated_...` errors under an attack of several steps.
     """
-    return compared("toys3d", Trainings(**settings), options)
+    return compared("toys3d", chosen, options)
 
 
-@experiment("matrix-capsules/viewpoints-smallnorb", data="smallnorb", minutes=240, takes=Trainings)
-def viewpoints_smallnorb(options: Options, **settings: Any) -> Result:
+@experiment("matrix-capsules/viewpoints-smallnorb", data="smallnorb", minutes=240)
+def viewpoints_smallnorb(options: Options, chosen: Trainings) -> Result:
     """Compare capsules with a CNN on novel viewpoints of smallNORB (4 core-hours).
 
     The files of smallNORB must be given or downloaded.
     """
-    return compared("smallnorb", Trainings(**settings), options)
+    return compared("smallnorb", chosen, options)
 
 
 def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:

@@ -87,8 +87,8 @@ class Settings:
     sizes: Mapping[str, Any] | None = None
 
 
-@experiment("part-whole/augment", data="mnist", minutes=70, takes=Settings)
-def augment(options: Options, **settings: Any) -> Result:
+@experiment("part-whole/augment", data="mnist", minutes=70)
+def augment(options: Options, chosen: Settings) -> Result:
     """Measure how rotated training images cost accuracy on upright ones (70 core-minutes).
 
     A model is trained for each range of rotations and each seed, all for equally many updates.
@@ -101,7 +101,6 @@ def augment(options: Options, **settings: Any) -> Result:
     `copies` counts the templates that are affine copies of another. `kept_45` is the share of parts
     that are found by the same part when the image is turned by 45 degrees.
     """
-    chosen = Settings(**settings)
     steps = options.shortened(chosen.steps)
     timed = replace(options, minutes=None)
     study = Study({str(each): each for each in chosen.degrees}, chosen.seeds)

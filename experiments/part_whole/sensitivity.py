@@ -65,8 +65,8 @@ class Settings:
     probed: int = 2000
 
 
-@experiment("part-whole/sensitivity", data="mnist", minutes=40, takes=Settings)
-def sensitivity(options: Options, **settings: Any) -> Result:
+@experiment("part-whole/sensitivity", data="mnist", minutes=40)
+def sensitivity(options: Options, chosen: Settings) -> Result:
     """Try other temperatures, deviations and starts, and a third level (40 core-minutes).
 
     All variants take equally many updates, with points as poses, and then with normal laws, the
@@ -74,7 +74,6 @@ def sensitivity(options: Options, **settings: Any) -> Result:
     16 objects, 24 groups and 16 parts. The figure shows a linear probe on presences and poses of
     objects as training goes on.
     """
-    chosen = Settings(**settings)
     steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
     task = partial(learn, chosen=replace(chosen, steps=steps, tightening=more))
     study = Study(choose("variant", chosen.variants, VARIANTS))

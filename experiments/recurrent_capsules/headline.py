@@ -212,23 +212,20 @@ class EqualUpdates(Comparing):
     steps: int = 1000
 
 
-@experiment(
-    "recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison", takes=Comparing
-)
-def ablations(options: Options, **settings: Any) -> Result:
+@experiment("recurrent-capsules/ablations", data="mnist", minutes=150, role="comparison")
+def ablations(options: Options, chosen: Comparing) -> Result:
     """Compare capsules with linear layers, no margin loss, no attention, and DRAW (6 x 25 minutes).
 
     `every` looks through its capsules at every step, as in the paper, in six steps and with half of
     the types of primary capsules. All variants get equal times, side by side where there are two
     cores.
     """
-    return compared(replace(options, minutes=options.budget), Comparing(**settings))
+    return compared(replace(options, minutes=options.budget), chosen)
 
 
-@experiment("recurrent-capsules/equal-updates", data="mnist", minutes=40, takes=EqualUpdates)
-def equal_updates(options: Options, **settings: Any) -> Result:
+@experiment("recurrent-capsules/equal-updates", data="mnist", minutes=40)
+def equal_updates(options: Options, chosen: EqualUpdates) -> Result:
     """Compare capsules, linear layers and DRAW after equal numbers of updates (40 core-minutes)."""
-    chosen = EqualUpdates(**settings)
     steps = options.shortened(chosen.steps)
     return compared(replace(options, minutes=None), chosen, steps)
 

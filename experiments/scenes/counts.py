@@ -48,15 +48,14 @@ class Settings:
     sizes: Any = None
 
 
-@experiment("scenes/counts", data="multi-mnist", minutes=60, takes=Settings)
-def counts(options: Options, **settings: Any) -> Result:
+@experiment("scenes/counts", data="multi-mnist", minutes=60)
+def counts(options: Options, chosen: Settings) -> Result:
     """Count digits after minutes of training, and more digits than were seen (60 core-minutes).
 
     `count_accuracy_5_minutes` is the last measurement within five minutes of a run, and
     `count_accuracy_30_minutes` the one at the end of the run, which is shorter than 30 minutes.
     `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
     """
-    chosen = Settings(**settings)
     study = Study({"scenes": chosen}, chosen.seeds)
     outcomes = list(study.run(one_seed, options).values())
     found: dict[str, Any] = over_seeds([outcome["numbers"] for outcome in outcomes])

@@ -84,15 +84,8 @@ class Settings:
     sizes: Any = None
 
 
-@experiment(
-    "scenes/segmentation",
-    data="multi-mnist",
-    minutes=24,
-    lead="multi_mnist",
-    takes=Settings,
-    of_runs=True,
-)
-def segmentation(options: Options, **settings: Any) -> Result:
+@experiment("scenes/segmentation", data="multi-mnist", minutes=24, lead="multi_mnist", of_runs=True)
+def segmentation(options: Options, chosen: Settings) -> Result:
     """Segment digits, sprites and tetrominoes, and name the digits (24 core-minutes).
 
     Digits are segmented by the weights `scenes-mnist`, or by --run. `ari_...` is over scenes of two
@@ -100,7 +93,6 @@ def segmentation(options: Options, **settings: Any) -> Result:
     `classes_found` is the share of the found digits whose class is that of their kind: a window
     about each is read by `shape-codes-mnist`, which learned its kinds without labels.
     """
-    chosen = Settings(**settings)
     study = Study({name: (name, chosen) for name in SIZES}, 1)
     outcomes = study.run(one_set, replace(options, run=None))
     digits = load(options.run or WEIGHTS)

@@ -62,8 +62,8 @@ class Seen(NamedTuple):
     answers: Tensor
 
 
-@experiment("shape-codes/affnist", data="affnist", minutes=30, takes=Settings)
-def affnist(options: Options, **settings: Any) -> Result:
+@experiment("shape-codes/affnist", data="affnist", minutes=30)
+def affnist(options: Options, chosen: Settings) -> Result:
     """Digits under affine maps, read by objects of shifted digits (30 minutes).
 
     The parts are those of published weights, frozen, and every digit is seen with its ink in the
@@ -71,7 +71,6 @@ def affnist(options: Options, **settings: Any) -> Result:
     is then moved step by step (turned, scaled, sheared) to where the objects explain its parts
     best. `accuracy_...` is the probe's accuracy after each step.
     """
-    chosen = Settings(**settings)
     data = load_dataset("affnist", root=options.data_root).transformed(in_the_middle)
     entry = on_published_parts(chosen.main, chosen, options.seed)
     options.say("Parsing all images")

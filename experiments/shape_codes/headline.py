@@ -89,8 +89,8 @@ class Settings(ObjectSettings):
     seeds: int = 3
 
 
-@experiment("shape-codes/objects", data="mnist", minutes=30, takes=Settings)
-def objects(options: Options, **settings: Any) -> Result:
+@experiment("shape-codes/objects", data="mnist", minutes=30)
+def objects(options: Options, chosen: Settings) -> Result:
     """Objects with shape codes on frozen, published parts of MNIST (30 minutes).
 
     For each number of kinds: prior samples compared with digits in the features of a classifier,
@@ -99,7 +99,6 @@ def objects(options: Options, **settings: Any) -> Result:
     that are turned by any angle, read at the turn at which the objects explain the parts best.
     `..._over_seeds` is the mean over several starts of the objects, `..._worst` the worst of them.
     """
-    chosen = Settings(**settings)
     data = load_dataset("mnist", root=options.data_root)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
     real = classifier.read(data.test.images[: chosen.images])

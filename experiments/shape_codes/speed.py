@@ -50,8 +50,8 @@ class Settings:
     sizes: Mapping[str, Mapping[str, Any]] | None = None
 
 
-@experiment("shape-codes/time-to-quality", data="mnist", minutes=40, takes=Settings)
-def time_to_quality(options: Options, **settings: Any) -> Result:
+@experiment("shape-codes/time-to-quality", data="mnist", minutes=40)
+def time_to_quality(options: Options, chosen: Settings) -> Result:
     """Measure the time until probes and samples of the prior are good (40 core-minutes).
 
     Every point is a training run of its own, from scratch, on one thread, as `capsule-zoo train
@@ -63,7 +63,6 @@ def time_to_quality(options: Options, **settings: Any) -> Result:
     `frechet` compares samples of the prior with test images. `minutes_to_...` is the time of the
     first run that reaches a goal, if one does.
     """
-    chosen = Settings(**settings)
     lengths_of = LENGTHS if chosen.lengths is None else chosen.lengths
     choose("entry", tuple(lengths_of), LENGTHS)
     pairs = [(entry, minutes) for entry, lengths in lengths_of.items() for minutes in lengths]

@@ -143,9 +143,8 @@ class Settings:
     minutes=120,
     role="comparison",
     lead="reconstructions",
-    takes=Settings,
 )
-def mnist(options: Options, **settings: Any) -> Result:
+def mnist(options: Options, chosen: Settings) -> Result:
     """Train it and part-whole capsules on MNIST for equal times, and read the class (two hours).
 
     The two are trained side by side, where there are two cores, and each gets half of the minutes.
@@ -154,7 +153,7 @@ def mnist(options: Options, **settings: Any) -> Result:
     images that are turned, sheared, scaled and shifted a little, or turned alone. `core_minutes` is
     the processor time of the training, since its last start if it was interrupted.
     """
-    found, curves, entry = trained_both("mnist", options, Settings(**settings))
+    found, curves, entry = trained_both("mnist", options, chosen)
     data = load_dataset("mnist", root=options.data_root)
     turned = {n: {f"{angle:.0f}": a for angle, a in curve.items()} for n, curve in curves.items()}
     label = "rotation of the test images (degrees)"
@@ -167,27 +166,27 @@ def mnist(options: Options, **settings: Any) -> Result:
     return Result(metrics, drawn, None, entry)
 
 
-@experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120, takes=Settings)
-def affnist(options: Options, **settings: Any) -> Result:
+@experiment("stacked-capsule-autoencoder/affnist", data="affnist", minutes=120)
+def affnist(options: Options, chosen: Settings) -> Result:
     """Train both on shifted digits, and read digits under affine maps (two hours).
 
     Images have 40x40 pixels, and every image is seen with its ink in the middle. Models, probes
     and clusters see shifted training digits only. See `mnist`.
     """
-    found, _, entry = trained_both("affnist", options, Settings(**settings))
+    found, _, entry = trained_both("affnist", options, chosen)
     drawn = pictures(entry, read("affnist", options).test.images[:12])
     return Result(by_quantity(found), drawn, None, entry)
 
 
-@experiment("stacked-capsule-autoencoder/cifar10", data="cifar10", minutes=60, takes=Settings)
-def cifar10(options: Options, **settings: Any) -> Result:
+@experiment("stacked-capsule-autoencoder/cifar10", data="cifar10", minutes=60)
+def cifar10(options: Options, chosen: Settings) -> Result:
     """Train both on photographs, where the paper's model is bad too, and read the class (an hour).
 
     If the data root has a folder `cifar10` of images by class, which may be a subset, that folder
     is used. The paper's pixels are filtered; these are colors. `training_images` is the number of
     training images. See `mnist`.
     """
-    found, _, entry = trained_both("cifar10", options, Settings(**settings))
+    found, _, entry = trained_both("cifar10", options, chosen)
     data = read("cifar10", options)
     metrics: Metrics = {**by_quantity(found), "training_images": single(len(data.train))}
     return Result(metrics, pictures(entry, data.test.images[:12]), None, entry)

@@ -73,17 +73,17 @@ class Task:
     is_try: bool = False
 
 
-@experiment("capsule-network/equal-network", data="mnist", minutes=20, takes=Equal)
-def of_vectors(options: Options, **settings: Any) -> Result:
+@experiment("capsule-network/equal-network", data="mnist", minutes=20)
+def of_vectors(options: Options, chosen: Equal) -> Result:
     """Compare the capsule network with an equal network without capsules (20 core-minutes).
 
     See `matrix-capsules/equal-network` for the quantities.
     """
-    return compared("capsule-network", {"channels": 16}, Equal(**settings), options)
+    return compared("capsule-network", {"channels": 16}, chosen, options)
 
 
-@experiment("matrix-capsules/equal-network", data="mnist", minutes=40, takes=Equal)
-def of_matrices(options: Options, **settings: Any) -> Result:
+@experiment("matrix-capsules/equal-network", data="mnist", minutes=40)
+def of_matrices(options: Options, chosen: Equal) -> Result:
     """Compare matrix capsules with an equal network without capsules (40 core-minutes).
 
     Minutes are of the processor, and all trainings and tries share them; those of equal updates and
@@ -92,7 +92,7 @@ def of_matrices(options: Options, **settings: Any) -> Result:
     the errors of all tries, and `rate` and `decay` what was chosen by them. `weights` are those
     that read the image.
     """
-    return compared("matrix-capsules", NETWORK, Equal(**settings), options)
+    return compared("matrix-capsules", NETWORK, chosen, options)
 
 
 def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options) -> Result:

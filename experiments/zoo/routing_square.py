@@ -79,17 +79,17 @@ class Task:
     square: Square
 
 
-@experiment("capsule-network/routing-square", data="mnist", takes=Square)
-def of_vectors(options: Options, **settings: Any) -> Result:
+@experiment("capsule-network/routing-square", data="mnist")
+def of_vectors(options: Options, chosen: Square) -> Result:
     """Train the capsule network with each routing and read it with each (10 core-minutes).
 
     See `matrix-capsules/routing-square` for the quantities.
     """
-    return square("capsule-network", OF_VECTORS, Square(**settings), options)
+    return square("capsule-network", OF_VECTORS, chosen, options)
 
 
-@experiment("matrix-capsules/routing-square", data="mnist", role="comparison", takes=Square)
-def of_matrices(options: Options, **settings: Any) -> Result:
+@experiment("matrix-capsules/routing-square", data="mnist", role="comparison")
+def of_matrices(options: Options, given: Square) -> Result:
     """Train matrix capsules with each routing and read them with each (15 core-minutes).
 
     `error` is of test images. `calibration` is the expected calibration error of the winning
@@ -100,7 +100,6 @@ def of_matrices(options: Options, **settings: Any) -> Result:
     error after some updates of the votes (and of the couplings, where these are learned) by the
     routing that reads, while all below them is kept. `seconds_per_update` is processor time.
     """
-    given = Square(**settings)
     given = replace(given, sizes=NETWORK) if given.sizes is None else given
     known = {name: routing_of(name) for name in OF_MATRICES}
     return square("matrix-capsules", known, given, options)

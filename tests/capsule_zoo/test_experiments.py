@@ -29,7 +29,7 @@ def test_every_experiment_says_what_it_shows_and_on_which_data():
 
 
 def test_an_experiment_draws_by_its_seed():
-    toy = Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits")
+    toy = Experiment("toy/draw", lambda options: torch.rand(()).item(), "digits", "toy")
     first, again, other = (toy(Options(seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
 

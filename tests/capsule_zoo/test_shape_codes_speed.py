@@ -45,4 +45,5 @@ def test_the_first_run_that_reaches_a_goal_counts():
 
 def test_an_unknown_entry_is_refused():
     with pytest.raises(ValueError, match="did you mean 'shape-codes'"):
-        shape_codes_speed.time_to_quality(Options(progress=False), lengths={"shape-code": (1,)})
+        wrong = shape_codes_speed.Settings(lengths={"shape-code": (1,)})
+        shape_codes_speed.time_to_quality(Options(progress=False), wrong)
