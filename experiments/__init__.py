@@ -110,8 +110,8 @@ class Experiment:
     @property
     def takes(self) -> type | None:
         """The dataclass of settings, if the function does not take them by name."""
-        further = list(signature(self.function).parameters.values())[1:2]
-        return next((p.annotation for p in further if is_dataclass(p.annotation)), None)
+        kinds = [each.annotation for each in signature(self.function).parameters.values()][1:2]
+        return next((k for k in kinds if isinstance(k, type) and is_dataclass(k)), None)
 
     def __call__(self, options: Options, **settings: object) -> Result:
         """Run the experiment; without `options.runs` its training runs are not kept.

@@ -68,13 +68,12 @@ def iterations(options: Options, chosen: Settings) -> Result:
     options.say(f"Training {len(variants) * chosen.seeds} networks")
     task = partial(measure, settings=chosen)
     outcomes = by_variant(Study(variants, chosen.seeds, costs).run(task, options))
-    unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"]
+    unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"][0]
     found: dict[str, dict[str, Numbers]] = {"test error": {}, "first gradient": {}}
     for name, (number, power) in variants.items():
         own, row, column = outcomes[name], str(number), name_of(power)
-        error = over_seeds([{"error": outcome["error"]} for outcome in own])["error"]
-        found["test error"].setdefault(column, {})[row] = error
-        slope = mean_and_error([outcome["slope"] / unit for outcome in own])
+        found["test error"].setdefault(column, {})[row] = over_seeds(own)["error"]
+        slope = mean_and_error([outcome["slope"][0] / unit for outcome in own])
         found["first gradient"].setdefault(column, {})[row] = slope
     metrics = {
         f"{words} by iterations": Table(found[words], f"{quantity}_{{quantity}}_{{variant}}")
@@ -90,16 +89,16 @@ def name_of(power: float) -> str:
     return f"power_{power:g}".replace(".", "_")
 
 
-def measure(job: Job[tuple[int, float]], *, settings: Settings) -> dict[str, Any]:
+def measure(job: Job[tuple[int, float]], *, settings: Settings) -> Numbers:
     """Train one network, and return its first gradient and its test error."""
     (iterations, power), options = job.variant, job.options
     data = load_dataset("mnist", root=options.data_root)
     sizes = {"iterations": iterations, "power": power, **(settings.network or NETWORK)}
     entry = begun("matrix-capsules", data, options, **sizes)
-    slope = first_gradient(entry, data.train[:STARTED])
+    slope = single(first_gradient(entry, data.train[:STARTED]))
     limit: dict[str, Any] = options.limit(settings.steps)
     train(entry, data, options, inputs=Inputs(SHIFT), **limit)
-    return {"slope": slope, "error": list(error_rate(entry.model, entry.guide, data.test))}
+    return {"slope": slope, "error": error_rate(entry.model, entry.guide, data.test)}
 
 
 def first_gradient(entry: Entry, split: Split) -> float:

@@ -52,10 +52,10 @@ class ObjectProbe:
         self.features = features
         self.classifier = fit_probe(features(self.guide, train.images), train.labels)
 
-    def __call__(self, images: Tensor, labels: Tensor, guide: Guide | None = None) -> Accuracy:
-        """Return the accuracy of the probe on images (B, C, H, W), read by a guide."""
-        rows = self.features(self.guide if guide is None else guide, images)
-        return Accuracy.of(torch.from_numpy(self.classifier.predict(rows)) == labels)
+    def __call__(self, split: Split) -> Accuracy:
+        """Return the accuracy of the probe on images with labels."""
+        rows = self.features(self.guide, split.images)
+        return Accuracy.of(torch.from_numpy(self.classifier.predict(rows)) == split.labels)
 
 
 @torch.no_grad()
@@ -96,9 +96,16 @@ def best_turns(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
     return torch.cat([best_turn(guide, few, turns, model) for few in images.split(AT_ONCE)])
 
 
-def held_best(guide: PartWholeGuide, images: Tensor, turns: int) -> Tensor:
+def held_best(guide: PartWholeGuide, split: Split, turns: int) -> Split:
     """Return each image with its ink in the middle, turned to where the model explains it best."""
-    return turned(centered(images)[0], best_turns(guide, images, turns))
+    angles = best_turns(guide, split.images, turns)
+    return replace(split, images=turned(centered(split.images)[0], angles))
+
+
+def rotated(split: Split, degrees: float) -> Split:
+    """Return all images rotated by an angle, counterclockwise."""
+    images = transforms.warp_images(split.images, transforms.motion(float(degrees)))
+    return replace(split, images=images.clamp(0, 1))
 
 
 def merged(sizes: Sizes, other: Sizes | None) -> dict[str, Any]:
@@ -152,7 +159,7 @@ def generalize(
     """
     mnist = load_dataset("mnist", root=options.data_root).transformed(bordered)
     moved = load_dataset("affnist", root=options.data_root)
-    rotated = load_dataset("rotated-mnist", root=options.data_root).test
+    circle = load_dataset("rotated-mnist", root=options.data_root).test
     metrics: dict[str, Number | Table] = {}
     if options.run:
         entry = load(options.run)
@@ -175,18 +182,18 @@ def generalize(
     tested = {
         "upright": mnist.test,
         "affnist": moved.test,
-        "rotated": replace(rotated, images=bordered(rotated.images)),
+        "rotated": replace(circle, images=bordered(circle.images)),
     }
     found: dict[str, Numbers] = {}
     for name, split in tested.items():
         options.say(f"Testing on {len(split):,} {name} images")
         few = split[:turned_images]
-        best = replace(few, images=held_best(entry.guide, few.images, turns))
-        found[name] = {kind: read(split.images, split.labels) for kind, read in probes.items()}
-        found[name]["presence_pose_turned"] = probe(best.images, best.labels)
+        best = held_best(entry.guide, few, turns)
+        found[name] = {kind: read(split) for kind, read in probes.items()}
+        found[name]["presence_pose_turned"] = probe(best)
         for ending, seen in (("", split[:refined_images]), ("_turned", best[:refined_images])):
             for kind, read in probes_of_few.items():
-                found[name][kind.format(ending)] = read(seen.images, seen.labels)
+                found[name][kind.format(ending)] = read(seen)
     curves = rotation_curves(probe, mnist.test[:curve_images], degrees, turns)
     metrics["accuracy on images"] = Table(by_quantity(found), "{variant}_{quantity}")
     rotations = {n: {str(angle): a for angle, a in c.items()} for n, c in curves.items()}
@@ -204,8 +211,7 @@ def rotation_curves(
     """Return the probe's accuracy on images rotated by each angle, as they are and turned best."""
     curves: dict[str, dict[float, Accuracy]] = {"as they are": {}, "turned best": {}}
     for angle in degrees:
-        images = transforms.warp_images(split.images, transforms.motion(float(angle))).clamp(0, 1)
-        curves["as they are"][angle] = probe(images, split.labels)
-        best = held_best(probe.guide, images, turns)
-        curves["turned best"][angle] = probe(best, split.labels)
+        seen = rotated(split, angle)
+        curves["as they are"][angle] = probe(seen)
+        curves["turned best"][angle] = probe(held_best(probe.guide, seen, turns))
     return curves

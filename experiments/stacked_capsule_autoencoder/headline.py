@@ -11,7 +11,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
@@ -22,12 +22,18 @@ from capsule_zoo.experiments.common.findings import (
     snake_case,
     squared_error,
 )
-from capsule_zoo.experiments.part_whole.transformations import LARGE
+from capsule_zoo.experiments.part_whole.transformations import (
+    DEGREES,
+    FEATURES,
+    LARGE,
+    ObjectProbe,
+    rotated,
+)
 from capsule_zoo.experiments.shape_codes.affnist import in_the_middle
 from capsule_zoo.experiments.training import photographs
 from capsule_zoo.figures.curves import accuracy_curves
 from capsule_zoo.inference import cluster_accuracy, latents, linear_probe, reconstruct
-from capsule_zoo.inference.evaluation.probe import Accuracy, fit_probe
+from capsule_zoo.inference.evaluation.probe import Accuracy
 from capsule_zoo.inference.objectives.stacked_capsules import TERMS, drawn_capsules
 from capsule_zoo.models.common.modes import in_eval_mode, seeded
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -47,7 +53,6 @@ SIZES: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("affnist", ENTRIES[1]): LARGE,
     ("cifar10", ENTRIES[1]): {"background": "learned"},
 }
-DEGREES = tuple(range(0, 181, 15))
 MOVED = transforms.Affine(degrees=20, shear=0.2, scale=(0.8, 1.2), shift=2)  # as in affNIST
 WITHOUT = {f"no_{name}": {name: 0.0} for name in TERMS if name not in ("image", "parts")}
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
@@ -101,23 +106,10 @@ def generalization(
     entry: Entry, data: Dataset, probed: int, curved: int
 ) -> tuple[Numbers, dict[float, Accuracy]]:
     """Return the accuracy of an upright probe on moved test images, and on turned ones by angle."""
-
-    def read(images: Tensor) -> np.ndarray:
-        return latents(entry.guide, images, SITES["presence_pose"])
-
-    def right(split: Split) -> Accuracy:
-        answers = torch.from_numpy(probe.predict(read(split.images)))
-        return Accuracy.of(answers == split.labels)
-
-    few = data.train[:probed]
-    probe = fit_probe(read(few.images), few.labels)
+    probe = ObjectProbe(entry, data.train[:probed], FEATURES["presence_pose"])
     moved = MOVED(data.test.images, generator=torch.Generator().manual_seed(4)).clamp(0, 1)
-    turned: dict[float, Accuracy] = {}
-    for angle in DEGREES:
-        split = data.test[:curved]
-        images = transforms.warp_images(split.images, transforms.motion(float(angle))).clamp(0, 1)
-        turned[float(angle)] = right(replace(split, images=images))
-    return {"moved_presence_pose": right(replace(data.test, images=moved))}, turned
+    turned = {float(a): probe(rotated(data.test[:curved], a)) for a in DEGREES}
+    return {"moved_presence_pose": probe(replace(data.test, images=moved))}, turned
 
 
 @dataclass(frozen=True)

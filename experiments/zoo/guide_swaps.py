@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, snake_case
+from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
@@ -95,12 +95,8 @@ def _register(name: str) -> Callable[..., Result]:
             seed=options.seed,
             progress=options.progress,
         )
-        found = measures(table)
-        count = table.attrs["num_images"]
-        for row, seconds in table["fit_seconds"].items():
-            numbers = found.setdefault("fit_seconds", {})
-            numbers[snake_case(row)] = float(seconds), None, count
-        return Result(found, {"": table.draw()}, table, entry)
+        seconds = numbers_of_columns(table, {"fit_seconds": "fit_seconds"})
+        return Result(measures(table) | seconds, {"": table.draw()}, table, entry)
 
     guides.__doc__ = f"""Compare all guides to one model of {name.replace("-", " ")} on new digits.
 

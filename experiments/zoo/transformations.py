@@ -11,7 +11,7 @@ References:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,15 +38,6 @@ ENDINGS = {"pose": "pose", "presence": "presence", "switch": "presence"}  # othe
 VARIED = 1e-3  # a number that varies less, as a part of the most, tells the linear map nothing
 LEAST = 1e-9  # variance of a kind that is constant
 PENALTIES = torch.logspace(-2, 5, 8).tolist()  # of the linear map
-
-
-@dataclass(frozen=True)
-class Task:
-    """The measurement of one entry."""
-
-    images: int
-    fitted: int
-    updates: int
 
 
 @experiment("zoo/transformations", data="mnist", about="part-whole")
@@ -76,7 +67,8 @@ def transformations(
     known = {name: name for name in list_models() if takes_images(name)}
     names = choose("entry", entries or tuple(known), known)
     options.say(f"Reading {len(names)} entries")
-    outcomes = Study({name: Task(images, fitted, updates) for name in names}).run(measure, options)
+    task = partial(measure, images=images, fitted=fitted, updates=updates)
+    outcomes = Study(dict.fromkeys(names)).run(task, options)
     found: dict[str, dict[str, Numbers]] = {}
     for (name, _), rows in outcomes.items():
         for place, numbers in rows.items():
@@ -94,13 +86,12 @@ def slug(place: str) -> str:
     return "_".join(place.split("_")[:2]).replace(".", "_")
 
 
-def measure(job: Job[Task]) -> dict[str, Numbers]:
-    """Return the numbers of one entry by motion, amount and unit."""
-    task, options = job.variant, job.options
-    data = load_dataset("mnist", root=options.data_root)
-    entry = entry_of(job.name, data, task.updates, options)
-    test, known = data.test.images[: task.images], data.train.images[: task.fitted]
-    before, fitted = {**read(entry, test), **classes(entry, test)}, read(entry, known)
+def measure(job: Job, *, images: int, fitted: int, updates: int) -> dict[str, Numbers]:
+    """Return the numbers of one entry by motion, amount and unit; see `transformations`."""
+    data = load_dataset("mnist", root=job.options.data_root)
+    entry = entry_of(job.name, data, updates, job.options)
+    test, known = data.test.images[:images], data.train.images[:fitted]
+    before, seen_before = {**read(entry, test), **classes(entry, test)}, read(entry, known)
     found: dict[str, Numbers] = {}
     for name, (unit, amounts, motion) in MOTIONS.items():
         for amount in amounts:
@@ -109,7 +100,7 @@ def measure(job: Job[Task]) -> dict[str, Numbers]:
             )
             after = {**read(entry, shown), **classes(entry, shown)}
             moved = read(entry, seen)
-            found[f"{name}_{amount:g}_{unit}"] = compared(before, after, fitted, moved)
+            found[f"{name}_{amount:g}_{unit}"] = compared(before, after, seen_before, moved)
     return found
 
 
