@@ -75,7 +75,6 @@ def affnist(options: Options, chosen: Settings) -> Result:
     entry = on_published_parts(chosen.main, chosen, options.seed)
     options.say("Parsing all images")
     sets = parsed(data, options.seed, guide=entry.guide)
-    options.say(f"Training objects of {chosen.main} kinds")
     train_objects(entry, sets, chosen, options)
     known = sets.train[:PROBED]
     features = read_objects(entry.guide, known.images, chosen.temperature).features()

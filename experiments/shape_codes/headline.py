@@ -21,11 +21,7 @@ from capsule_zoo.guides.parts.shape_codes import ShapeCodesGuide
 from capsule_zoo.guides.parts.turns import turned
 from capsule_zoo.inference import Checks, fit, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.probe import fit_probe, linear_probe
-from capsule_zoo.inference.evaluation.sample_quality import (
-    FeatureClassifier,
-    Reading,
-    train_classifier,
-)
+from capsule_zoo.inference.evaluation.sample_quality import train_classifier
 from capsule_zoo.models.parts.part_sets import from_part_sets
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, load
@@ -110,21 +106,21 @@ def objects(options: Options, chosen: Settings) -> Result:
     rows: dict[str, Tensor] = {"digits": data.test.images[:12]}
     by_kinds: dict[str, Numbers] = {}
     for kinds in chosen.kinds:
-        options.say(f"Training objects of {kinds} kinds")
         entry = on_published_parts(kinds, chosen, options.seed)
         train_objects(entry, sets, chosen, options)
-        options.say("Measuring")
-        read = read_both(entry.guide, sets, chosen)
-        samples = mean_images(entry.model, chosen.images, seed=options.seed)
+        read, samples, by_kinds[str(kinds)] = in_short(entry, sets, chosen, options.seed)
         rows[f"{kinds} kinds"] = samples[:12]
-        by_kinds[str(kinds)] = {**in_short(read, sets), **looks(classifier.read(samples), real)}
+        by_kinds[str(kinds)] |= looks(classifier.read(samples), real)
         if kinds == chosen.main:
             main = entry
             numbers = in_all_ways(entry, data, sets, read, chosen, options.seed)
-    again = [
-        started_again(options.seed + more, sets, chosen, options, classifier, real)
-        for more in range(1, chosen.seeds if main else 1)
-    ]
+    again: list[Numbers] = []
+    for seed in range(options.seed + 1, options.seed + (chosen.seeds if main else 1)):
+        entry = on_published_parts(chosen.main, chosen, seed)
+        train_objects(entry, sets, chosen, replace(options, seed=seed))
+        read, samples, found = in_short(entry, sets, chosen, seed)
+        found |= probes([each.features() for each in read], sets, "probe", chosen.penalty)
+        again.append(found | looks(classifier.read(samples), real))
     first = {**by_kinds.get(str(chosen.main), {}), **numbers}
     starts: Metrics = {}
     if again:
@@ -155,12 +151,11 @@ def mnist(
     options.say("Parsing all images")
     sets = parsed(data, options.seed, guide=entry.guide, tested=None)
     options.say("Measuring")
-    read = read_both(entry.guide, sets, chosen)
     classifier = train_classifier(data.train, data.num_classes, epochs=3, seed=options.seed)
-    samples = mean_images(entry.model, images, seed=options.seed)
+    read, samples, classes = in_short(entry, sets, chosen, options.seed)
     seen = looks(classifier.read(samples), classifier.read(data.test.images[:images]))
     found = in_all_ways(entry, data, sets, read, chosen, options.seed)
-    unsupervised = {**in_short(read, sets), **seen, "share_lost": found.pop("share_lost")}
+    unsupervised = {**classes, **seen, "share_lost": found.pop("share_lost")}
     tables = {"objects": unsupervised, "linear probes": found}
     row = f"{entry.model.kinds} kinds"
     metrics = {
@@ -169,38 +164,15 @@ def mnist(
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-def read_both(guide: ShapeCodesGuide, sets: Dataset, chosen: Settings) -> "list[Object]":
-    """Infer the objects of training and test sets."""
-    both = sets.train.images, sets.test.images
-    return [read_objects(guide, images, chosen.temperature) for images in both]
-
-
-def in_short(read: "list[Object]", sets: Dataset) -> Numbers:
-    """Measure the classes that are found in training and test sets."""
-    return classes_found([each.belief for each in read], [sets.train.labels, sets.test.labels])
-
-
-def started_again(
-    seed: int,
-    sets: Dataset,
-    chosen: Settings,
-    options: Options,
-    classifier: FeatureClassifier,
-    real: Reading,
-) -> Numbers:
-    """Train objects of the main number of kinds from another seed, and measure them in short."""
-    options.say(f"Training objects of {chosen.main} kinds from seed {seed}")
-    entry = on_published_parts(chosen.main, chosen, seed)
-    train_objects(entry, sets, chosen, replace(options, seed=seed))
-    read = read_both(entry.guide, sets, chosen)
+def in_short(
+    entry: Entry, sets: Dataset, chosen: Settings, seed: int
+) -> "tuple[list[Object], Tensor, Numbers]":
+    """Read the objects of training and test sets, draw samples, and measure the classes found."""
+    splits = sets.train, sets.test
+    read = [read_objects(entry.guide, split.images, chosen.temperature) for split in splits]
     samples = mean_images(entry.model, chosen.images, seed=seed)
-    features = [each.features() for each in read]
-    labels = sets.train.labels, sets.test.labels
-    return {
-        **in_short(read, sets),
-        **looks(classifier.read(samples), real),
-        **probes(features, labels, "probe", chosen.penalty),
-    }
+    found = classes_found([each.belief for each in read], [split.labels for split in splits])
+    return read, samples, found
 
 
 def over_seeds(first: Numbers, again: Sequence[Numbers]) -> dict[str, Numbers]:
@@ -229,14 +201,13 @@ def in_all_ways(
         data, sets: images, and the part sets that were found in them.
         read: what the guide infers of training and test sets.
     """
-    labels = sets.train.labels, sets.test.labels
     parts = [split.images.flatten(1).numpy() for split in (sets.train, sets.test)]
     features = [each.features() for each in read]
-    probe = fit_probe(features[0][:PROBED], labels[0][:PROBED], chosen.penalty)
+    probe = fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], chosen.penalty)
     return {
         **lost(entry, data.test.images[: chosen.held_out], seed),
-        **probes(features, labels, "probe", chosen.penalty),
-        **probes(parts, labels, "probe_parts"),
+        **probes(features, sets, "probe", chosen.penalty),
+        **probes(parts, sets, "probe_parts"),
         **turned_digits(entry, probe, data.test[: chosen.turned], chosen.temperature),
     }
 
@@ -256,6 +227,7 @@ def on_published_parts(kinds: int, chosen: ObjectSettings, seed: int) -> Entry:
 
 def train_objects(entry: Entry, sets: Dataset, chosen: ObjectSettings, options: Options) -> None:
     """Train objects on part sets."""
+    options.say(f"Training objects of {entry.model.kinds} kinds, sigma_min={chosen.sigma_min}")
     pair = entry.model.with_scope("objects"), entry.guide.with_scope("objects")
     shared: dict[str, Any] = dict(ON_PART_SETS)
     shared |= dict(
@@ -438,12 +410,12 @@ def lost(entry: Entry, images: Tensor, seed: int) -> Numbers:
 
 
 def probes(
-    features: Sequence[np.ndarray], labels: Sequence[Tensor], name: str, penalty: float = 1.0
+    features: Sequence[np.ndarray], sets: Dataset, name: str, penalty: float = 1.0
 ) -> Numbers:
     """Fit linear probes on 10,000 and on all training images, and measure them on test images."""
-    (given, asked), (known, truth) = features, labels
+    (given, asked), known, test = features, sets.train.labels, sets.test.labels
     return {
-        name + ending: linear_probe(given[:n], known[:n], asked, truth, penalty)
+        name + ending: linear_probe(given[:n], known[:n], asked, test, penalty)
         for ending, n in {"": PROBED, "_all": len(given)}.items()
     }
 

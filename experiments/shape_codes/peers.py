@@ -208,7 +208,6 @@ def choices(
     tried = [(number, chosen.sigma_min) for number in kinds]
     tried += [(max(kinds), sigma) for sigma in sigmas if sigma != chosen.sigma_min]
     for number, sigma in tried:
-        options.say(f"Training objects of {number} kinds with sigma_min={sigma}")
         own = replace(chosen, main=number, sigma_min=sigma)
         entry = on_published_parts(number, own, options.seed)
         train_objects(entry, sets, own, options)
