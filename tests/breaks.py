@@ -257,8 +257,8 @@ BREAKS = (
     Break(
         "the probe of turned digits is fitted on test digits",
         "experiments/shape_codes/headline.py",
-        "fit_probe(features[0][:PROBED], labels[0][:PROBED], chosen.penalty)",
-        "fit_probe(features[1][:PROBED], labels[1][:PROBED], chosen.penalty)",
+        "fit_probe(features[0][:PROBED], sets.train.labels[:PROBED], chosen.penalty)",
+        "fit_probe(features[1][:PROBED], sets.test.labels[:PROBED], chosen.penalty)",
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(

@@ -127,4 +127,4 @@ def test_the_inks_center_moves_with_the_ink():
 def test_viewpoints_smallnorb_compares_on_smallnorb(monkeypatch):
     """The experiment `viewpoints-smallnorb` differs from `viewpoints` in its data alone."""
     monkeypatch.setattr(matrix_capsules_viewpoints, "compared", lambda data, *_: data)
-    assert matrix_capsules_viewpoints.viewpoints_smallnorb(Options()) == "smallnorb"
+    assert matrix_capsules_viewpoints.viewpoints_smallnorb(Options(), None) == "smallnorb"
