@@ -18,7 +18,7 @@ from capsule_zoo.registry import unknown
 from capsule_zoo.report import markdown as readme
 
 HERE = Path(__file__).parent
-NOT_BENCHMARKS = {"harness", "run_all"}
+NOT_BENCHMARKS = {"generative_capsules", "harness", "run_all"}
 WITHOUT_ROUNDS = {"equal_network", "refine", "serving"}  # benchmarks without --threads
 
 
