@@ -119,7 +119,7 @@ def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options
     found = learned(chosen, given.seeds, options, "trained", minutes)
     again = {}
     for data in everything:
-        steps = round(found[f"{data}-capsules"]["updates"][0])
+        steps = max(1, round(found[f"{data}-capsules"]["updates"][0]))
         again[f"{data}-plain_equal_updates"] = replace(chosen[f"{data}-plain"], steps=steps)
     found |= learned(again, given.seeds, options, "equal-updates")
     tables, rows = {}, {}

@@ -11,7 +11,6 @@ from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors
 from capsule_zoo.inference import fgsm
 from capsule_zoo.registry import create, load, save, small_sizes
 
-QUICK = Options(minutes=1e-3, progress=False, processes=1)
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
 
@@ -77,11 +76,13 @@ def test_sizes_that_contradict_are_refused(sizes, message):
         create("cnn", **sizes)
 
 
+@pytest.mark.parametrize("minutes", [0.02, 1e-9], ids=["some", "no updates"])
 @pytest.mark.parametrize("name", ENTRIES)
-def test_the_record_has_every_network_and_try(name, few, tmp_path):
+def test_the_record_has_every_network_and_try(name, minutes, few, tmp_path):
+    options = Options(minutes=minutes, progress=False, processes=1)
     own = {k: v for k, v in small_sizes(name).items() if k not in ("image_shape", "classes")}
     found, drawn = names_in_record(
-        f"{name}/equal-network", QUICK, tmp_path, **SHORT, epsilons=(0.1,), sizes=own
+        f"{name}/equal-network", options, tmp_path, **SHORT, epsilons=(0.1,), sizes=own
     )
     short = {f"{q}_" for q in ("test_error", "updates", "weights", "rate", "decay")}
     long = short | {"error_0_degrees_", "error_30_degrees_", "error_fgsm_100_"}
