@@ -2,7 +2,7 @@
 
 >>> study = Study({"small": dict(units=8), "large": dict(units=64)}, seeds=3)
 >>> outcomes = study.run(train_one, options)          # train_one(job) returns numbers
->>> outcomes["small", 0]
+>>> outcomes["small"][0]                              # from the first seed
 
 Every run has a run folder, whose `metrics.json` holds the outcome when the run has ended. A study
 that was interrupted repeats only the runs that had not ended; these go on from their last
@@ -91,20 +91,24 @@ class Study(Generic[V]):
         runs = options.runs and options.runs / f"{name}-{seed}"
         return replace(options, seed=seed, minutes=minutes, progress=False, runs=runs)
 
-    def run(self, task: Callable[[Job[V]], Any], options: Options) -> dict[tuple[str, int], Any]:
-        """Call a task for every run, and return its outcomes by variant and seed.
+    def run(
+        self, task: Callable[..., Any], options: Options, /, **settings: Any
+    ) -> dict[str, list[Any]]:
+        """Call a task for every run, and return its outcomes by variant, seed after seed.
 
         The runs go on side by side, each on one thread of a process of its own.
 
         Args:
-            task: a function of a module. It returns what JSON can hold, and its random numbers
-                depend on the seed of its job only.
+            task: a function of a module, which takes a job. It returns what JSON can hold, and its
+                random numbers depend on the seed of its job only.
+            settings: further arguments of the task.
         """
         jobs = self.jobs(options)
-        outcomes = side_by_side(partial(saved, task), jobs, options.processes)
-        found = {(j.name, j.options.seed): o for j, o in zip(jobs, outcomes, strict=True)}
-        seeds = range(options.seed, options.seed + self.seeds)
-        return {(name, seed): found[name, seed] for name in self.variants for seed in seeds}
+        task = partial(saved, partial(task, **settings))
+        found: dict[str, list[Any]] = {name: [] for name in self.variants}
+        for job, outcome in zip(jobs, side_by_side(task, jobs, options.processes), strict=True):
+            found[job.name].append(outcome)
+        return found
 
     def folders(self, options: Options, seed: int | None = None) -> dict[str, Path]:
         """Return the folders of the runs from a seed, by variant.

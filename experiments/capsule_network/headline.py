@@ -16,12 +16,7 @@ from torch import Tensor, nn
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train, trained
-from capsule_zoo.experiments.common.findings import (
-    by_variant,
-    mean_and_error,
-    single,
-    squared_error,
-)
+from capsule_zoo.experiments.common.findings import mean_and_error, single, squared_error
 from capsule_zoo.experiments.common.overlaps import Overlap, separated
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics
@@ -107,7 +102,7 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
     rows = dict.fromkeys(ROWS, (images, length))
     options.say(f"Training {len(rows)} networks from {seeds} seeds each, {length} epochs")
     found = Study(rows, seeds).run(learn, replace(options, minutes=None))
-    return Result({"error": {name: mean_and_error(own) for name, own in by_variant(found).items()}})
+    return Result({"error": {name: mean_and_error(own) for name, own in found.items()}})
 
 
 def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:

@@ -199,13 +199,13 @@ def beside_rbm(
     steps = options.shortened(updates)
     untimed = replace(options, minutes=None)
     options.say("Timing the updates")
-    clock = Study({"clock": tuple(MACHINES)}).run(time_updates, untimed)["clock", options.seed]
+    clock = Study({"clock": tuple(MACHINES)}).run(time_updates, untimed)["clock"][0]
     seconds = {name: mean_and_error(rounds) for name, rounds in clock.items()}
     lengths = {name: (name, steps) for name in MACHINES}
     lengths |= longer({name: number[0] for name, number in seconds.items()}, steps)
     options.say(f"Training {len(lengths) * seeds} machines")
-    task = partial(measure, temperatures=temperatures, chains=chains)
-    found = means_of(Study(lengths, seeds).run(task, untimed))
+    annealing = dict(temperatures=temperatures, chains=chains)
+    found = means_of(Study(lengths, seeds).run(measure, untimed, **annealing))
     for name, (machine, number) in lengths.items():
         found[name] |= {
             "updates": single(number),

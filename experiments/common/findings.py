@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from capsule_zoo.inference import Comparison, evaluate, summarize
 from capsule_zoo.records import Number, Numbers
 from capsule_zoo.registry import Entry
 
-T = TypeVar("T")
 BINS = 10  # of the calibration error
 BOOTSTRAPS = 2000  # resampled sets of images
 TIGHTNESS = ("ess", "pareto_k")  # of log weights; they tell how loose an IWAE bound may be
@@ -33,14 +31,6 @@ def single(value: float, count: int = 1) -> Number:
     return float(value), None, count
 
 
-def by_variant(outcomes: Mapping[tuple[str, int], T]) -> dict[str, list[T]]:
-    """Return the outcomes of a study, by variant and seed, as lists over the seeds by variant."""
-    found: dict[str, list[T]] = {}
-    for (name, _), outcome in outcomes.items():
-        found.setdefault(name, []).append(outcome)
-    return found
-
-
 def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
     """Return the mean over seeds and its error; from one seed, its own error.
 
@@ -52,9 +42,9 @@ def over_seeds(found: Sequence[Mapping[str, Sequence]]) -> Numbers:
     return {name: mean_and_error([each[name][0] for each in found]) for name in shared}
 
 
-def means_of(outcomes: Mapping[tuple[str, int], Mapping[str, Sequence]]) -> dict[str, Numbers]:
+def means_of(outcomes: Mapping[str, Sequence[Mapping[str, Sequence]]]) -> dict[str, Numbers]:
     """Return what the runs of a study measured, by variant; see `over_seeds`."""
-    return {name: over_seeds(own) for name, own in by_variant(outcomes).items()}
+    return {name: over_seeds(own) for name, own in outcomes.items()}
 
 
 def ratio(part: Tensor, whole: Tensor) -> Number:

@@ -7,7 +7,6 @@ only (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyro
@@ -128,7 +127,7 @@ def separated(
     timed = replace(options, minutes=None if epochs else options.budget)
     study = Study(dict.fromkeys(("capsules", "cnn"), what))
     options.say(f"Training {' and '.join(study.variants)}")
-    found = means_of(study.run(partial(learn, images=images, cnn=cnn, epochs=epochs), timed))
+    found = means_of(study.run(learn, timed, images=images, cnn=cnn, epochs=epochs))
     capsules = load(study.folders(timed)["capsules"])
     pairs = different_pairs(what.data(options).test[:images], what.scatter, options.seed)
     pyro.set_rng_seed(options.seed)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -11,7 +10,7 @@ import pyro
 import torch
 
 from capsule_zoo.experiments import Job, Options, Study
-from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single
+from capsule_zoo.experiments.common.findings import mean_and_error, single
 from capsule_zoo.records import Numbers
 
 
@@ -38,7 +37,7 @@ def from_seeds(
     """
     study = Study(dict(numbers), seeds)
     options.say(f"Training {seeds * len(numbers)} times")
-    return by_variant(study.run(partial(_on_threads, task=task), replace(options, minutes=None)))
+    return study.run(_on_threads, replace(options, minutes=None), task=task)
 
 
 def _on_threads(job: Job[int], *, task: Callable[[Options], Any]) -> Any:

@@ -8,7 +8,6 @@ the noise sigma on the templates: 0, 01 for 0.1 and 025 for 0.25.
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pyro
@@ -286,8 +285,8 @@ def learned(
     """
     suffixes = {f"{sigma:g}".replace(".", ""): sigma for sigma in sigmas}
     study = Study(suffixes)
-    task = partial(learn, examples=examples, updates=updates, batch_size=batch_size)
-    outcomes, folders = study.run(task, options), study.folders(options)
+    how = dict(examples=examples, updates=updates, batch_size=batch_size)
+    outcomes, folders = study.run(learn, options, **how), study.folders(options)
     metrics: dict[str, Number | Numbers | Table] = {}
     figures, laws = {}, {}
     for suffix, sigma in suffixes.items():
@@ -297,9 +296,7 @@ def learned(
         grid, figures[f"noise_{suffix}"] = _parsed(entry, drawn, proposals, sigma)
         metrics[f"noise {sigma:g}"] = Table(grid, "{quantity}_{variant}_" + suffix)
         laws[f"noise {sigma:g}"] = entry.model.law()
-    numbers = {
-        s: {q: single(value) for q, value in own.items()} for (s, _), own in outcomes.items()
-    }
+    numbers = {s: {q: single(value) for q, value in own.items()} for s, (own,) in outcomes.items()}
     metrics["learning, noise"] = Table(by_quantity(numbers))
     title = "Templates that were learned, with their noise"
     figures["templates"] = template_rows(laws, title)

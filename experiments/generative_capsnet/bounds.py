@@ -73,7 +73,7 @@ def mnist(options: Options, chosen: Bounds) -> Result:
     bounds = bounds_of_rows(table)
     measured: dict[str, Numbers] = {}
     for name, entry in entries.items():
-        run = runs[f"every-angle-{name}", options.seed]
+        run = runs[f"every-angle-{name}"][0]
         options.say(f"Inferring by {name} how images were turned")
         measured[name] = {
             "updates": single(run["steps"]),

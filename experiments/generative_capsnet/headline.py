@@ -33,7 +33,6 @@ from capsule_zoo.data import Dataset, Rotations
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
-    by_variant,
     mean_and_error,
     median_and_error,
     single,
@@ -255,7 +254,7 @@ def on_request(name: str, settings: Trainings, options: Options) -> Result:
     """
     study = study_of({each: PROTOCOLS[each] for each in settings.repeated(name)}, settings)
     options.say(f"Training {len(study.variants)} decoders from {settings.seeds} seeds each")
-    found = by_variant(study.run(learn, options))
+    found = study.run(learn, options)
     entries = {key: load(folder) for key, folder in study.folders(options).items()}
     metrics: dict[str, Table] = {}
     training: dict[str, Numbers] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from capsule_zoo.experiments import Options, Result, Study, experiment
-from capsule_zoo.experiments.common.findings import by_quantity, by_variant, mean_and_error
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error
 from capsule_zoo.experiments.generative_capsnet.headline import Lengths, Task, learn
 from capsule_zoo.experiments.generative_capsnet.requests import PROTOCOLS
 from capsule_zoo.records import Numbers, Table
@@ -45,7 +45,7 @@ def rates(options: Options, chosen: Rates) -> Result:
         for rate in chosen.rates
     }
     study = Study({"-".join(map(str, key)): task for key, task in tasks.items()}, chosen.seeds)
-    runs = by_variant(study.run(learn, options))
+    runs = study.run(learn, options)
     found: dict[str, dict[str, Numbers]] = {name: {} for name in chosen.protocols}
     for (name, decoder, rate), key in zip(tasks, study.variants, strict=True):
         line, points = next(iter(PROTOCOLS[name].lines.items()))

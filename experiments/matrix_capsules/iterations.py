@@ -7,7 +7,6 @@ the responsibilities are proportional to (a N)^power (see `capsule_zoo.guides.ro
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pyro
@@ -17,7 +16,6 @@ from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
-    by_variant,
     mean_and_error,
     means_of,
     over_seeds,
@@ -66,8 +64,7 @@ def iterations(options: Options, chosen: Settings) -> Result:
     }
     costs = {name: float(number) for name, (number, _) in variants.items()}
     options.say(f"Training {len(variants) * chosen.seeds} networks")
-    task = partial(measure, settings=chosen)
-    outcomes = by_variant(Study(variants, chosen.seeds, costs).run(task, options))
+    outcomes = Study(variants, chosen.seeds, costs).run(measure, options, settings=chosen)
     unit = outcomes[f"{name_of(chosen.powers[0])}-{min(chosen.iterations)}"][0]["slope"][0]
     found: dict[str, dict[str, Numbers]] = {"test error": {}, "first gradient": {}}
     for name, (number, power) in variants.items():
@@ -144,7 +141,7 @@ def at_length(options: Options, chosen: Lengths) -> Result:
     """
     options.say(f"Training {', '.join(AT_LENGTH)}")
     study, timed = Study(AT_LENGTH, chosen.seeds), replace(options, minutes=options.budget)
-    found = means_of(study.run(partial(learn_digits, settings=chosen), timed))
+    found = means_of(study.run(learn_digits, timed, settings=chosen))
     best = min(found, key=lambda name: found[name]["validation_error"][0])
     return Result({"": Table(by_quantity(found))}, {}, None, load(study.folders(options)[best]))
 

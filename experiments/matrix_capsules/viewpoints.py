@@ -9,7 +9,6 @@ lowest familiar error that both networks reach, on the straight line between two
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise, product
 from typing import Any
 
@@ -154,10 +153,13 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
     variants = {"-".join(pair): pair for pair in product(ENTRIES, FAMILIAR)}
     costs = {name: COSTS[network] for name, (network, _) in variants.items()}
     options.say(f"Training {len(variants) * settings.seeds} networks")
-    task = partial(train_and_measure, source=source, settings=settings)
-    timed = replace(options, minutes=options.budget)
-    outcomes = Study(variants, settings.seeds, costs).run(task, timed)
-    found = {(*variants[name], seed): run["path"] for (name, seed), run in outcomes.items()}
+    timed, study = replace(options, minutes=options.budget), Study(variants, settings.seeds, costs)
+    outcomes = study.run(train_and_measure, timed, source=source, settings=settings)
+    found = {
+        (*variants[name], seed): run["path"]
+        for name, runs in outcomes.items()
+        for seed, run in enumerate(runs, options.seed)
+    }
     errors = {factor: errors_where_matched(found, factor) for factor in FAMILIAR}
     matched_errors = {
         f"{factor}_{kind}error": errors[factor][name]

@@ -16,7 +16,6 @@ this kind explains its parts best.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,7 @@ def augment(options: Options, chosen: Settings) -> Result:
     timed = replace(options, minutes=None)
     study = Study({str(each): each for each in chosen.degrees}, chosen.seeds)
     options.say(f"Training {len(chosen.degrees)} models from {chosen.seeds} seeds each")
-    found = by_quantity(means_of(study.run(partial(learn, steps=steps, settings=chosen), timed)))
+    found = by_quantity(means_of(study.run(learn, timed, steps=steps, settings=chosen)))
     data = load_dataset("mnist", root=options.data_root)
     name = str(max(chosen.degrees))
     widest = load(study.folders(timed)[name])

@@ -107,11 +107,14 @@ def free_form(entry: Entry, images: Split, options: Options, steps: int) -> Free
 
 JITTER = transforms.Affine(degrees=10, shear=0.1, scale=(0.9, 1.1), shift=1)
 DIGITS_STEPS, TIGHTENING_STEPS = 900, 150
+SIZES: Mapping[str, Any] = dict(objects=16, parts=12)
 
 
-def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
-    """Return the pair of `part-whole/digits`, trained on jittered digits."""
-    entry = create("part-whole", image_shape=data.image_shape, objects=16, parts=12)
+def learn_digits(
+    data: Dataset, options: Options, name: str = "part-whole", sizes: Any = SIZES, **limit: Any
+) -> Entry:
+    """Return an entry trained on jittered digits; by default the pair of `part-whole/digits`."""
+    entry = create(name, image_shape=data.image_shape, **sizes)
     size = f"{entry.model.num_parameters:,} model parameters"
     options.say(f"Training {size} on {len(data.train):,} digits")
     train(entry, data, options, name="digits", inputs=Inputs(JITTER), **limit)

@@ -3,13 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, by_variant, held_out_bounds
+from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds
 from capsule_zoo.experiments.part_whole.headline import PROBED, WITH_POSES, probes, tighten
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Check, Checks, latents, linear_probe
@@ -75,10 +74,10 @@ def sensitivity(options: Options, chosen: Settings) -> Result:
     objects as training goes on.
     """
     steps, more = (options.shortened(number) for number in (chosen.steps, chosen.tightening))
-    task = partial(learn, chosen=replace(chosen, steps=steps, tightening=more))
+    chosen = replace(chosen, steps=steps, tightening=more)
     study = Study(choose("variant", chosen.variants, VARIANTS))
     options.say(f"Training {len(study.variants)} variants for {steps + more} updates")
-    found = by_variant(study.run(task, replace(options, minutes=None)))
+    found = study.run(learn, replace(options, minutes=None), chosen=chosen)
     numbers = {name: run["numbers"] for name, (run,) in found.items()}
     curves = {
         name: {f"{updates:g}": (value, se, chosen.probed) for updates, value, se in run["curve"]}

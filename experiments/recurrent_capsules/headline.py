@@ -10,7 +10,6 @@ loss bounds log p(digit). A pair is an image and the one before it, shifted by u
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -234,7 +233,7 @@ def compared(options: Options, chosen: Comparing, steps: int | None = None) -> R
     """Train the variants from each seed, and return bounds, errors and updates; see `Comparing`."""
     study = Study(choose("variant", chosen.variants, ABLATIONS), chosen.seeds)
     options.say(f"Training {', '.join(study.variants)}")
-    learned = means_of(study.run(partial(learn_variant, chosen=chosen, steps=steps), options))
+    learned = means_of(study.run(learn_variant, options, chosen=chosen, steps=steps))
     data = binary_mnist(options)
     bounds, tables = [], []
     for seed in range(options.seed, options.seed + chosen.seeds):

@@ -52,7 +52,7 @@ def beside_air(
         tested: test scenes whose digits are counted.
     """
     study = Study({"scenes": (ours, every, tested), "air": (air, every, tested)})
-    curves = {name: curve for (name, _), curve in study.run(curve_of, options).items()}
+    curves = {name: curve for name, (curve,) in study.run(curve_of, options).items()}
     found: dict[str, Any] = {}
     for name, curve in curves.items():
         for mark in MARKS:

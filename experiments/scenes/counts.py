@@ -56,8 +56,7 @@ def counts(options: Options, chosen: Settings) -> Result:
     `count_accuracy_30_minutes` the one at the end of the run, which is shorter than 30 minutes.
     `..._worst` are those of the worst seed. `elbo` and `iwae_100` are in nats an image.
     """
-    study = Study({"scenes": chosen}, chosen.seeds)
-    outcomes = list(study.run(one_seed, options).values())
+    outcomes = Study({"scenes": chosen}, chosen.seeds).run(one_seed, options)["scenes"]
     found: dict[str, Any] = over_seeds([outcome["numbers"] for outcome in outcomes])
     right = {n: found.pop(n) for n in list(found) if n.startswith("count_accuracy_")}
     for name in ("count_accuracy_5_minutes", "count_accuracy_30_minutes"):

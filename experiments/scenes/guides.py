@@ -55,9 +55,10 @@ def guides(
         particles: draws of the bound.
         fitted: updates of the guides that are fitted to the scenes.
     """
-    study = Study({name: (flattened, tested, images, particles) for name in GUIDES})
-    outcomes = study.run(one_guide, replace(options, minutes=options.budget))
-    rows = {snake_case(name): found for (name, _), found in outcomes.items()}
+    study, timed = Study(dict.fromkeys(GUIDES)), replace(options, minutes=options.budget)
+    how = dict(flattened=flattened, tested=tested, images=images, particles=particles)
+    outcomes = study.run(one_guide, timed, **how)
+    rows = {snake_case(name): found for name, (found,) in outcomes.items()}
     peeling = load(study.folders(options)["peeling"] / "trained")
     few = load_dataset(DATA, options.data_root).test[:images]
     for name in FITTED:
@@ -69,9 +70,9 @@ def guides(
     return Result(by_quantity(rows))
 
 
-def one_guide(job: Job[tuple[int, int, int, int]]) -> Numbers:
+def one_guide(job: Job, *, flattened: int, tested: int, images: int, particles: int) -> Numbers:
     """Train and measure scenes with one guide."""
-    (flattened, tested, images, particles), options = job.variant, job.options
+    options = job.options
     data = load_dataset(DATA, options.data_root)
     entry = begun("scenes", data, options, counts="learned").use_guide(job.name)
     entry.objective = SummedPresences(updates=flattened)

@@ -93,12 +93,12 @@ def segmentation(options: Options, chosen: Settings) -> Result:
     `classes_found` is the share of the found digits whose class is that of their kind: a window
     about each is read by `shape-codes-mnist`, which learned its kinds without labels.
     """
-    study = Study({name: (name, chosen) for name in SIZES}, 1)
+    study = Study(dict.fromkeys(SIZES, chosen))
     outcomes = study.run(one_set, replace(options, run=None))
     digits = load(options.run or WEIGHTS)
     scenes = load_dataset("multi-mnist", options.data_root).test[: chosen.tested]
     read = find_objects(digits.model, digits.guide, scenes.images, draws=chosen.draws)
-    rows = {name.replace("-", "_"): outcomes[name, options.seed] for name in SIZES}
+    rows = {name.replace("-", "_"): found for name, (found,) in outcomes.items()}
     rows["multi_mnist"] = segmented(read, scenes)
     found: dict[str, Any] = by_quantity(rows)
     others = {name: load_dataset(name, options.data_root).test.images for name in SIZES}
@@ -113,9 +113,9 @@ def segmentation(options: Options, chosen: Settings) -> Result:
     return Result(found, figures)
 
 
-def one_set(job: Job[tuple[str, Settings]]) -> dict[str, Number]:
+def one_set(job: Job[Settings]) -> dict[str, Number]:
     """Train on one data set, and measure."""
-    (name, settings), options = job.variant, job.options
+    name, settings, options = job.name, job.variant, job.options
     data = load_dataset(name, options.data_root)
     entry = begun("scenes", data, options, **(settings.sizes or SIZES[name]))
     test = data.test[: settings.tested]

@@ -7,20 +7,20 @@ from typing import Any
 from torch import nn
 
 from capsule_zoo.data import Dataset, load_dataset
-from capsule_zoo.experiments import Options, Result, experiment, train
+from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import by_quantity, held_out_bounds, pictures
 from capsule_zoo.experiments.common.seeds import from_seeds, spread
-from capsule_zoo.experiments.part_whole.headline import JITTER, tighten
+from capsule_zoo.experiments.part_whole.headline import JITTER, learn_digits, tighten
 from capsule_zoo.experiments.part_whole.prior import looks
 from capsule_zoo.experiments.shape_codes.headline import ObjectSettings, classes_found, read_objects
 from capsule_zoo.guides import ShapeCodesGuide
 from capsule_zoo.inference import Inputs, compare, linear_probe, mean_images, train_classifier
 from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 from capsule_zoo.zoo.shape_codes.entry import part_sets
 
 STEPS, TIGHTENING = 4800, 400
-SIZES: dict[str, Any] = dict(kinds=20, parts=12, codes=8)
+ENTRY: tuple[str, dict[str, Any]] = ("shape-codes", dict(kinds=20, parts=12, codes=8))
 
 
 @experiment("shape-codes/digits", data="digits", minutes=3)
@@ -43,7 +43,8 @@ def digits(
         samples: number of samples of the prior, which are compared with as many test digits.
     """
     data = load_dataset("digits")
-    entry = learn_digits(data, options, **options.limit(steps))
+    how: dict[str, Any] = dict(in_stages=True, **options.limit(steps))
+    entry = learn_digits(data, options, *ENTRY, **how)
     options.say("Tightening: the parts' points become normals, the model stays as it is")
     normal = tighten(
         entry, data, options, steps=options.shortened(tightening), inputs=Inputs(JITTER)
@@ -69,15 +70,6 @@ def digits(
     }
     shown = {**pictures(entry, data.test.images), "guides": table.draw()}
     return Result(metrics, shown, table, normal)
-
-
-def learn_digits(data: Dataset, options: Options, **limit: Any) -> Entry:
-    """Return a pair that was trained in stages on jittered digits."""
-    entry = create("shape-codes", image_shape=data.image_shape, **SIZES)
-    size = f"{entry.model.num_parameters:,} model parameters"
-    options.say(f"Training {size} on {len(data.train):,} digits")
-    train(entry, data, options, name="digits", in_stages=True, inputs=Inputs(JITTER), **limit)
-    return entry
 
 
 def found_in(entry: Entry, data: Dataset) -> Numbers:
@@ -126,7 +118,7 @@ def digits_seeds(options: Options, *, seeds: int = 5, steps: int = STEPS) -> Res
 def from_seed(options: Options, *, steps: int) -> dict[str, float]:
     """Return what one run finds."""
     data = load_dataset("digits")
-    entry = learn_digits(data, options, steps=steps)
+    entry = learn_digits(data, options, *ENTRY, in_stages=True, steps=steps)
     found = {**found_in(entry, data), **sampled(entry, data, 300, options.seed)}
     wanted = ("classes_found", "kinds_in_use", "probe", "probe_parts", "frechet")
     return {name: float(found[name][0]) for name in wanted}

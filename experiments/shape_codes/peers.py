@@ -63,7 +63,7 @@ def peers(
     study = Study({f"vae sigma {sigma:g}": (sigma, options.shortened(steps)) for sigma in sigmas})
     options.say(f"Training {len(sigmas)} VAEs")
     outcomes = study.run(learn, replace(options, minutes=None))
-    trained: dict[str, Numbers] = {name: outcomes[name, options.seed] for name in study.variants}
+    trained: dict[str, Numbers] = {name: found for name, (found,) in outcomes.items()}
     for name, folder in study.folders(options).items():
         entry = load(folder)
         rows[name] = mean_images(entry.model, number, seed=options.seed)

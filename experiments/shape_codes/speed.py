@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,13 @@ def time_to_quality(options: Options, chosen: Settings) -> Result:
     options.say(f"Training {len(pairs)} models in {options.budget:.3g} minutes")
     costs = {f"{entry}-{minutes:g}": float(minutes) for entry, minutes in pairs}
     study = Study({f"{entry}-{minutes:g}": entry for entry, minutes in pairs}, costs=costs)
-    runs = study.run(partial(learn, chosen=chosen), timed)
+    runs = study.run(learn, timed, chosen=chosen)
     options.say("Comparing samples with test images")
     distances = distances_of(study.folders(timed), chosen, options)
     found: dict[str, dict[str, Numbers]] = {
         entry: {
             f"{m:g}".replace(".", "_"): {
-                **runs[f"{entry}-{m:g}", options.seed],
+                **runs[f"{entry}-{m:g}"][0],
                 "frechet": distances[f"{entry}-{m:g}"],
             }
             for m in lengths

@@ -203,11 +203,11 @@ def trained_both(
     timed = replace(options, minutes=options.budget)
     options.say(f"Training {' and '.join(ENTRIES)}, {options.budget / len(ENTRIES):.3g} minutes")
     study = Study(dict.fromkeys(ENTRIES))
-    outcomes = study.run(partial(learn, source=data, chosen=settings), timed)
+    outcomes = study.run(learn, timed, source=data, chosen=settings)
     found: dict[str, Numbers] = {}
     curves: dict[str, dict[float, Accuracy]] = {}
     for name in ENTRIES:
-        numbers, curve = outcomes[name, options.seed]
+        numbers, curve = outcomes[name][0]
         found[snake_case(name)] = over_seeds([numbers])
         curves[snake_case(name)] = {float(a): Accuracy(*value) for a, value in curve.items()}
     return found, curves, load(study.folders(timed)[ENTRIES[0]])

@@ -184,7 +184,8 @@ def gaps(
         digest = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         variants[f"{name}-{digest[:8]}"] = {"name": name, **own}
     options.say(f"Annealing to the posteriors of {', '.join(names)}")
-    found = Study(variants).run(annealed_entry, replace(options, minutes=None)).values()
+    outcomes = Study(variants).run(annealed_entry, replace(options, minutes=None))
+    found = [outcome for (outcome,) in outcomes.values()]
     tables = {
         each["entry"]: Table(
             by_quantity(each["guides"]), f"{{quantity}}_{snake_case(each['entry'])}_{{variant}}"

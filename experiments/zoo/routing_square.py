@@ -114,9 +114,8 @@ def square(entry: str, known: Mapping[str, Routing], given: Square, options: Opt
     outcomes = Study(dict.fromkeys(names, task), given.seeds).run(learn, options)
     found: dict[str, dict[str, Numbers]] = {}
     for name in names:
-        own = [outcome for (trained, _), outcome in outcomes.items() if trained == name]
-        for quantity in own[0]:
-            rows = [each[quantity] for each in own if quantity in each]
+        for quantity in outcomes[name][0]:
+            rows = [each[quantity] for each in outcomes[name] if quantity in each]
             found.setdefault(quantity, {})[name] = over_seeds(rows)
     speed = {name: row["own"] for name, row in found.pop("seconds").items()}
     tables = {

@@ -6,11 +6,10 @@ it is right more often than not.
 """
 
 from dataclasses import replace
-from functools import partial
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_variant, mean_and_error, single, snake_case
+from capsule_zoo.experiments.common.findings import mean_and_error, single, snake_case
 from capsule_zoo.inference import Check, Checks, Inputs, error_rate, infer, mean_images
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.records import Metrics, Numbers
@@ -98,14 +97,15 @@ def starts(
     for own in sizes.values():
         own.pop("classes", None)  # digits have ten
     options.say(f"Training {len(names)} entries from {seeds} seeds, at most {limit} steps each")
-    task = partial(first_step, data=data, steps=limit, every=every)
-    found = Study(sizes, seeds).run(task, replace(options, minutes=None))
+    untimed = replace(options, minutes=None)
+    found = Study(sizes, seeds).run(first_step, untimed, data=data, steps=limit, every=every)
     step, latest, error = Numbers(), Numbers(), Numbers()
-    for name, outcomes in by_variant(found).items():
+    for name, outcomes in found.items():
         steps_of, errors_of = zip(*outcomes, strict=True)
         step[snake_case(name)] = mean_and_error(list(steps_of))
         latest[snake_case(name)] = single(max(steps_of), len(steps_of))
         error[snake_case(name)] = mean_and_error(list(errors_of))
-    never = single(sum(reached > limit for reached, _ in found.values()), len(found))
+    late = [reached > limit for outcomes in found.values() for reached, _ in outcomes]
+    never = single(sum(late), len(late))
     metrics: Metrics = {"not_started": never, "step": step, "latest": latest, "error": error}
     return Result(metrics)

@@ -8,7 +8,6 @@ bound beside it. What was learned is log p of test images, annealed, so that no 
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pyro.infer import ELBO
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
-from capsule_zoo.experiments.common.findings import by_quantity, by_variant, over_seeds, single
+from capsule_zoo.experiments.common.findings import by_quantity, over_seeds, single
 from capsule_zoo.experiments.zoo.guide_swaps import numbers_of
 from capsule_zoo.inference import Checks, ImportanceWeightedELBO, Objective, Pace, gauss_newton
 from capsule_zoo.inference.objectives.base import loss_per_image
@@ -79,9 +78,9 @@ def tighter_training(
         annealing: arguments of `guide_losses`.
     """
     minutes = replace(options, minutes=options.budget)
-    task = partial(from_one_seed, particles=particles, batch_size=batch_size, annealing=annealing)
+    how: dict[str, Any] = dict(particles=particles, batch_size=batch_size, annealing=annealing)
     options.say(f"Training {STAGES * seeds} times")
-    found = by_variant(Study({"vae": sizes}, seeds).run(task, minutes))["vae"]
+    found = Study({"vae": sizes}, seeds).run(from_one_seed, minutes, **how)["vae"]
     rows = {name: over_seeds([each[name] for each in found]) for name in found[0]}
     return Result(by_quantity(rows))
 

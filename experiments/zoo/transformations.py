@@ -11,7 +11,6 @@ References:
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -67,10 +66,10 @@ def transformations(
     known = {name: name for name in list_models() if takes_images(name)}
     names = choose("entry", entries or tuple(known), known)
     options.say(f"Reading {len(names)} entries")
-    task = partial(measure, images=images, fitted=fitted, updates=updates)
-    outcomes = Study(dict.fromkeys(names)).run(task, options)
+    how = dict(images=images, fitted=fitted, updates=updates)
+    outcomes = Study(dict.fromkeys(names)).run(measure, options, **how)
     found: dict[str, dict[str, Numbers]] = {}
-    for (name, _), rows in outcomes.items():
+    for name, (rows,) in outcomes.items():
         for place, numbers in rows.items():
             row = {quantity: tuple(number) for quantity, number in numbers.items()}
             found.setdefault(place, {})[name.replace("-", "_")] = row

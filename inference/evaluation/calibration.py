@@ -1,12 +1,9 @@
-"""Tests with p-values that posteriors, samplers and gradients are correct.
+"""A test with a p-value that posteriors are correct.
 
-    posterior   a parameter drawn from the prior and one drawn from the posterior of its data are
-                exchangeable, so its rank among posterior draws is uniform    `rank_uniformity`
-    sampler     one that leaves a joint law invariant keeps all its means     `same_means`
-    gradient    the mean of many estimates equals the exact gradient          `unbiased`
-
-Each test examines many numbers at once and reports the worst. Its p-value is multiplied by the
-number of numbers (Bonferroni: valid under any dependence).
+A parameter drawn from the prior and one drawn from the posterior of its data are exchangeable, so
+its rank among posterior draws is uniform. `rank_uniformity` examines many numbers at once and
+reports the worst. Its p-value is multiplied by the number of numbers (Bonferroni: valid under any
+dependence).
 
 >>> ranks = sbc_ranks(truth, draws)                       # (N, D) among (L, N, D)
 >>> rank_uniformity(ranks, len(draws)).p                  # small: not a posterior of this prior
@@ -16,18 +13,16 @@ References:
     with Simulation-Based Calibration" (arXiv 1804.06788). Modrak et al. 2023, "Simulation-Based
     Calibration Checking for Bayesian Computation: The Choice of Test Quantities Shapes
     Sensitivity" (arXiv 2211.02383): ranks of parameters alone do not notice a posterior that
-    ignores the data, so some quantity must depend on both. Geweke 2004, "Getting It Right:
-    Joint Distribution Tests of Posterior Simulators".
+    ignores the data, so some quantity must depend on both.
 """
 
 import math
 from typing import NamedTuple
 
 import torch
-from scipy.special import chdtrc, stdtr
+from scipy.special import chdtrc
 from torch import Tensor
 
-_ROUNDING = 1e-9  # relative: rounding error of float64 in a gradient that does not vary
 _FEWEST = 5  # expected simulations per bin; with fewer the chi-square law fails
 
 
@@ -78,35 +73,11 @@ def rank_uniformity(ranks: Tensor, draws: int, bins: int = 16) -> Outcome:
     columns = bin_of[ranks.cpu()].T  # (D, N)
     observed = torch.stack([torch.bincount(column, minlength=bins) for column in columns])
     statistic = ((observed - expected).square() / expected).sum(1)
-    return _worst(statistic, number, torch.as_tensor(chdtrc(bins - 1, statistic.numpy())))
+    return worst(statistic, number, torch.as_tensor(chdtrc(bins - 1, statistic.numpy())))
 
 
-def same_means(first: Tensor, second: Tensor) -> Outcome:
-    """Test by Welch's t that two samples (N, D) and (M, D) of independent rows have the same means.
-
-    The degrees of freedom are taken from the smaller sample, which is conservative. For Geweke's
-    test, one sample is drawn from the joint law itself, and each row of the other is the mean along
-    a chain that started at the joint law.
-    """
-    mean = first.mean(0)
-    variance = first.var(0) / len(first) + second.var(0) / len(second)
-    return _by_t(mean - second.mean(0), variance, mean, min(len(first), len(second)))
-
-
-def unbiased(estimates: Tensor, exact: Tensor) -> Outcome:
-    """Test by Student's t that the mean of independent estimates (N, D) is `exact`, (D,)."""
-    variance = estimates.var(0) / len(estimates)
-    return _by_t(estimates.mean(0) - exact, variance, exact, len(estimates))
-
-
-def _by_t(difference: Tensor, variance: Tensor, size: Tensor, number: int) -> Outcome:
-    error = (variance + (_ROUNDING * (1 + size.abs())).square()).sqrt()
-    statistic = (difference / error).abs().double()
-    p = torch.as_tensor(2 * stdtr(number - 1, -statistic.cpu().numpy()))
-    return _worst(statistic, number, p)
-
-
-def _worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:
+def worst(statistic: Tensor, number: int, p: Tensor) -> Outcome:
+    """Return the worst of D statistics (D,) from `number` simulations, with p-values (D,)."""
     if not statistic.isfinite().all():
         return Outcome(math.inf, number, 0.0)
     return Outcome(statistic.max().item(), number, min(1.0, len(p) * p.min().item()))

@@ -14,7 +14,7 @@ FOUND = {"classes_found", "kinds_in_use", "probe", "probe_parts", "frechet"}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(shape_codes_digits, "load_dataset", lambda *a, **k: few_digits(60, 12))
-    monkeypatch.setattr(shape_codes_digits, "SIZES", SMALL)
+    monkeypatch.setattr(shape_codes_digits, "ENTRY", ("shape-codes", SMALL))
 
 
 def test_seeds_are_summed_up(tmp_path):

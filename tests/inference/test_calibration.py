@@ -4,14 +4,10 @@ import math
 
 import pytest
 import torch
+from means import same_means, unbiased
 from scipy.stats import kstest
 
-from capsule_zoo.inference.evaluation.calibration import (
-    rank_uniformity,
-    same_means,
-    sbc_ranks,
-    unbiased,
-)
+from capsule_zoo.inference.evaluation.calibration import rank_uniformity, sbc_ranks
 
 DRAWS = 31
 

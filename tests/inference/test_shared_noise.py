@@ -3,10 +3,10 @@
 import pyro.distributions as dist
 import pytest
 import torch
+from means import same_means
 from torch import tensor
 
 from capsule_zoo.guides.per_image.site_laws import base_distribution
-from capsule_zoo.inference.evaluation.calibration import same_means
 from capsule_zoo.inference.posterior.shared_noise import (
     NoRule,
     carried,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from checks import check
 from machines import binary, listed, randomized
+from means import unbiased
 from pyro import distributions as dist
 from pyro import plate, sample
 from pyro.infer import ELBO, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
@@ -27,7 +28,7 @@ from capsule_zoo.inference import (
     WakeSleep,
     loss_per_image,
 )
-from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
+from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.models import CapsuleHelmholtzMachine, PartWholeCapsules
 from capsule_zoo.models.base import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace

@@ -16,6 +16,7 @@ from machines import (
     prior_draws,
     randomized,
 )
+from means import unbiased
 from pyro.infer import TraceEnum_ELBO
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from capsule_zoo.guides import (
     RecognitionMachine,
 )
 from capsule_zoo.inference import Checks, ReweightedWakeSleep, fit
-from capsule_zoo.inference.evaluation.calibration import Outcome, unbiased
+from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.models import (
     RBM,
     CapsuleHelmholtzMachine,

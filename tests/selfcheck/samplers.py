@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from checks import check
 from machines import GAUSSIANS, chain_machine, energy_machine, exact_draws, prior_draws
+from means import same_means, unbiased
 from posteriors import recognition_after, small_part_whole
 from pyro import poutine
 from small_rbms import PAIRS, log_masses
@@ -18,7 +19,7 @@ from torch import Tensor
 from capsule_zoo.guides import ExactSwitches, RecognitionMachine
 from capsule_zoo.inference import log_partition
 from capsule_zoo.inference.energy.tempering import TemperedChains
-from capsule_zoo.inference.evaluation.calibration import Outcome, same_means, unbiased
+from capsule_zoo.inference.evaluation.calibration import Outcome
 from capsule_zoo.models import RBM, CapsuleHelmholtzMachine, CapsuleRBM, PartWholeCapsules
 from capsule_zoo.models.units.switched_units import CapsuleState
 
