@@ -243,14 +243,10 @@ def as_scored(entry: Entry, data: Dataset) -> Dataset:
     A model of binary pixels has no density of gray ones. Its test images, and those of
     validation, are binarized once with seed 0, as in its records. Training images stay as they are.
     """
-    if not draws_binary_pixels(entry.model) or not is_gray(data.test.images):
+    images = data.test.images
+    if not draws_binary_pixels(entry.model) or not ((images > 0) & (images < 1)).any():
         return data
     return replace(data.binarized(), train=data.train)
-
-
-def is_gray(images: Tensor) -> bool:
-    """Return True if any pixel lies between 0 and 1."""
-    return bool(((images > 0) & (images < 1)).any())
 
 
 @torch.no_grad()

@@ -362,6 +362,12 @@ def read_at_best_turn(
     return best, chosen
 
 
+def counted(belief: Tensor, labels: Tensor) -> Tensor:
+    """Return how many images of each class (N,) have each kind as the likeliest (N, K), (K, C)."""
+    count = torch.zeros(belief.shape[1], int(labels.max()) + 1)
+    return count.index_put_((belief.argmax(-1), labels), torch.ones(len(belief)), accumulate=True)
+
+
 def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Numbers:
     """Measure how well kinds match the classes, which training never saw, and how many are used.
 
@@ -375,10 +381,8 @@ def classes_found(beliefs: Sequence[Tensor], labels: Sequence[Tensor]) -> Number
     """
     belief, asked = beliefs
     known, truth = labels
-    kinds = belief.shape[1]
-    classes = int(known.max()) + 1
-    count = torch.zeros(kinds, classes)
-    count.index_put_((belief.argmax(-1), known), torch.ones(len(belief)), accumulate=True)
+    count = counted(belief, known)
+    kinds, classes = count.shape
     commonest = count.argmax(1)
     drawn = torch.multinomial(asked, 1, generator=torch.Generator().manual_seed(0))[:, 0]
     answers = {"classes_found": commonest[asked.argmax(-1)], "drawn_class": commonest[drawn]}

@@ -9,7 +9,7 @@ from capsule_zoo.data import Dataset, Split, load_dataset
 from capsule_zoo.data.seeds import seeded_generator
 from capsule_zoo.experiments import Options, Result, experiment
 from capsule_zoo.experiments.common.findings import mean_and_error
-from capsule_zoo.experiments.shape_codes.headline import read_objects
+from capsule_zoo.experiments.shape_codes.headline import counted, read_objects
 from capsule_zoo.guides.parts.routing_slots import RoutingSlots
 from capsule_zoo.models import Belonging, Capsules, ObjectPose, Painting, ShapeCodes
 from capsule_zoo.models.parts.part_sets import from_part_sets
@@ -56,7 +56,7 @@ def overlap(options: Options, *, images: int = 100, starts: int = 2, rounds: int
     options.say("Parsing digits")
     known = part_sets(reader, data.train[:NAMED], options.seed)
     pairs = paired(part_sets(reader, different(data, images, options.seed), options.seed))
-    classes = classes_of_kinds(entry, known)
+    classes = counted(read_objects(entry.guide, known.images).belief, known.labels).argmax(1)
     options.say(f"Finding two objects in {images} pairs")
     model = with_two_slots(entry.model).with_scope("objects")
     guide = RoutingSlots(model, starts=starts, rounds=rounds)
@@ -109,14 +109,6 @@ def with_two_slots(model: ShapeCodes) -> ShapeCodes:
         for name, numbers in two.shapes.named_parameters():
             numbers.copy_(getattr(shapes, name).repeat_interleave(2, dim=1))
     return two
-
-
-def classes_of_kinds(entry: Entry, known: Split) -> Tensor:
-    """Return the commonest class of every kind among labeled part sets, (K,)."""
-    kind = read_objects(entry.guide, known.images).belief.argmax(-1)
-    count = torch.zeros(entry.model.kinds, int(known.labels.max()) + 1)
-    count.index_put_((kind, known.labels), torch.ones(len(kind)), accumulate=True)
-    return count.argmax(1)
 
 
 @torch.no_grad()

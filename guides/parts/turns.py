@@ -17,12 +17,11 @@ import math
 import torch
 import torch.nn.functional as F
 from pyro import poutine
-from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
 from capsule_zoo.models.common.modes import in_eval_mode
+from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.part_whole import PartWholeCapsules
 from capsule_zoo.models.parts import poses
 
@@ -84,13 +83,5 @@ def best_turn(
             torch.manual_seed(seed)
             draws = poutine.trace(guide).get_trace(images, angle=angle.expand(len(images)))
             joint = poutine.trace(poutine.replay(model, trace=draws)).get_trace(images)
-            scores.append(_log_density(joint) - _log_density(draws))
+            scores.append(log_density(joint, images) - log_density(draws, images))
     return angles[torch.stack(scores).argmax(0)]
-
-
-def _log_density(trace: Trace) -> Tensor:
-    """Compute the log density of all sites of a trace for each image, (B,)."""
-    trace.compute_log_prob()
-    sites = [site for site in trace.nodes.values() if site["type"] == "sample"]
-    terms = [s["log_prob"].flatten(1).sum(1) for s in sites if not site_is_subsample(s)]
-    return torch.stack(terms).sum(0)

@@ -30,10 +30,6 @@ class Pair:
     def both(self) -> tuple[nn.Module, nn.Module]:
         return self.model, self.guide
 
-    @property
-    def by_role(self) -> dict[str, nn.Module]:
-        return {"model": self.model, "guide": self.guide}
-
     def takes(self, images: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return a batch on the device and in the precision of the modules."""
         images = images.to(self.device, self.dtype or images.dtype)

@@ -11,6 +11,7 @@ from capsule_zoo.inference.training.history import COLUMNS, Run, history_of
 from capsule_zoo.models.checks import check_one_of
 
 CLOCKS = {"wall": "monotonic", "processor": "process_time"}
+_COUNTS = "step", "best_loss", "best_step", "checks_since_best"  # of a checkpoint
 _WINDOW = 50  # steps whose mean loss the progress bar shows
 
 
@@ -119,23 +120,14 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`; the history is one tensor (steps, columns)."""
         rows = torch.tensor(self._rows, dtype=torch.float64).reshape(-1, len(COLUMNS))
-        return {
-            "step": self.step,
-            "best_loss": self.best_loss,
-            "best_step": self.best_step,
-            "checks_since_best": self.checks_since_best,
-            "checked": self._checked,
-            "seconds": self.seconds,
-            "history": rows,
-            "before": self.before,
-        }
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        times = {"checked": self._checked, "seconds": self.seconds}
+        return {**counts, **times, "history": rows, "before": self.before}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore the run of `state_dict`; its clock continues from there."""
-        self.step = state["step"]
-        self.best_loss = state["best_loss"]
-        self.best_step = state["best_step"]
-        self.checks_since_best = state["checks_since_best"]
+        for name in _COUNTS:
+            setattr(self, name, state[name])
         self._checked = state["checked"]
         self._rows = state["history"].tolist()
         self.before = Before(*state.get("before", ()))

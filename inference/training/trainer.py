@@ -70,7 +70,7 @@ class Trainer:
         checks: Checks,
     ) -> None:
         self.pair = pair
-        self.modules = pair.by_role
+        self.modules = {"model": pair.model, "guide": pair.guide}
         self.objective = objective
         self.batches = batches
         self.validation = validation
