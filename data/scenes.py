@@ -254,15 +254,13 @@ def _inside(shape: str, x: Tensor, y: Tensor) -> Tensor:
     return (u.square() + v.square() - 1) ** 3 < u.square() * v**3
 
 
-def sprite_bank(sizes: int = 6, turns: int = 40, fine: int = 4) -> tuple[Tensor, Tensor]:
+def sprite_bank() -> tuple[Tensor, Tensor]:
     """Return all sprites (K, P, P), the share of each pixel that they cover, and classes (K,).
 
-    Args:
-        sizes: half widths, evenly from 5 to 10 pixels.
-        turns: angles, evenly over the circle.
-        fine: points across a pixel at which it is tested.
+    Half widths are evenly from 5 to 10 pixels, and angles evenly over the circle.
     """
-    side = 24
+    sizes, turns, side = 6, 40, 24
+    fine = 4  # points across a pixel at which it is tested
     axis = (torch.arange(side * fine) + 0.5) / fine - side / 2
     row, column = torch.meshgrid(axis, axis, indexing="ij")
     sprites, classes = [], []

@@ -30,37 +30,34 @@ def expected_parts(model: ShapeCodes, kind: Tensor, pose: Tensor, code: Tensor) 
 
 
 @torch.no_grad()
-def bent_kinds(model: ShapeCodes, kinds: int = 6, number: int = 0) -> "Figure":
-    """Draw the likeliest kinds, each bent by one number of its code, from -2.5 to 2.5.
+def bent_kinds(model: ShapeCodes) -> "Figure":
+    """Draw the six likeliest kinds, each bent by the first number of its code, from -2.5 to 2.5.
 
-    Args:
-        kinds: number of kinds.
-        number: index of the number; codes of published weights begin with what parts show best.
+    Codes of published weights begin with what parts show best.
     """
     model = model.discretized()
     rows = {}
-    for kind in model.kind_logits.argsort(descending=True)[:kinds].tolist():
+    for kind in model.kind_logits.argsort(descending=True)[:6].tolist():
         code = model.kind_logits.new_zeros(_STEPS, model.codes)
-        code[:, number] = torch.linspace(-_FARTHEST, _FARTHEST, _STEPS)
+        code[:, 0] = torch.linspace(-_FARTHEST, _FARTHEST, _STEPS)
         pose = model.pose.law(model.kind_logits).mean.expand(_STEPS, 6)
         which = torch.full((_STEPS,), kind, device=code.device)
         rows[f"kind {kind}"] = model.render(expected_parts(model, which, pose, code))
-    return image_rows(rows, f"Kinds, bent by number {number} of their codes")
+    return image_rows(rows, "Kinds, bent by number 0 of their codes")
 
 
 @torch.no_grad()
-def morphs(model: ShapeCodes, guide: Guide, images: Tensor, pairs: int = 4) -> "Figure":
+def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
     """Draw how one image becomes another: the objects are inferred, and their parts move across.
 
     Parts are where the objects vote for them, and move along straight lines. Between two objects of
     one kind this is the same as moving the code.
 
     Args:
-        images: (B, C, H, W), of which the first and the second are a pair, and so on.
-        pairs: number of pairs that are drawn at most.
+        images: (B, C, H, W); the first and the second are a pair, and so on, up to four pairs.
     """
     model, guide = model.discretized(), guide.discretized()
-    images = images[: 2 * min(pairs, len(images) // 2)]
+    images = images[: 2 * min(4, len(images) // 2)]
     with in_eval_mode(guide):
         drawn = poutine.trace(guide).get_trace(images).nodes
     kind, pose, code = (drawn[f"object_{n}"]["value"][:, 0] for n in ("kind", "pose", "code"))

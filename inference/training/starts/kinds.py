@@ -20,11 +20,11 @@ from capsule_zoo.models.shape_codes import ShapeCodes
 _CLUSTERED = 20_000  # images that the clusters are fitted to; the others join the nearest cluster
 _FLOORS = (3.2, 1.6, 1.0)  # least deviations of poses in each round, in units of the model's
 _FLOORS_OF_TURNS = (6.4, 6.4, 4.8, 3.2, 3.2, 2.4, 1.6, 1.6, 1.2, 1.0)  # the same, between turns
-_UPDATES_OF_TURNS = 4
+_UPDATES, _UPDATES_OF_TURNS = 8, 4  # of the mixture in each round
 
 
 @torch.no_grad()
-def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0, updates: int = 8) -> Tensor:
+def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0) -> Tensor:
     """Set the kinds of a model to a mixture of factor analyzers of part sets, in place.
 
     The mixture starts from clusters, by k-means, of the presences and the poses of the parts that
@@ -34,7 +34,6 @@ def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0, updates: int = 8
         model: the model, in any scope.
         sets: part sets (N, 1, P, 7) of at least as many images as there are kinds.
         seed: seed of the clusters.
-        updates: updates of the mixture in each of three rounds; with 0 kinds are the clusters.
 
     Returns:
         The likeliest kind of every image, (N,), from 0 to K - 1.
@@ -46,7 +45,7 @@ def start_kinds(model: ShapeCodes, sets: Tensor, seed: int = 0, updates: int = 8
     clusters = _clusters(sets, model.kinds, seed)
     floors = [model.shapes.sigma_min * floor for floor in _FLOORS]
     parts = from_part_sets(sets)
-    found = fit_factor_analyzers(parts, clusters, model.kinds, model.codes, floors, updates)
+    found = fit_factor_analyzers(parts, clusters, model.kinds, model.codes, floors, _UPDATES)
     _set_kinds(model, found, parts.presence)
     return found.log_joint(parts).argmax(-1)
 
