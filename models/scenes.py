@@ -331,8 +331,10 @@ class Scenes(Model):
     @property
     def sites(self) -> tuple[Site, ...]:
         images = ("images",)
-        summed = self.presence == "enumerate"
-        own = [Site("scene_presence", images, 1, discrete=True, enumerated=summed)]
+        own = []
+        if self.presence != "all":
+            summed = self.presence == "enumerate"
+            own.append(Site("scene_presence", images, 1, discrete=True, enumerated=summed))
         if self.toned:
             own.append(Site("scene_ground", images, 1))
         one = [Site("scene_pose", images, 1)]
@@ -345,6 +347,18 @@ class Scenes(Model):
                 own.append(replace(site, name=f"slot_{slot}/{site.name}"))
         return tuple(own)
 
+    def orders(self) -> list[dict[str, str]]:
+        """Return the S! ways to name the slots anew, each as the old name of every new name.
+
+        The density of the latents is the same under all of them.
+        """
+        first, slots = "slot_0/", range(self.slots)
+        names = [s.name.removeprefix(first) for s in self.sites if s.name.startswith(first)]
+        return [
+            {f"slot_{new}/{n}": f"slot_{old}/{n}" for new, old in enumerate(order) for n in names}
+            for order in itertools.permutations(slots)
+        ]
+
     def discretized(self) -> "Scenes":
         """Return the scene whose object model is discretized."""
         thing = self.thing.discretized()
@@ -355,7 +369,11 @@ class Scenes(Model):
 
         It is meant for guides that do not draw them, such as Pyro's AutoGuides and free form.
         """
-        return self.sharing_parameters(presence="enumerate")
+        return self if self.presence == "all" else self.sharing_parameters(presence="enumerate")
+
+    def with_objects(self, number: int) -> "Scenes":
+        """Return the model of scenes of exactly so many objects: p(image, objects | number)."""
+        return self.with_slots(number).sharing_parameters(presence="all")
 
     def on_canvas(
         self, height: int, width: int, slots: int | None = None, rate: float | None = None
@@ -424,7 +442,9 @@ class Scenes(Model):
         plate = self.plate(batch_size if images is None else len(images))
         like = self._like
         infer = {"enumerate": "parallel"} if self.presence == "enumerate" else {}
-        presence = self.draw("scene_presence", self.presence_law(like), plate, infer=infer)
+        presence = like.new_ones(self.slots)
+        if self.presence != "all":
+            presence = self.draw("scene_presence", self.presence_law(like), plate, infer=infer)
         tone = self.draw("scene_ground", self.ground_law(like), plate) if self.toned else None
         placed = []
         for slot in range(self.slots):

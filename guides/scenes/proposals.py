@@ -239,6 +239,11 @@ class SceneGuide(Guide[Scenes]):
         model = self.model.with_enumerated_presences()
         return self.sharing_parameters(_model=(model,), auxiliary=False)
 
+    def with_objects(self, number: int) -> Self:
+        """Return the guide with the same parameters for the model's `with_objects`."""
+        model = self.model.with_objects(number)
+        return self.sharing_parameters(_model=(model,), auxiliary=False)
+
     def scope(self, slot: int | None = None) -> Any:
         """Return the context in which proposals are drawn: hidden, or as the sites of a slot."""
         return poutine.block(hide_types=["sample"]) if self.auxiliary else AsObject(slot)

@@ -4,14 +4,24 @@
 
     start a guide    start(z) = q(z | image),  gain(z) = log p(image, z) - log q(z | image)
     start the prior  start(z) = p(z),          gain(z) = log p(image | z)
+    start both       start(z) = (1 - s) q(z | image) + s p(z),  s the share of the prior
+
+The last one serves where the posterior is as wide as the prior in places that a narrow guide gives
+no density to: an object outside of the canvas, a part that is hidden.
 
 At beta = 0 the law is normalized and can be drawn from; at beta = 1 it is p(image, z), whose
 integral is p(image). Continuous sites are held as one position in unconstrained space, where
 Hamiltonian steps need no borders, and the Jacobian of the transforms is a part of `start`. Sites
 that the model enumerates are summed out.
+
+Where sites of a model may change places and leave its density as it is, such as the slots of
+`Scenes`, a guide finds one order of them, and an exact draw of the posterior has another. Then
+q(z | image) is the mean of the guide's density over all orders. Chains start in the order of the
+guide: no other one gives other weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -101,6 +111,7 @@ class AnnealedPath:
         model: a directed model, in the form that is measured.
         guide: the start of the path; None for the prior.
         images: (rows, ...), each image as many times as it has chains.
+        prior_share: of the prior in the start.
 
     Attributes:
         continuous: the continuous sites, side by side.
@@ -111,12 +122,16 @@ class AnnealedPath:
             the site.
     """
 
-    def __init__(self, model: Callable, guide: Callable | None, images: Tensor) -> None:
+    def __init__(
+        self, model: Callable, guide: Callable | None, images: Tensor, prior_share: float = 0.0
+    ) -> None:
         self.model = model
         self.guide = guide
         self.images = images
+        self.prior_share = prior_share
         self.noise = torch.get_rng_state()
         self.observed = space_of(model).site
+        self.orders: Sequence[Mapping[str, str]] = getattr(model, "orders", lambda: [{}])()
         prior = _prior_sites(model, images)
         self.latents = list(prior)
         self.continuous = SiteVector()
@@ -149,7 +164,12 @@ class AnnealedPath:
     @torch.no_grad()
     def draw(self) -> State:
         """Draw every row from the start of the path."""
-        program = self.model if self.guide is None else self.guide
+        drawn = self._drawn(self.model if self.guide is None else self.guide)
+        if self.guide is None or not self.prior_share:
+            return drawn
+        return self._drawn(self.model).where(torch.rand(len(self.images)) < self.prior_share, drawn)
+
+    def _drawn(self, program: Callable) -> State:
         with poutine.block():
             trace = poutine.trace(program).get_trace(self.images)
         return self.state({name: trace.nodes[name]["value"] for name in self.latents})
@@ -185,17 +205,36 @@ class AnnealedPath:
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
         values, log_jacobian = self._values(state)
         with sharing(), poutine.block(), _same_noise(self.noise):
-            if self.guide is None:
-                joint = scored(self.model, values, self.images)
+            joint = scored(self.model, values, self.images)
+            parts = []
+            if self.guide is None or self.prior_share:
                 prior = joint.copy()
                 prior.remove_node(self.observed)
-                start = log_density(prior, self.images)
-            else:
-                with Given(values):
-                    drawn = poutine.trace(self.guide).get_trace(self.images)
-                start = log_density(drawn, self.images)
-                joint = scored(self.model, values, self.images)
+                parts.append((log_density(prior, self.images), self.prior_share))
+            if self.guide is not None:
+                parts.append((self._guided(self.guide, values), 1 - self.prior_share))
+            start = parts[0][0]
+            if len(parts) > 1:
+                start = torch.stack([part + math.log(share) for part, share in parts]).logsumexp(0)
             return start + log_jacobian, log_density(joint, self.images) - start
+
+    def _guided(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the log of the mean of a guide's density at the values in all orders, (rows,)."""
+        each = []
+        for order in self.orders:
+            with Given({name: values[order.get(name, name)] for name in values}):
+                drawn = poutine.trace(guide).get_trace(self.images)
+            each.append(log_density(drawn, self.images))
+        return torch.stack(each).logsumexp(0) - math.log(len(each))
+
+    def averaged(self, scale: Tensor) -> Tensor:
+        """Return numbers of the columns, (..., D), as their mean over all orders."""
+        places = {name: place.columns for name, place in self.places.items()}
+        total = torch.zeros_like(scale)
+        for order in self.orders:
+            for name, columns in places.items():
+                total[..., columns] += scale[..., places[order.get(name, name)]]
+        return total / len(self.orders)
 
 
 class Given(Messenger):
