@@ -24,6 +24,7 @@ from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
+from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
 from capsule_zoo.registry import Entry, create
@@ -44,6 +45,8 @@ SWAPPED = (
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
 SLOW = dict.fromkeys((*SWAPPED[3:6], "shape-codes", "part-whole"), 8)
+OF_PRIOR = dict.fromkeys(("scenes", "shape-codes", "part-whole"), 0.25)  # things may be hidden
+OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
 
@@ -53,10 +56,12 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     It is the run that the options name, else the entry's published weights, else a new entry,
     trained on MNIST for a number of updates.
     """
-    published = [w.name for w in list_weights().values() if (w.entry, w.data) == (name, "mnist")]
+    own = (w for w in list_weights().values() if w.entry == name)
+    published = [w.name for w in own if w.data.split(":")[0] in ("mnist", "multi-mnist")]
     if options.run or published:
         root = None if options.data_root is None else Path(options.data_root)
-        entry, data, _ = open_run(options.run or published[0], None, root)
+        scenes = name == "scenes"  # of which no guide is widened on training scenes
+        entry, data, _ = open_run(options.run or published[0], None, root, only_tests=scenes)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
     entry = create(name, image_shape=data.image_shape)
@@ -64,6 +69,13 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))
     return entry, as_scored(entry, data)
+
+
+def of_objects(entry: Entry, data: Dataset, number: int) -> tuple[Entry, Dataset]:
+    """Return the pair, and the test scenes, of exactly so many objects."""
+    guide = entry.guide_of(SceneGuide).with_objects(number)
+    test = data.test[data.test.objects.counts == number]
+    return replace(entry, model=guide.model, guide=guide), replace(data, test=test)
 
 
 def _register(name: str) -> Callable[..., Result]:
@@ -126,10 +138,12 @@ def gaps(
         "shape-codes",
         "part-whole",
         "draw",
+        "scenes",
     ),
     guides: tuple[str, ...] = LOSING,
     images: int = 16,
     images_of: Mapping[str, int] = SLOW,
+    prior_share_of: Mapping[str, float] = OF_PRIOR,
     simulated: int = 16,
     chains: int = 4,
     temperatures: int = 100,
@@ -145,6 +159,7 @@ def gaps(
     Chains start at Gauss-Newton laws, at points that are refined from the answers of the guides.
     `gap_<entry>` is the largest error of the annealed bounds, on images that the model draws, and
     `lost_elbo_<entry>_<guide>` how far a guide's ELBO lies under the lower one, on held-out digits.
+    Scenes have two digits each, and their number is given.
 
     Each entry has a run folder of its own, another one for other settings. Where the folder that
     `--keep` kept is put back next to the record, another command adds entries to those.
@@ -154,6 +169,7 @@ def gaps(
         guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images.
         images_of: the same for some entries, which draw no more than so many themselves.
+        prior_share_of: share of the prior in the start of the chains of some entries.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
         temperatures: laws between the start and the posterior.
@@ -181,6 +197,8 @@ def gaps(
     for name in names:
         count = images_of.get(name, images)
         own = {**settings, "images": count, "simulated": min(count, simulated)}
+        if name in prior_share_of:
+            own["prior_share"] = prior_share_of[name]
         digest = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         variants[f"{name}-{digest[:8]}"] = {"name": name, **own}
     options.say(f"Annealing to the posteriors of {', '.join(names)}")
@@ -201,6 +219,8 @@ def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     settings = {**job.variant, "seed": job.options.seed}
     name, training, guides = (settings.pop(key) for key in ("name", "training", "guides"))
     entry, data = opened(name, job.options, training)
+    if name == "scenes":
+        entry, data = of_objects(entry, data, OBJECTS)
     found, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"

@@ -118,13 +118,44 @@ class Positive(Conjugate):
         return (log_prob + self.law().log_prob(grid)).logsumexp(1) + (grid[1] - grid[0]).log()
 
 
+class Slots(Conjugate):
+    """Two codes that may change places, whose sum is the brightness of all pixels."""
+
+    sites = (Site("slot_0/code", ("images",)), Site("slot_1/code", ("images",)))
+
+    def orders(self) -> list[dict[str, str]]:
+        return [{}, {"slot_0/code": "slot_1/code", "slot_1/code": "slot_0/code"}]
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-1):
+            half = dist.Normal(self.mean / 2, math.sqrt(0.5))
+            code = sum(pyro.sample(site.name, half) for site in self.sites)
+            mean = code[:, None, None, None].expand(-1, *self.image_shape)
+            return pyro.sample("image", dist.Normal(mean, self.noise).to_event(3), obs=images)
+
+
+class SlotsGuide(Guide[Slots]):
+    """A guide to `Slots` that finds one order: the darker code first."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        with pyro.plate("images", len(images), dim=-1):
+            for site, center in zip(self.model.sites, (-0.6, 0.9), strict=True):
+                at = images.new_full((len(images),), center)
+                pyro.sample(site.name, dist.Normal(at, 0.7))
+
+
 CASES = {
     "linear Gaussian from the prior": lambda: (Conjugate().double(), None),
     "linear Gaussian from a guide": pair,
     "positive code": lambda: (Positive().double(), None),
     "kinds and presences from the prior": lambda: (Mixed().double(), None),
     "kinds and presences from a guide": lambda: _with(MixedGuide, Mixed().double()),
+    "slots from a guide that finds one order": lambda: _with(SlotsGuide, Slots().double()),
 }
+SHARED = "linear Gaussian from a guide", "kinds and presences from a guide"
+STARTS = [(case, 0.0) for case in CASES] + [(case, 0.4) for case in SHARED]
 
 
 def _with(kind: type[Guide], model: Model) -> tuple[Model, Guide]:
@@ -141,20 +172,20 @@ def z_score(values: np.ndarray) -> float:
     return abs(values.mean()) / (values.std(ddof=1) / math.sqrt(values.size))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_forward_weights_are_unbiased(case):
+@pytest.mark.parametrize("case, share", STARTS)
+def test_forward_weights_are_unbiased(case, share):
     """E[w] = p(image), also with few temperatures."""
     torch.manual_seed(0)
     model, guide = CASES[case]()
     shown = conjugate_images(2)
-    options = dict(chains=1500, simulated=0, batch_size=10**6, **QUICK)
+    options = dict(chains=1500, simulated=0, batch_size=10**6, prior_share=share, **QUICK)
     forward = annealed_log_likelihood(model, guide, shown, **options)
     ratio = forward.sample_stats.log_weight.values[0] - model.log_evidence(shown).numpy(force=True)
     assert all(z_score(np.exp(column) - 1) < Z for column in ratio.T)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_both_directions_are_of_one_path(case):
+@pytest.mark.parametrize("case, share", STARTS)
+def test_both_directions_are_of_one_path(case, share):
     """E[g(w) w / p(image)] = E[g(w')] for every g: each direction reverses the other.
 
     With g(w) = 1 / (1 + w / p(image)) both sides are bounded (Bennett 1976), so that means of
@@ -162,7 +193,7 @@ def test_both_directions_are_of_one_path(case):
     """
     torch.manual_seed(0)
     model, guide = CASES[case]()
-    options = dict(chains=1, simulated=2000, batch_size=10**6, **QUICK)
+    options = dict(chains=1, simulated=2000, batch_size=10**6, prior_share=share, **QUICK)
     found = annealed_log_likelihood(model, guide, conjugate_images(1), seed=1, **options)
     log_evidence = evidence_of_simulated(model, found)
     stats = found.sample_stats
@@ -250,6 +281,47 @@ def test_chains_start_at_a_guide_that_is_refined_for_every_image():
     assert pixels.min() < 0
     rough = annealed_bounds(annealed_log_likelihood(entry.model, entry.guide, images, **how))
     assert annealed_bounds(found)["gap"] < rough["gap"]
+
+
+def test_a_start_at_slots_is_the_mean_over_their_orders():
+    """And with a share of the prior it is the mixture of both."""
+    torch.manual_seed(0)
+    model, images = Slots().double(), conjugate_images(3)
+    places = torch.randn(3, 2).double()
+    laws = [dist.Normal(places.new_tensor(at), places.new_tensor(0.7)) for at in (-0.6, 0.9)]
+    orders = [places, places.flip(1)]
+    each = [laws[0].log_prob(z[:, 0]) + laws[1].log_prob(z[:, 1]) for z in orders]
+    mean = torch.stack(each).logsumexp(0) - math.log(2)
+    prior = dist.Normal(model.mean / 2, math.sqrt(0.5)).log_prob(places).sum(1)
+    for share, expected in ((0.0, mean), (0.3, ((0.7 * mean.exp() + 0.3 * prior.exp()).log()))):
+        path = AnnealedPath(model, SlotsGuide(model), images, share)
+        for z in orders:
+            found = path.terms(State(z, {})).start
+            torch.testing.assert_close(found, expected.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
+    """The guide is a hundredth as wide as the posterior, so that exact draws are far outside."""
+    torch.manual_seed(0)
+    model = Conjugate().double()
+
+    class Narrow(Guide[Conjugate]):
+        def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+            mean, scale = self.model.posterior(images)
+            with pyro.plate("images", len(images), dim=-1):
+                pyro.sample("code", dist.Normal(mean + scale, scale / 100))
+
+    how = dict(chains=8, temperatures=25, leapfrogs=2, simulated=12)
+    shown = conjugate_images(2)
+    gaps = [
+        annealed_bounds(
+            annealed_log_likelihood(model, Narrow(model), shown, prior_share=share, **how)
+        )["gap"]
+        for share in (0.0, 0.5)
+    ]
+    assert gaps[0] > 20 and abs(gaps[1]) < 4
+    with pytest.raises(ValueError, match="prior_share must be from 0"):
+        annealed_log_likelihood(model, Narrow(model), shown, prior_share=1.0)
 
 
 def test_transitions_keep_the_law_of_the_path_in_either_order():

@@ -16,7 +16,9 @@ from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, highest
 from capsule_zoo.inference import SummedPresences, count, find_objects, log_weights, segment
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari
+from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models import Scenes, VariationalAutoencoder
+from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.scenes import CountLaw, Pictures, crop, moved, prefixes_of, subsets_of
 from capsule_zoo.registry import create, load, save, small_sizes
 
@@ -140,6 +142,25 @@ def test_the_sum_over_presences_is_that_of_enumeration_value_and_gradient():
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scenes_of_a_given_number_of_objects_have_the_joint_density_given_it(form):
+    """Whatever the order of the objects: a name for each of the S! orders of the slots."""
+    model, guide, images = pair(slots=2, **FORMS[form])
+    with torch.no_grad():
+        torch.manual_seed(0)
+        trace = poutine.trace(guide.with_objects(2)).get_trace(images)
+        some = model.with_objects(2)
+        values = {site.name: trace.nodes[site.name]["value"] for site in some.sites}
+        assert "scene_presence" not in trace.nodes and len(some.orders()) == 2
+        both = images.new_ones(3, 2)
+        known = log_density(scored(model, {**values, "scene_presence": both}, images), images)
+        number = model.presence_law(images).log_prob(both)
+        for order in some.orders():
+            moved = {name: values[order.get(name, name)] for name in values}
+            given = log_density(scored(some, moved, images), images)
+            torch.testing.assert_close(given, known - number)
 
 
 @pytest.mark.parametrize("form", FORMS)

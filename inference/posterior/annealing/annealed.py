@@ -300,16 +300,25 @@ class _Run:
 
 
 def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
-    """Return the start's own factor (images, D, D), or deviations over draws of it, (images, D)."""
-    one_order = len(path.orders) == 1
-    if isinstance(path.guide, GaussNewton) and path.guide.whole and one_order:
+    """Return the start's own factor (images, D, D), or deviations over draws of it, (images, D).
+
+    Where sites may change places it is the same for all of them, as the posterior is.
+    """
+    orders = path.columns_in_orders()
+    if isinstance(path.guide, GaussNewton) and path.guide.whole:
         places = [path.places[name].columns for name in path.guide.locs]
         order = torch.cat([torch.arange(path.columns)[columns] for columns in places])
-        return torch.empty_like(factor := path.guide.factor()).index_copy(1, order, factor)
+        factor = torch.empty_like(own := path.guide.factor()).index_copy(1, order, own)
+        if len(orders) == 1:
+            return factor
+        covariance = factor @ factor.mT
+        moved = [covariance[:, order][:, :, order] for order in orders]
+        return torch.linalg.cholesky(torch.stack(moved).mean(0))
     draws = torch.stack([path.at(images).draw().position for _ in range(_SCALED)])
     if not path.columns:
         return draws[0]
-    return path.averaged(draws.std(0)).clamp(min=1e-6)
+    deviation = draws.std(0).clamp(min=1e-6)
+    return torch.stack([deviation[:, order] for order in orders]).mean(0)
 
 
 def refuse_unnormalized(model: Callable) -> None:

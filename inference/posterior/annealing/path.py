@@ -227,14 +227,11 @@ class AnnealedPath:
             each.append(log_density(drawn, self.images))
         return torch.stack(each).logsumexp(0) - math.log(len(each))
 
-    def averaged(self, scale: Tensor) -> Tensor:
-        """Return numbers of the columns, (..., D), as their mean over all orders."""
-        places = {name: place.columns for name, place in self.places.items()}
-        total = torch.zeros_like(scale)
-        for order in self.orders:
-            for name, columns in places.items():
-                total[..., columns] += scale[..., places[order.get(name, name)]]
-        return total / len(self.orders)
+    def columns_in_orders(self) -> list[Tensor]:
+        """Return the columns of a position after each change of places, (D,) each."""
+        columns = torch.arange(self.columns)
+        own = {name: columns[place.columns] for name, place in self.places.items()}
+        return [torch.cat([own[order.get(name, name)] for name in own]) for order in self.orders]
 
 
 class Given(Messenger):
