@@ -45,7 +45,11 @@ SWAPPED = (
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
 SLOW = dict.fromkeys((*SWAPPED[3:6], "shape-codes", "part-whole"), 8)
-OF_PRIOR = dict.fromkeys(("scenes", "shape-codes", "part-whole"), 0.25)  # things may be hidden
+HIDDEN: dict[str, dict[str, Any]] = {  # objects and parts that are hidden are as the prior is
+    "scenes": dict(prior_share=0.25, temperatures=400),
+    "shape-codes": dict(prior_share=0.25),
+    "part-whole": dict(prior_share=0.25),
+}
 OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
 
@@ -143,7 +147,7 @@ def gaps(
     guides: tuple[str, ...] = LOSING,
     images: int = 16,
     images_of: Mapping[str, int] = SLOW,
-    prior_share_of: Mapping[str, float] = OF_PRIOR,
+    settings_of: Mapping[str, Mapping[str, Any]] = HIDDEN,
     simulated: int = 16,
     chains: int = 4,
     temperatures: int = 100,
@@ -169,7 +173,7 @@ def gaps(
         guides: general guides; an entry's own guide is always there, as the encoder.
         images: number of held-out images.
         images_of: the same for some entries, which draw no more than so many themselves.
-        prior_share_of: share of the prior in the start of the chains of some entries.
+        settings_of: arguments of `annealed_log_likelihood` for some entries.
         simulated: number of images drawn from each model.
         chains: annealed chains of each image.
         temperatures: laws between the start and the posterior.
@@ -197,8 +201,7 @@ def gaps(
     for name in names:
         count = images_of.get(name, images)
         own = {**settings, "images": count, "simulated": min(count, simulated)}
-        if name in prior_share_of:
-            own["prior_share"] = prior_share_of[name]
+        own |= settings_of.get(name, {})
         digest = sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
         variants[f"{name}-{digest[:8]}"] = {"name": name, **own}
     options.say(f"Annealing to the posteriors of {', '.join(names)}")

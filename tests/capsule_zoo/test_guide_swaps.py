@@ -7,11 +7,12 @@ import pytest
 from miniature import few_digits, names_in_record
 
 from capsule_zoo import cli
+from capsule_zoo.data.datasets import load_tests
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
 from capsule_zoo.records import read_record
-from capsule_zoo.registry import create, save, small_sizes
+from capsule_zoo.registry import create, load, save, small_sizes
 from capsule_zoo.runs import annealing, measurements
 from capsule_zoo.runs import folder as runs
 
@@ -65,6 +66,20 @@ def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
         lost = numbers["lower_vae"] - numbers[f"elbo_vae_{row}"]
         assert numbers[f"lost_elbo_vae_{row}"] == pytest.approx(lost, abs=1e-3)
         assert numbers[f"iwae_4_vae_{row}"] == pytest.approx(numbers[f"iwae_vae_{row}"], abs=1e-3)
+
+
+def test_scenes_are_annealed_given_their_number_of_objects(mnist_root, tmp_path, monkeypatch):
+    options = Options(progress=False, processes=1, data_root=mnist_root)
+    scenes = load("scenes-mnist"), load_tests("multi-mnist:train=20,test=40", mnist_root)
+    monkeypatch.setattr(guide_swaps, "opened", lambda name, options, steps: scenes)
+    entry, data = guide_swaps.of_objects(*scenes, 2)
+    assert set(data.test.objects.counts.tolist()) == {2}
+    assert "scene_presence" not in {site.name for site in entry.model.sites}
+    few = dict(guides=(), images=2, particles=2, settings_of={"scenes": {"prior_share": 0.5}})
+    few |= TINY | {"modes": 1}
+    names_in_record("zoo/gaps", options, tmp_path, entries=("scenes",), **few)
+    found = read_record("zoo/gaps", tmp_path)["metrics"]
+    assert found["lower_scenes"]["n"] == found["gap_scenes"]["n"] == 2
 
 
 def test_an_entry_is_added_to_the_runs_of_another_command(small, tmp_path, monkeypatch):
