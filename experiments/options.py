@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Options:
         length = self.budget / (self.full or self.budget)
         return max(2, round(steps * min(length, 1)))
 
-    def limit(self, steps: int) -> dict[str, float]:
+    def limit(self, steps: int) -> dict[str, Any]:
         """Return the limit of a training run: the given minutes, or else a number of steps."""
         return {"steps": steps} if self.minutes is None else {"minutes": self.minutes}
 

@@ -166,8 +166,8 @@ BREAKS = (
     Break(
         "kinds named by test images",
         "experiments/shape_codes/headline.py",
-        "count.index_put_((belief.argmax(-1), known), torch.ones(len(belief)), accumulate=True)",
-        "count.index_put_((asked.argmax(-1), truth), torch.ones(len(asked)), accumulate=True)",
+        "count = counted(belief, known)",
+        "count = counted(asked, truth)",
         "capsule_zoo/test_shape_codes_entry.py",
     ),
     Break(

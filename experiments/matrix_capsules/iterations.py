@@ -93,8 +93,7 @@ def measure(job: Job[tuple[int, float]], *, settings: Settings) -> Numbers:
     sizes = {"iterations": iterations, "power": power, **(settings.network or NETWORK)}
     entry = begun("matrix-capsules", data, options, **sizes)
     slope = single(first_gradient(entry, data.train[:STARTED]))
-    limit: dict[str, Any] = options.limit(settings.steps)
-    train(entry, data, options, inputs=Inputs(SHIFT), **limit)
+    train(entry, data, options, inputs=Inputs(SHIFT), **options.limit(settings.steps))
     return {"slope": slope, "error": error_rate(entry.model, entry.guide, data.test)}
 
 

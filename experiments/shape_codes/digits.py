@@ -43,8 +43,7 @@ def digits(
         samples: number of samples of the prior, which are compared with as many test digits.
     """
     data = load_dataset("digits")
-    how: dict[str, Any] = dict(in_stages=True, **options.limit(steps))
-    entry = learn_digits(data, options, *ENTRY, **how)
+    entry = learn_digits(data, options, *ENTRY, in_stages=True, **options.limit(steps))
     options.say("Tightening: the parts' points become normals, the model stays as it is")
     normal = tighten(
         entry, data, options, steps=options.shortened(tightening), inputs=Inputs(JITTER)

@@ -139,9 +139,8 @@ def learn(job: Job[Task]) -> dict[str, Numbers]:
     data = load_dataset("mnist", root=options.data_root)
     sizes = {"routing": task.routings[job.name], **(given.sizes or {})}
     entry = begun(task.entry, data, options, **sizes)
-    how: dict[str, Any] = options.limit(given.steps)
     began = time.process_time()
-    run = train(entry, data, options, inputs=Inputs(SHIFT), **how)
+    run = train(entry, data, options, inputs=Inputs(SHIFT), **options.limit(given.steps))
     seconds = (time.process_time() - began) / run.steps
     test = data.test[: given.images]
     found: dict[str, Numbers] = {"seconds": {"own": (seconds, None, run.steps)}}
