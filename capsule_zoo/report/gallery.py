@@ -244,10 +244,10 @@ def finding_of(
     model, _, own = name.partition("/")
     paths = figures_of(name, folder) if record else []
     shown = {path.stem.removeprefix(own).strip("_"): path for path in paths}
-    summary = name if experiment is None else experiment.summary
+    summary = (record or {}).get("summary", name) if experiment is None else experiment.summary
     figures = {which: picture(path, caption(summary, which)) for which, path in shown.items()}
     if experiment is None:
-        return Finding(name, "", [], command, record, model, list(figures.values()))
+        return Finding(name, summary, [], command, record, model, list(figures.values()))
     return Finding(
         name,
         summary,
