@@ -48,14 +48,8 @@ class Run:
     @property
     def metrics(self) -> dict[str, float | int | str]:
         """Return everything except the history."""
-        return {
-            "best_loss": self.best_loss,
-            "best_step": self.best_step,
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "stopped": self.stopped,
-            "units": "nats per image",
-        }
+        numbers = {name: value for name, value in vars(self).items() if name != "history"}
+        return {**numbers, "units": "nats per image"}
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write `history.csv` and `metrics.json` into `folder`, which is created if necessary."""

@@ -3,13 +3,12 @@
 from typing import TYPE_CHECKING
 
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.inference import infer
 from capsule_zoo.models import Capsules, ShapeCodes
-from capsule_zoo.models.common.modes import in_eval_mode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,11 +55,9 @@ def morphs(model: ShapeCodes, guide: Guide, images: Tensor) -> "Figure":
     Args:
         images: (B, C, H, W); the first and the second are a pair, and so on, up to four pairs.
     """
-    model, guide = model.discretized(), guide.discretized()
-    images = images[: 2 * min(4, len(images) // 2)]
-    with in_eval_mode(guide):
-        drawn = poutine.trace(guide).get_trace(images).nodes
-    kind, pose, code = (drawn[f"object_{n}"]["value"][:, 0] for n in ("kind", "pose", "code"))
+    model, images = model.discretized(), images[: 2 * min(4, len(images) // 2)]
+    drawn = infer(guide, images)
+    kind, pose, code = (drawn[f"object_{name}"][:, 0] for name in ("kind", "pose", "code"))
     parts = expected_parts(model, kind, pose, code)
     share = torch.linspace(0, 1, _STEPS, dtype=images.dtype, device=images.device)
     rows = {}

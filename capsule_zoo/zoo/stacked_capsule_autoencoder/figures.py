@@ -3,12 +3,10 @@
 from typing import TYPE_CHECKING
 
 import torch
-from pyro import poutine
 from torch import Tensor
 
 from capsule_zoo.figures.grids import image_rows, in_rows, part_colors
-from capsule_zoo.guides.base import Guide
-from capsule_zoo.models.common.modes import in_eval_mode, seeded
+from capsule_zoo.inference import infer
 from capsule_zoo.models.parts.object_votes import FeaturedCapsules
 from capsule_zoo.models.stacked_capsule_autoencoder import StackedCapsuleAutoencoder
 
@@ -16,19 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from capsule_zoo.registry import Entry
-
-
-def infer_capsules(
-    guide: Guide, images: Tensor, seed: int = 0
-) -> tuple[FeaturedCapsules, FeaturedCapsules]:
-    """Return the objects and the parts that the guide draws for the discrete model."""
-    with in_eval_mode(guide), seeded(seed):
-        nodes = poutine.trace(guide.discretized()).get_trace(images).nodes
-    levels = []
-    for level in ("object", "part"):
-        names = (f"{level}_{quantity}" for quantity in ("presence", "pose", "feature"))
-        levels.append(FeaturedCapsules(*(nodes[name]["value"] for name in names)))
-    return levels[0], levels[1]
 
 
 def colored(model: StackedCapsuleAutoencoder, parts: FeaturedCapsules, hues: Tensor) -> Tensor:
@@ -47,7 +32,11 @@ def reconstructions(entry: "Entry", images: Tensor) -> "Figure":
     parts of one object have one color, and parts of the dummy are gray.
     """
     model, images = entry.model.discretized(), images[:12]
-    objects, parts = infer_capsules(entry.guide, images)
+    drawn, quantities = infer(entry.guide, images), ("presence", "pose", "feature")
+    objects, parts = (
+        FeaturedCapsules(*(drawn[f"{level}_{quantity}"] for quantity in quantities))
+        for level in ("object", "part")
+    )
     owner = model.responsibilities(objects, parts).argmax(-1)  # (B, parts); 0: dummy
     number = model.levels[0].size
     palette = torch.cat([torch.full((1, 3), 0.6), part_colors(number)])
