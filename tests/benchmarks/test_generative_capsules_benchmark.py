@@ -1,4 +1,4 @@
-"""The script that runs another program reads the files of scenes there, and nothing else in them."""
+"""The script that runs another program reads the arrays of its files, and nothing else in them."""
 
 import io
 import pickle
@@ -10,7 +10,7 @@ import pytest
 
 def test_a_file_of_scenes_holds_arrays_alone(load_benchmark):
     def read(value):
-        return arrays(io.BytesIO(pickle.dumps(value, protocol=2))).load()
+        return arrays(io.BytesIO(pickle.dumps(value, protocol=4))).load()
 
     arrays = load_benchmark("generative_capsules").Arrays
     points = np.arange(6.0).reshape(3, 2)
