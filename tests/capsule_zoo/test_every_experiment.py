@@ -131,7 +131,7 @@ def in_miniature(monkeypatch: pytest.MonkeyPatch, small: Miniature) -> None:
                 monkeypatch.setattr(module, "binary_mnist", lambda *_: few.binarized())
     monkeypatch.setattr(viewpoints, "views", lambda *_: (few_views(), few_views()))
     monkeypatch.setitem(PRESETS, "small", RECURRENT)
-    monkeypatch.setattr(shape_codes_digits, "SIZES", SHAPES)
+    monkeypatch.setattr(shape_codes_digits, "ENTRY", ("shape-codes", SHAPES))
     clock = {"capsules": [0.03, 0.03], "rbm": [0.01, 0.03]}
     monkeypatch.setattr(beside_rbm, "time_updates", lambda job: clock)
     fewer = {"capsules": dict(capsules=5, units=4), "rbm": dict(hidden=20)}

@@ -231,7 +231,10 @@ class AnnealedPath:
         """Return the columns of a position after each change of places, (D,) each."""
         columns = torch.arange(self.columns)
         own = {name: columns[place.columns] for name, place in self.places.items()}
-        return [torch.cat([own[order.get(name, name)] for name in own]) for order in self.orders]
+        return [
+            torch.cat([columns[:0], *(own[order.get(name, name)] for name in own)])
+            for order in self.orders
+        ]
 
 
 class Given(Messenger):
