@@ -47,8 +47,8 @@ LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newto
 SLOW = dict.fromkeys((*SWAPPED[3:6], "shape-codes", "part-whole"), 8)
 HIDDEN: dict[str, dict[str, Any]] = {  # objects and parts that are hidden are as the prior is
     "scenes": dict(prior_share=0.25, temperatures=400),
-    "generative-capsnet-continuous": dict(prior_share=0.25),
-    "shape-codes": dict(prior_share=0.25),
+    "generative-capsnet-continuous": dict(prior_share=0.25, temperatures=400),
+    "shape-codes": dict(prior_share=0.25, temperatures=400),
     "part-whole": dict(prior_share=0.25),
 }
 OBJECTS = 2  # of the scenes that are annealed
