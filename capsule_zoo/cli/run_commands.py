@@ -243,8 +243,9 @@ def anneal(
     Chains are annealed to the posterior from Gauss-Newton laws, at points that are refined from the
     answers of the run's guide, for a lower bound that is tighter than the guide's own, and back
     from exact draws on images that the model draws, for an upper bound. lost_elbo is what the guide
-    loses. Where objects or parts may be hidden, a prior_share of .25 makes the gap smaller. The time grows with all four numbers. Energy models have log-partition. The result is
-    added to the run's metrics.json.
+    loses. A prior share of .25 closes some of the gap where objects or parts may be hidden. The
+    time grows with all four numbers. Energy models have log-partition. The result is added to the
+    run's metrics.json.
 
     \b
     Examples:
