@@ -155,7 +155,8 @@ class Entry(Generic[M, G]):
     @property
     def fitters(self) -> dict[str, Fitter]:
         """The general guides that serve the model of `summed`, which are fitted to given images."""
-        found = general_guides((begun := self.summed).model, begun.guide)
+        begun = self.summed
+        found = general_guides(begun.model, begun.guide)
         return {name: fitter for name, fitter in found.items() if name not in self.guides}
 
     def fit_guide(self, name: str, images: Tensor, *, steps: int = 100, seed: int = 0) -> nn.Module:

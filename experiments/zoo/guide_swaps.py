@@ -223,7 +223,7 @@ def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     settings = {**job.variant, "seed": job.options.seed}
     name, training, guides = (settings.pop(key) for key in ("name", "training", "guides"))
     entry, data = opened(name, job.options, training)
-    if name == "scenes":
+    if isinstance(entry.guide, SceneGuide):
         entry, data = of_objects(entry, data, OBJECTS)
     found, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"

@@ -312,13 +312,13 @@ def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
         if len(orders) == 1:
             return factor
         covariance = factor @ factor.mT
-        moved = [covariance[:, order][:, :, order] for order in orders]
+        moved = [covariance[:, columns][:, :, columns] for columns in orders]
         return torch.linalg.cholesky(torch.stack(moved).mean(0))
     draws = torch.stack([path.at(images).draw().position for _ in range(_SCALED)])
     if not path.columns:
         return draws[0]
     deviation = draws.std(0).clamp(min=1e-6)
-    return torch.stack([deviation[:, order] for order in orders]).mean(0)
+    return torch.stack([deviation[:, columns] for columns in orders]).mean(0)
 
 
 def refuse_unnormalized(model: Callable) -> None:

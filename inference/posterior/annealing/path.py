@@ -16,8 +16,8 @@ that the model enumerates are summed out.
 
 Where sites of a model may change places and leave its density as it is, such as the slots of
 `Scenes`, a guide finds one order of them, and an exact draw of the posterior has another. Then
-q(z | image) is the mean of the guide's density over all orders. Chains start in the order of the
-guide: no other one gives other weights.
+q(z | image) is the mean of the guide's density over all S! orders, each of which takes time. Chains
+start in the order of the guide: no other one gives other weights.
 """
 
 import math
@@ -206,17 +206,24 @@ class AnnealedPath:
         values, log_jacobian = self._values(state)
         with sharing(), poutine.block(), _same_noise(self.noise):
             joint = scored(self.model, values, self.images)
-            parts = []
-            if self.guide is None or self.prior_share:
-                prior = joint.copy()
-                prior.remove_node(self.observed)
-                parts.append((log_density(prior, self.images), self.prior_share))
-            if self.guide is not None:
-                parts.append((self._guided(self.guide, values), 1 - self.prior_share))
-            start = parts[0][0]
-            if len(parts) > 1:
-                start = torch.stack([part + math.log(share) for part, share in parts]).logsumexp(0)
+            start = self._start(values, joint)
             return start + log_jacobian, log_density(joint, self.images) - start
+
+    def _start(self, values: Mapping[str, Tensor], joint: Trace) -> Tensor:
+        """Compute log start(z), (rows,), at values of all sites, whose joint trace is given."""
+        if self.guide is None:
+            return self._of_prior(joint)
+        guided = self._guided(self.guide, values)
+        if not self.prior_share:
+            return guided
+        prior = self._of_prior(joint) + math.log(self.prior_share)
+        return torch.logaddexp(guided + math.log1p(-self.prior_share), prior)
+
+    def _of_prior(self, joint: Trace) -> Tensor:
+        """Compute log p(z), (rows,), from a trace of the model."""
+        prior = joint.copy()
+        prior.remove_node(self.observed)
+        return log_density(prior, self.images)
 
     def _guided(self, guide: Callable, values: Mapping[str, Tensor]) -> Tensor:
         """Return the log of the mean of a guide's density at the values in all orders, (rows,)."""
