@@ -41,6 +41,7 @@ WEIGHTS = "scenes-mnist"
 READER = "shape-codes-mnist"
 MET = 0.3  # overlap of boxes above which a digit counts as found
 INK = 0.3  # brightness
+FAINT = 0.1  # share of a pixel; where objects cover less, an object ends
 SIZES: dict[str, dict[str, Any]] = {
     "multi-sprites": dict(
         slots=6,
@@ -195,7 +196,8 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
     overlaps = box_overlap(scenes.objects.boxes[:, :, None], found.boxes[:, None])
     best = torch.where(found.presence[:, None], overlaps, 0)[scene, digit].max(-1)
     met = best.values > MET
-    windows = windows_of(scenes.images[scene[met]], found.owners[scene[met]], best.indices[met])
+    owners = torch.where(found.cover > FAINT, found.owners, 0)[scene[met]]
+    windows = windows_of(scenes.images[scene[met]], owners, best.indices[met])
     classes = scenes.objects.classes[scene, digit][met]
     reader = codes.guide.with_scope("parts")
     splits = labelled[:few], Split(windows, classes)
