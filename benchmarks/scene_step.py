@@ -16,7 +16,7 @@ from harness import Benchmark, Contestant, Contestants, check_same_gradients, ma
 from torch import Tensor
 
 from capsule_zoo.experiments.scenes.air import TutorialAir
-from capsule_zoo.guides.scenes.peeling import blurred, highest
+from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.models.scenes import crop, moved, subsets_of
 from capsule_zoo.registry import Entry, create
 
@@ -38,8 +38,8 @@ class ByHand:
         for _ in range(model.slots):
             left = (images - canvas).clamp(0, 1)
             seen = torch.cat([left, images], 1)
-            focus = highest(blurred(left, model.size * guide.blur))
-            about = torch.cat([torch.zeros_like(focus[:, :1]), focus], -1)
+            place = focus(blurred(left, model.size * guide.blur))
+            about = torch.cat([torch.zeros_like(place[:, :1]), place], -1)
             wide = about + images.new_tensor([math.log(guide.wide), 0.0, 0.0])
             looked = guide.where(guide.look(crop(seen, wide, (guide.glimpse,) * 2, usual)))
             mean, log_scale = looked.chunk(2, -1)

@@ -61,6 +61,7 @@ SIZES: dict[str, dict[str, Any]] = {
         sigma_image=0.2,
         counts="learned",
         blur=0.12,
+        temperature=0.125,
         thing_sizes=dict(latent=8, hidden=64),
     ),
 }
@@ -79,7 +80,7 @@ class Settings:
     """
 
     length: float = 12.0
-    draws: int = 5
+    draws: int = 20
     tested: int = 1000
     named: int = 5000
     sizes: Any = None

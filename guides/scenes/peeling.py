@@ -2,7 +2,8 @@
 
 For s = 1 .. S, with r what the slots so far leave unexplained:
 
-    focus  = the largest place of r, blurred by a Gaussian of about the size of an object
+    focus  = the largest place of r, blurred by a Gaussian of about the size of an object; or a
+             place that is drawn, likelier where more is unexplained, so that draws differ more
     look   : log size, x and y (and angle, color, depth) ~ Normal laws about the focus, by a small
              network on a glimpse of r and of the image
     read   : the object model's guide reads the window of that pose, in r (and in the image)
@@ -52,10 +53,18 @@ def _gaussian(size: int, deviation: float, like: Tensor) -> Tensor:
     return (-0.5 * (place - place[:, None]).square()).exp()
 
 
-def highest(maps: Tensor) -> Tensor:
-    """Return the place of the largest pixel of maps (B, 1, H, W): x, y in half canvases, (B, 2)."""
+def focus(maps: Tensor, temperature: float = 0.0) -> Tensor:
+    """Return a place of maps (B, 1, H, W), not negative: x and y in half canvases, (B, 2).
+
+    Args:
+        temperature: 0 for the largest pixel, else a pixel is drawn in proportion to
+            maps^(1 / temperature).
+    """
     height, width = maps.shape[-2:]
     index = maps.flatten(1).argmax(1)
+    if temperature:
+        logits = maps.flatten(1).clamp_min(1e-12).log() / temperature
+        index = torch.distributions.Categorical(logits=logits).sample()
     row, column = index // width, index % width
     return torch.stack([(2 * column + 1) / width - 1, (2 * row + 1) / height - 1], -1).to(maps)
 
@@ -82,6 +91,8 @@ class Peeling(WindowReader):
         wide: size of a glimpse, in usual sizes of an object.
         blur: deviation of the blur through which attention sees, in usual sizes.
         sweeps: 2 to look at and read every object again, given all the others.
+        temperature: of the places of attention, see `focus`. Draws with places of their own are
+            better combined than one place's draws where objects can be cut apart in several ways.
 
     Raises:
         ValueError: a size below 1, a length that is not positive.
@@ -97,11 +108,14 @@ class Peeling(WindowReader):
         wide: float = 1.4,
         blur: float = 0.23,
         sweeps: int = 1,
+        temperature: float = 0.0,
     ) -> None:
         super().__init__(model, reader)
         check_at_least(1, glimpse=glimpse, hidden=hidden, sweeps=sweeps)
         check_positive(wide=wide, blur=blur)
+        check_at_least(0, temperature=temperature)
         self.glimpse, self.wide, self.blur, self.sweeps = glimpse, wide, blur, sweeps
+        self.temperature = temperature
         self.narrow: tuple[int, float] = (0, blur)
         layers = [PyroModule[nn.Flatten]()]
         for inputs in ((1 + model.image_shape[0]) * glimpse**2, hidden):
@@ -140,6 +154,7 @@ class Peeling(WindowReader):
         """Return proposals for some slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
         deviation = max(1.0, self.model.size * blur)
+        drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
         for done, slot in enumerate(slots):
             present = images.new_ones(len(images), done)
             canvas = self._canvas(proposals, ground, present) if done else ground.expand_as(images)
@@ -149,7 +164,7 @@ class Peeling(WindowReader):
                 left = left * alike(images, color_at(images, blurred(left, 1.0) * seen))
                 seen = blurred(left, deviation)
             about = images.new_zeros(len(images), self.model.pose_size)
-            about[:, 1:3] = highest(seen)
+            about[:, 1:3] = focus(seen, drawn)
             proposals.append(self.propose(slot, self._read, images, left, about))
         return proposals
 

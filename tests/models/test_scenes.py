@@ -13,7 +13,7 @@ from pyro.infer import Trace_ELBO, TraceEnum_ELBO
 from capsule_zoo.data.scenes import Objects, boxes_of
 from capsule_zoo.guides import ConvolutionalEncoder, Peeling
 from capsule_zoo.guides.scenes import proposals
-from capsule_zoo.guides.scenes.peeling import blurred, highest
+from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.inference import SummedPresences, count, find_objects, log_weights, segment
 from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari
 from capsule_zoo.inference.posterior.annealing.path import scored
@@ -96,7 +96,7 @@ def test_a_picture_is_moved_to_a_window_and_read_there_again():
         again = crop(moved(picture, at, (60, 60), usual), at, (25, 25), usual)
         assert (again - picture)[..., 1:-1, 1:-1].abs().max() < 0.05
     placed = moved(torch.ones(1, 1, 25, 25), torch.tensor([[0.0, 0.5, -0.5]]), (60, 60), usual)
-    x, y = highest(blurred(placed, 6.0))[0].tolist()
+    x, y = focus(blurred(placed, 6.0))[0].tolist()
     assert (x, y) == pytest.approx((0.5, -0.5), abs=0.05)  # x to the right, y downwards
 
 

@@ -85,6 +85,7 @@ def scenes(
     glimpse: int = 20,
     hidden: int = 200,
     blur: float = 0.23,
+    temperature: float = 0.0,
     width: int = 64,
     **sizes: Any,
 ) -> Entry:
@@ -101,6 +102,7 @@ def scenes(
         glimpse: argument of `Peeling`.
         hidden: argument of `Peeling`, and of `AttendInferRepeat`.
         blur: argument of `Peeling`.
+        temperature: argument of `Peeling`.
         width: argument of `SlotAttention`.
         sizes: arguments of `Scenes`.
 
@@ -115,10 +117,12 @@ def scenes(
         for program in (inner.model, inner.guide):
             make_constant(program)
 
+    attention: dict[str, Any] = dict(
+        glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature
+    )
+
     def peeling(sweeps: int) -> Any:
-        return lambda entry: Peeling(
-            entry.model, reader_of(inner), glimpse=glimpse, hidden=hidden, blur=blur, sweeps=sweeps
-        )
+        return lambda entry: Peeling(entry.model, reader_of(inner), sweeps=sweeps, **attention)
 
     return Entry(
         model=model,
