@@ -6,7 +6,7 @@ import torch
 from pyro import poutine
 from pyro.infer import TraceGraph_ELBO
 
-from capsule_zoo.guides.scenes.peeling import alike, color_at
+from capsule_zoo.guides.scenes.peeling import alike, color_at, focus
 from capsule_zoo.guides.scenes.proposals import SubsetLaw
 from capsule_zoo.guides.scenes.recurrent import prefix_log_probs
 from capsule_zoo.guides.scenes.windows import medians
@@ -182,6 +182,44 @@ def test_attention_keeps_to_one_color_where_objects_touch():
     near = alike(images, color)
     assert (near[0, 0, 2:6, :4] == 1).all() and (near[1, 0, 2:6, 4:] == 1).all()
     assert near[0, 0, :, 4:].max() < 1e-6 and near[1, 0, :, :4].max() < 1e-6
+
+
+def test_a_place_is_drawn_in_proportion_to_a_power_of_the_map():
+    maps = torch.zeros(1, 1, 2, 3)
+    maps[0, 0, 0, 0], maps[0, 0, 1, 1], maps[0, 0, 1, 2] = 1, 2, 4
+    torch.testing.assert_close(focus(maps), torch.tensor([[2 / 3, 0.5]]))
+    torch.manual_seed(0)
+    column, row = focus(maps.expand(21_000, 1, 2, 3), temperature=0.5).T
+    shares = [((row < 0) & (column < 0)), ((row > 0) & (column == 0)), ((row > 0) & (column > 0))]
+    found = torch.stack([share.float().mean() for share in shares])
+    torch.testing.assert_close(found, torch.tensor([1, 4, 16]) / 21, atol=0.015, rtol=0)
+
+
+def test_the_estimate_of_the_evidence_is_the_same_from_drawn_places():
+    """Draws of a wide law at one place and at drawn ones; the places enter no density."""
+    found = []
+    for temperature in (0.0, 2.0):
+        entry, images = small("peeling", slots=1, sigma_image=0.5, temperature=temperature)
+        with torch.no_grad():
+            torch.manual_seed(0)
+            weight = log_weights(entry.model, entry.guide, images[:1].expand(4000, 1, 12, 10))[0]
+        share = weight.exp()
+        found.append((share.mean(), share.std() / len(share) ** 0.5, weight))
+    (one, one_error, at_one), (drawn, drawn_error, at_drawn) = found
+    assert one_error < 0.05 * one and drawn_error < 0.05 * drawn
+    assert (at_one.std() - at_drawn.std()).abs() > 0.01  # the places do change the draws
+    assert (one - drawn).abs() < 5 * (one_error**2 + drawn_error**2) ** 0.5
+
+
+def test_the_density_of_proposals_that_are_sites_is_that_of_one_place():
+    entry, images = small("peeling", temperature=2.0)
+    guide = entry.summed.guide
+    with torch.no_grad():
+        drawn = poutine.trace(guide).get_trace(images)
+        values = {n: site["value"] for n, site in latent_sites(drawn).items()}
+        with Given({n: value.clone() for n, value in values.items()}):
+            again = poutine.trace(guide).get_trace(images)
+    torch.testing.assert_close(log_density(again, images), log_density(drawn, images))
 
 
 def test_medians_of_neighborhoods_leave_out_a_stroke():
