@@ -1,4 +1,4 @@
-"""What each way of reading a scene is worth, with one set of weights: sweeps and narrow slots."""
+"""What each way of reading a scene is worth, with one set of weights: sweeps, places and slots."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.figures import found_objects
 
 WEIGHTS = "scenes-mnist"
+PLACES = 0.1  # temperature of the places of attention
 OVERLAPPING = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
 
 
@@ -25,6 +26,7 @@ def ways(entry: Entry, narrow: int) -> dict[str, Entry]:
     return {
         "peeling": entry,
         "two_sweeps": replace(entry, guide=guide.sharing_parameters(sweeps=2)),
+        "drawn_places": replace(entry, guide=guide.sharing_parameters(temperature=PLACES)),
         "narrow_slots": replace(entry, model=sharp.model, guide=sharp),
     }
 
@@ -41,7 +43,7 @@ def counted(entry: Entry, scenes: Split, draws: int) -> dict[str, Number]:
 def reading(
     options: Options, scenes: int = 2000, more: int = 300, draws: int = 5, narrow: int = 3
 ) -> Result:
-    """Count the digits of test scenes in three ways, with the weights `scenes-mnist` or --run.
+    """Count the digits of test scenes in four ways, with the weights `scenes-mnist` or --run.
 
     `count_calibration` is the mean distance between the probability of the most likely number and
     the share of scenes in which it is right, within ten bins of probability.
@@ -67,7 +69,7 @@ def reading(
 
 @experiment("scenes/overlap", data="multi-mnist", minutes=31)
 def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: Any = None) -> Result:
-    """Train on 0 to 3 digits that may hide each other, and count them in three ways (31 minutes).
+    """Train on 0 to 3 digits that may hide each other, and count them in four ways (31 minutes).
 
     Args:
         length: minutes of training, of the processor.
