@@ -101,6 +101,59 @@ class MixedGuide(Guide[Mixed]):
             pyro.sample("object_kind", dist.OneHotCategorical(logits=logits))
 
 
+class Parts(Model):
+    """Two parts with a presence and a pose, whose law is a hundred times wider if it is absent."""
+
+    sites = (
+        Site("part_presence", ("images", "parts"), discrete=True),
+        Site("part_pose", ("images", "parts"), event_dim=1),
+    )
+    plate_dims = {"images": -2, "parts": -1}
+    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
+    scales = 3.0, 0.03
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.tensor([[0.8], [-0.5]]).double())
+        self.bumps = torch.tensor([[1.0, 0, 0, 0.4], [0, -0.6, 0.9, 0]]).double()
+        self.presence = torch.tensor([0.4, 0.6]).double()
+
+    def forward(
+        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
+    ) -> Tensor:
+        with pyro.plate("images", batch_size if images is None else len(images), dim=-2):
+            with pyro.plate("parts", 2, dim=-1):
+                there = pyro.sample("part_presence", dist.Bernoulli(self.presence))
+                scale = there[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
+                pose = pyro.sample("part_pose", dist.Normal(self.mean, scale).to_event(1))
+            mean = ((there * pose[..., 0]) @ self.bumps)[:, None]
+            law = dist.Normal(mean.unflatten(-1, (1, 2, 2)), 0.3).to_event(3)
+            observed = None if images is None else images[:, None]
+            return pyro.sample("image", law, obs=observed).squeeze(1)
+
+    def log_evidence(self, images: Tensor) -> Tensor:
+        """Compute log p(image), (B,), as a sum over the presences."""
+        terms = []
+        for present in itertools.product((0, 1), (0, 1)):
+            on = torch.tensor(present).double()
+            bumps = on[:, None] * self.bumps
+            covariance = 0.09 * torch.eye(4).double() + self.scales[1] ** 2 * bumps.T @ bumps
+            law = dist.MultivariateNormal(self.mean[:, 0] @ bumps, covariance)
+            prior = dist.Bernoulli(self.presence).log_prob(on).sum()
+            terms.append(prior + law.log_prob(images.flatten(1)))
+        return torch.stack(terms).logsumexp(0)
+
+
+class PartsGuide(Guide[Parts]):
+    """A guide to `Parts` that takes nearly every part for absent, and its pose for far away."""
+
+    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
+        with pyro.plate("images", len(images), dim=-2), pyro.plate("parts", 2, dim=-1):
+            pyro.sample("part_presence", dist.Bernoulli(self.model.presence.new_tensor(0.2)))
+            at = self.model.mean.detach() + 0.5
+            pyro.sample("part_pose", dist.Normal(at, 2.5).to_event(1))
+
+
 class Positive(Conjugate):
     """A model whose code is positive, so that its unconstrained space has a Jacobian."""
 
@@ -158,6 +211,7 @@ CASES = {
     "positive code": lambda: (Positive().double(), None),
     "kinds and presences from the prior": lambda: (Mixed().double(), None),
     "kinds and presences from a guide": lambda: _with(MixedGuide, Mixed().double()),
+    "poses that follow presences": lambda: _with(PartsGuide, Parts().double()),
     "slots from a guide that finds one order": lambda: _with(SlotsGuide, Slots().double()),
 }
 SHARED = "linear Gaussian from a guide", "kinds and presences from a guide"
@@ -347,16 +401,17 @@ def test_a_share_of_the_prior_bounds_what_a_narrow_guide_does_not_reach():
         annealed_log_likelihood(model, Narrow(model), shown, prior_share=1.0)
 
 
-def test_transitions_keep_the_law_of_the_path_in_either_order():
+@pytest.mark.parametrize("kind, step", [(Mixed, 0.4), (Parts, 0.04)])
+def test_transitions_keep_the_law_of_the_path_in_either_order(kind, step):
     """Start at exact draws of the posterior; the means of all latents and of log p(z | x) stay."""
     torch.manual_seed(0)
-    model = Mixed().double()
+    model = kind().double()
     number = 3000
     with torch.no_grad(), pyro.validation_enabled(False):
         trace = pyro.poutine.trace(model).get_trace(batch_size=number)
     path = AnnealedPath(model, None, trace.nodes["image"]["value"].squeeze(1))
     exact = path.state({name: trace.nodes[name]["value"] for name in path.latents})
-    moves = Moves(3, 4, torch.full((number, 1), 0.4).double())
+    moves = Moves(3, 4, torch.full((number, path.columns), step).double())
     for reverse in (False, True):
         state, terms = exact, path.terms(exact)
         for _ in range(3):
@@ -381,13 +436,38 @@ def test_a_flip_changes_one_coordinate_to_every_other_value():
     state = path.draw()
     for name, choice in path.choices.items():
         value = state.choices[name]
-        other = changed(value, choice)
+        other, at = changed(value, choice)
         differ = (other != value).reshape(len(value), -1).sum(1)
         assert (differ == (2 if choice.one_hot else 1)).all()
+        values = choice.values if choice.one_hot else 1
+        of_each = (other != value).reshape(400, choice.size, values).any(-1)
+        assert of_each[torch.arange(400), at].all()
         assert (
             other.reshape(400, -1).unique(dim=0).shape == value.reshape(400, -1).unique(dim=0).shape
         )
     assert path.choices["object_kind"].values == 3 and path.choices["part_presence"].size == 2
+
+
+def test_a_pose_is_drawn_again_from_its_prior_at_the_new_presence():
+    """One part of each row alone, with the log densities of its old pose and of its new one."""
+    torch.manual_seed(0)
+    model = Parts().double()
+    path = AnnealedPath(model, PartsGuide(model), draws(model, 400))
+    assert path.beside == {"part_presence": ["part_pose"]}
+    old, rows = path.draw(), torch.arange(400)
+    there, at = changed(old.choices["part_presence"], path.choices["part_presence"])
+    new, ratio = path.redrawn(old, State(old.position, {"part_presence": there}), "part_pose", at)
+    moved = new.position != old.position
+    assert moved[rows, at].all() and moved.sum() == 400
+    laws = [
+        dist.Normal(model.mean[at, 0], torch.where(on[rows, at] > 0, 0.03, 3.0))
+        for on in (old.choices["part_presence"], there)
+    ]
+    values = old.position[rows, at], new.position[rows, at]
+    each = [law.log_prob(value) for law, value in zip(laws, values, strict=True)]
+    torch.testing.assert_close(ratio, (each[0] - each[1]).detach())
+    noise = (values[1] - laws[1].mean) / laws[1].stddev
+    assert abs(noise.std().item() - 1) < 0.2
 
 
 def test_terms_are_the_densities_of_evaluate_and_their_gradients():

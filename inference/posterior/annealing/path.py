@@ -30,7 +30,9 @@ import torch
 from pyro import poutine
 from pyro.poutine import Trace
 from pyro.poutine.enum_messenger import EnumMessenger
+from pyro.poutine.escape_messenger import EscapeMessenger
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import NonlocalExit
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 from torch.distributions.transforms import Transform
@@ -116,6 +118,8 @@ class AnnealedPath:
     Attributes:
         continuous: the continuous sites, side by side.
         choices: the discrete sites, by name.
+        beside: by discrete site, the sites after it on the reals whose elements are its own, such
+            as the poses of parts after their presences; none if the model sums out sites.
 
     Raises:
         UnservedSite: a site that neither Hamiltonian steps nor flips can move; the message names
@@ -143,6 +147,20 @@ class AnnealedPath:
             else:
                 transform = _transform(model, name, site["fn"], family)
                 self.continuous.add(name, site["value"], transform)
+        exact = not any(site.enumerated for site in getattr(model, "sites", ()))
+        self.beside = {name: self._beside(name, prior) if exact else [] for name in self.choices}
+
+    def _beside(self, name: str, prior: Mapping[str, dict]) -> list[str]:
+        """Return the continuous sites on the reals that follow a discrete one, in its plates."""
+        after = self.latents[self.latents.index(name) + 1 :]
+        like = prior[name]["fn"].batch_shape
+        return [
+            other
+            for other in after
+            if other in self.places
+            and self.places[other].transform is None
+            and prior[other]["fn"].batch_shape == like
+        ]
 
     @property
     def places(self) -> dict[str, Place]:
@@ -180,6 +198,39 @@ class AnnealedPath:
         empty = self.images.new_zeros(len(self.images), 0)
         position = self.continuous.join(values) if some else empty
         return State(position, {name: values[name] for name in self.choices})
+
+    @torch.no_grad()
+    def redrawn(
+        self, state: State, proposed: State, name: str, at: Tensor
+    ) -> tuple[State, Tensor]:
+        """Draw one element of a site in `proposed` from the prior, given the sites before it.
+
+        Args:
+            at: which element of each row, (rows,).
+
+        Returns:
+            The state, and the log density of the element in `state` under its own prior there,
+            minus that of the new element, (rows,).
+        """
+        rows = torch.arange(len(at), device=at.device)
+        old, new = (self._law(name, self.values(each)) for each in (state, proposed))
+        value = new.sample()
+        before = old.log_prob(self.values(state)[name])
+        ratio = (before - new.log_prob(value)).reshape(len(at), -1)[rows, at]
+        position = proposed.position.clone()
+        elements = position[:, self.places[name].columns].unflatten(1, (before[0].numel(), -1))
+        elements[rows, at] = value.reshape(elements.shape)[rows, at]
+        return proposed._replace(position=position), ratio
+
+    def _law(self, name: str, values: Mapping[str, Tensor]) -> Any:
+        """Return the prior law of a site given the values before it, without running the rest."""
+        others = {each: value for each, value in values.items() if each != name}
+        stop = EscapeMessenger(lambda site: site["name"] == name)
+        try:
+            with poutine.block(), stop, Given(others):
+                self.model(self.images)
+        except NonlocalExit as found:
+            return found.site["fn"]
 
     def values(self, state: State) -> dict[str, Tensor]:
         """Return the values of all sites, (rows, ...)."""

@@ -155,29 +155,34 @@ def flip(
     sizes = torch.tensor([float(path.choices[name].size) for name in names])
     for site in torch.multinomial(sizes, flips, replacement=True).tolist():
         name = names[site]
-        other = changed(state.choices[name], path.choices[name])
+        other, at = changed(state.choices[name], path.choices[name])
         proposed = state._replace(choices={**state.choices, name: other})
+        kept = terms.at(beta)
+        along = [None, *path.beside[name]]
+        if len(along) > 1 and (moved := along[torch.randint(len(along), ())]) is not None:
+            proposed, back = path.redrawn(state, proposed, moved, at)
+            kept = kept - back
         found = path.terms(proposed)
-        ratio = (found.at(beta) - terms.at(beta)).nan_to_num(-math.inf)
+        ratio = (found.at(beta) - kept).nan_to_num(-math.inf)
         accepted = torch.rand_like(ratio).log() < ratio
         state = proposed.where(accepted, state)
         terms = chosen(accepted, found, terms)
     return state, terms
 
 
-def changed(value: Tensor, choice: Choice) -> Tensor:
-    """Return values (rows, ...) of a site with one coordinate of each row changed at random."""
+def changed(value: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
+    """Change one coordinate of each row of a site at random; return the values, and which."""
     rows = torch.arange(len(value), device=value.device)
     at = torch.randint(choice.size, (len(value),), device=value.device)
     by = torch.randint(1, choice.values, (len(value),), device=value.device)
     if not choice.one_hot:
         flat = value.reshape(len(value), -1).clone()
         flat[rows, at] = (flat[rows, at] + by).remainder(choice.values)
-        return flat.view_as(value)
+        return flat.view_as(value), at
     flat = value.reshape(len(value), choice.size, choice.values).clone()
     chosen = (flat[rows, at].argmax(-1) + by).remainder(choice.values)
     flat[rows, at] = torch.nn.functional.one_hot(chosen, choice.values).to(flat)
-    return flat.view_as(value)
+    return flat.view_as(value), at
 
 
 def pilot(
