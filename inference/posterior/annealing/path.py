@@ -200,9 +200,7 @@ class AnnealedPath:
         return State(position, {name: values[name] for name in self.choices})
 
     @torch.no_grad()
-    def redrawn(
-        self, state: State, proposed: State, name: str, at: Tensor
-    ) -> tuple[State, Tensor]:
+    def redrawn(self, state: State, proposed: State, name: str, at: Tensor) -> tuple[State, Tensor]:
         """Draw one element of a site in `proposed` from the prior, given the sites before it.
 
         Args:

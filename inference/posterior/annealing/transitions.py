@@ -5,7 +5,10 @@
                   the mass matrix (S S')^-1; the end is accepted with probability min(1, ratio of
                   densities).
     flips         one coordinate of a discrete site, chosen at random for each row, gets another
-                  value, chosen at random, and is accepted with probability min(1, ratio).
+                  value, chosen at random, and is accepted with probability min(1, ratio). Some
+                  flips also draw what follows the coordinate again from the prior, such as the
+                  pose of a part whose presence changes; the ratio is then that of Hastings:
+                  f(z') p(A | t) / (f(z) p(A' | t')).
 
 Both are reversible. A transition flips first and then takes Hamiltonian steps; its reversal does
 so in the opposite order. Step lengths are arguments: a chain that adapted its own would no longer
@@ -150,7 +153,10 @@ def trajectory(
 def flip(
     path: AnnealedPath, state: State, terms: Terms, beta: Beta, flips: int
 ) -> tuple[State, Terms]:
-    """Propose `flips` changes of a discrete coordinate, one after the other, for every row."""
+    """Propose `flips` changes of a discrete coordinate, one after the other, for every row.
+
+    What follows it, one of the sites `path.beside`, is drawn again or stays, with equal chances.
+    """
     names = list(path.choices)
     sizes = torch.tensor([float(path.choices[name].size) for name in names])
     for site in torch.multinomial(sizes, flips, replacement=True).tolist():
