@@ -7,7 +7,9 @@ s, latent or observed, and F_s their Fisher information: 1 / scale^2 of a normal
 mean, 2 of the logarithm of its scale, p (1 - p) of a Bernoulli logit, and the inverse of the
 variance of any other law. In a mixture of normal laws each counts as much as it is responsible
 for. So P is the precision of the prior plus that of the pixels, positive definite, and exact for
-linear means of normal laws. Discrete sites are held at their likeliest values.
+linear means of normal laws. Discrete sites are held at their likeliest values; those that decide
+the law of a continuous site, such as the presence of a part that of its pose, are changed first by
+Metropolis-Hastings proposals that draw the pose again.
 
 J has a forward derivative for each number of u, of all images at once (`torch.func.jvp`). Where an
 operation of the model has none, they are central differences. u* is a refined point that climbs a
@@ -44,7 +46,7 @@ from capsule_zoo.inference.check import name_of
 from capsule_zoo.inference.isolation import isolated_parameters
 from capsule_zoo.inference.log_weight import log_weights
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, Given, State
-from capsule_zoo.inference.posterior.annealing.transitions import chosen
+from capsule_zoo.inference.posterior.annealing.transitions import chosen, flip
 from capsule_zoo.inference.posterior.refine import refine
 from capsule_zoo.models.base import Model
 from capsule_zoo.models.checks import check_at_least
@@ -58,6 +60,7 @@ _ROWS = 1024  # rows of one pass: images times directions
 _NUMBERS = 2**25  # of the Jacobians that are held at once
 _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
+_FLIPS = 16  # proposals for each discrete value that others follow, at the points
 _JUDGED = 16  # draws from which the evidence of a mode is computed
 _SCREENED, _CLIMBING = 1024, 16  # draws of the prior, and how many of them climb
 _TEMPERED, _RATE = 120, 0.2  # steps of the climb, and their length in deviations of the prior
@@ -121,7 +124,7 @@ def gauss_newton(
             start, images = _several(model, start, images, modes), tiled(images, modes)
         points = refine(model, start, images, steps=steps, seed=seed, check=False).guide
         assert isinstance(points, FreeForm)
-        path, state = _path_at(model, points, images)
+        path, state = _settled(points, *_path_at(model, points, images))
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
         state, precisions = _climbed(path, state, groups, climb)
         factors = [_precision_to_scale_tril(each) for each in precisions]
@@ -286,6 +289,24 @@ def _path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPa
             "free_form"
         )
     return path, path.state(values)
+
+
+def _settled(points: FreeForm, path: AnnealedPath, state: State) -> tuple[AnnealedPath, State]:
+    """Change discrete values that others follow, by `flip` at the posterior.
+
+    The logits of `points` become those of the new values, where they are new.
+    """
+    if not any(path.beside.values()):
+        return path, state
+    flips = _FLIPS * sum(choice.size for choice in path.choices.values())
+    settled, _ = flip(path, state, path.terms(state), 1.0, flips)
+    for name, value in settled.choices.items():
+        sure = points.discretized().families[name].start(dist.Delta(value), value)
+        same = value == state.choices[name]
+        same = same.all(-1, keepdim=True) if path.choices[name].one_hot else same
+        same = same[..., None] if same.dim() < sure.dim() else same
+        points.logits[name].data.copy_(torch.where(same, points.logits[name], sure))
+    return path, settled
 
 
 def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:

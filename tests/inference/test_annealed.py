@@ -11,7 +11,7 @@ import torch
 from scipy.special import expit
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
-from toys import BernoulliMixture, Conjugate, PointGuide, conjugate_images, pair
+from toys import BernoulliMixture, Conjugate, Parts, PartsGuide, PointGuide, conjugate_images, pair
 
 from capsule_zoo.guides import FreeForm, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
@@ -99,59 +99,6 @@ class MixedGuide(Guide[Mixed]):
                 )
             logits = present.sum(-1)[:, None, None] * center.new_tensor([0.3, 0.0, -0.2])
             pyro.sample("object_kind", dist.OneHotCategorical(logits=logits))
-
-
-class Parts(Model):
-    """Two parts with a presence and a pose, whose law is a hundred times wider if it is absent."""
-
-    sites = (
-        Site("part_presence", ("images", "parts"), discrete=True),
-        Site("part_pose", ("images", "parts"), event_dim=1),
-    )
-    plate_dims = {"images": -2, "parts": -1}
-    space = ImageSpace((1, 2, 2), (-math.inf, math.inf))
-    scales = 3.0, 0.03
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = torch.nn.Parameter(torch.tensor([[0.8], [-0.5]]).double())
-        self.bumps = torch.tensor([[1.0, 0, 0, 0.4], [0, -0.6, 0.9, 0]]).double()
-        self.presence = torch.tensor([0.4, 0.6]).double()
-
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        with pyro.plate("images", batch_size if images is None else len(images), dim=-2):
-            with pyro.plate("parts", 2, dim=-1):
-                there = pyro.sample("part_presence", dist.Bernoulli(self.presence))
-                scale = there[..., None] * (self.scales[1] - self.scales[0]) + self.scales[0]
-                pose = pyro.sample("part_pose", dist.Normal(self.mean, scale).to_event(1))
-            mean = ((there * pose[..., 0]) @ self.bumps)[:, None]
-            law = dist.Normal(mean.unflatten(-1, (1, 2, 2)), 0.3).to_event(3)
-            observed = None if images is None else images[:, None]
-            return pyro.sample("image", law, obs=observed).squeeze(1)
-
-    def log_evidence(self, images: Tensor) -> Tensor:
-        """Compute log p(image), (B,), as a sum over the presences."""
-        terms = []
-        for present in itertools.product((0, 1), (0, 1)):
-            on = torch.tensor(present).double()
-            bumps = on[:, None] * self.bumps
-            covariance = 0.09 * torch.eye(4).double() + self.scales[1] ** 2 * bumps.T @ bumps
-            law = dist.MultivariateNormal(self.mean[:, 0] @ bumps, covariance)
-            prior = dist.Bernoulli(self.presence).log_prob(on).sum()
-            terms.append(prior + law.log_prob(images.flatten(1)))
-        return torch.stack(terms).logsumexp(0)
-
-
-class PartsGuide(Guide[Parts]):
-    """A guide to `Parts` that takes nearly every part for absent, and its pose for far away."""
-
-    def forward(self, images: Tensor, labels: Tensor | None = None) -> None:
-        with pyro.plate("images", len(images), dim=-2), pyro.plate("parts", 2, dim=-1):
-            pyro.sample("part_presence", dist.Bernoulli(self.model.presence.new_tensor(0.2)))
-            at = self.model.mean.detach() + 0.5
-            pyro.sample("part_pose", dist.Normal(at, 2.5).to_event(1))
 
 
 class Positive(Conjugate):

@@ -5,7 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from toys import BernoulliMixture, Correlated
+from toys import BernoulliMixture, Correlated, Parts, PartsGuide
 
 from capsule_zoo.guides import GaussNewton, Guide
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
@@ -15,6 +15,7 @@ from capsule_zoo.inference import (
     check_calibration,
     check_pair,
     evaluate,
+    summarize,
 )
 from capsule_zoo.inference.log_weight import log_density
 from capsule_zoo.inference.posterior.annealing.path import AnnealedPath, State, simulate
@@ -195,6 +196,22 @@ def test_points_that_climb_from_the_prior_find_the_mode():
         ]
         found.append((torch.stack(joints).amax(0) > path.terms(true).at(1.0) - 3).sum())
     assert found[0] < 8 and found[1] == 20
+
+
+def test_presences_settle_with_the_poses_that_follow_them():
+    """The points take all parts for absent, and present ones are told to a hundredth of a nat.
+
+    Given the presences all is linear, so that the law is the posterior: its bound is exact.
+    """
+    model = Parts(noise=0.05).double()
+    images, latents = simulate(model, 20)
+    guide = gauss_newton(model, PartsGuide(model), images, steps=0, climb=3, check=False)
+    there = (guide.logits["part_presence"][:, 0] > 0).reshape(20, 2)
+    assert latents["part_presence"].sum() > 10
+    assert torch.equal(there.double(), latents["part_presence"].reshape(20, 2))
+    found = evaluate(model, guide, images, num_particles=100)
+    evidence = model.log_evidence(images).mean().item()
+    assert summarize(found)["iwae"] == pytest.approx(evidence, abs=0.2)
 
 
 def test_what_has_no_curvature_is_refused_in_a_line():

@@ -119,7 +119,7 @@ class AnnealedPath:
         continuous: the continuous sites, side by side.
         choices: the discrete sites, by name.
         beside: by discrete site, the sites after it on the reals whose elements are its own, such
-            as the poses of parts after their presences; none if the model sums out sites.
+            as the poses of parts after their presences; none if the model sums sites out.
 
     Raises:
         UnservedSite: a site that neither Hamiltonian steps nor flips can move; the message names
@@ -154,13 +154,10 @@ class AnnealedPath:
         """Return the continuous sites on the reals that follow a discrete one, in its plates."""
         after = self.latents[self.latents.index(name) + 1 :]
         like = prior[name]["fn"].batch_shape
-        return [
-            other
-            for other in after
-            if other in self.places
-            and self.places[other].transform is None
-            and prior[other]["fn"].batch_shape == like
-        ]
+        if math.prod(like[1:]) != self.choices[name].size:
+            return []
+        reals = [each for each in after if each in self.places and not self.places[each].transform]
+        return [each for each in reals if prior[each]["fn"].batch_shape == like]
 
     @property
     def places(self) -> dict[str, Place]:
