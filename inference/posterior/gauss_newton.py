@@ -60,7 +60,7 @@ _ROWS = 1024  # rows of one pass: images times directions
 _NUMBERS = 2**25  # of the Jacobians that are held at once
 _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
-_FLIPS = 16  # proposals for each discrete value that others follow, at the points
+_ROUNDS, _FLIPS = 4, 8  # of models with `AnnealedPath.beside`; proposals for each discrete value
 _JUDGED = 16  # draws from which the evidence of a mode is computed
 _SCREENED, _CLIMBING = 1024, 16  # draws of the prior, and how many of them climb
 _TEMPERED, _RATE = 120, 0.2  # steps of the climb, and their length in deviations of the prior
@@ -124,9 +124,11 @@ def gauss_newton(
             start, images = _several(model, start, images, modes), tiled(images, modes)
         points = refine(model, start, images, steps=steps, seed=seed, check=False).guide
         assert isinstance(points, FreeForm)
-        path, state = _settled(points, *_path_at(model, points, images))
+        path, state = _path_at(model, points, images)
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
-        state, precisions = _climbed(path, state, groups, climb)
+        for _ in range(_ROUNDS if any(path.beside.values()) else 1):
+            state = _settled(points, path, state)
+            state, precisions = _climbed(path, state, groups, climb)
         factors = [_precision_to_scale_tril(each) for each in precisions]
         for name, loc in points.locs.items():
             loc.data.copy_(state.position[:, path.places[name].columns].reshape(loc.shape))
@@ -291,22 +293,24 @@ def _path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPa
     return path, path.state(values)
 
 
-def _settled(points: FreeForm, path: AnnealedPath, state: State) -> tuple[AnnealedPath, State]:
+def _settled(points: FreeForm, path: AnnealedPath, state: State) -> State:
     """Change discrete values that others follow, by `flip` at the posterior.
 
     The logits of `points` become those of the new values, where they are new.
     """
     if not any(path.beside.values()):
-        return path, state
+        return state
     flips = _FLIPS * sum(choice.size for choice in path.choices.values())
     settled, _ = flip(path, state, path.terms(state), 1.0, flips)
     for name, value in settled.choices.items():
-        sure = points.discretized().families[name].start(dist.Delta(value), value)
+        family = points.discretized().families[name]
+        assert isinstance(family, ByLogits)
+        sure = family.start(dist.Delta(value), value)
         same = value == state.choices[name]
         same = same.all(-1, keepdim=True) if path.choices[name].one_hot else same
         same = same[..., None] if same.dim() < sure.dim() else same
         points.logits[name].data.copy_(torch.where(same, points.logits[name], sure))
-    return path, settled
+    return settled
 
 
 def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:

@@ -5,9 +5,9 @@
                   the mass matrix (S S')^-1; the end is accepted with probability min(1, ratio of
                   densities).
     flips         one coordinate of a discrete site, chosen at random for each row, gets another
-                  value, chosen at random, and is accepted with probability min(1, ratio). Some
-                  flips also draw what follows the coordinate again from the prior, such as the
-                  pose of a part whose presence changes; the ratio is then that of Hastings:
+                  value, chosen at random, and is accepted with probability min(1, ratio). What
+                  follows the coordinate, such as the pose of a part its presence, is drawn again
+                  from the prior with it or alone; the ratio is then that of Hastings:
                   f(z') p(A | t) / (f(z) p(A' | t')).
 
 Both are reversible. A transition flips first and then takes Hamiltonian steps; its reversal does
@@ -155,7 +155,8 @@ def flip(
 ) -> tuple[State, Terms]:
     """Propose `flips` changes of a discrete coordinate, one after the other, for every row.
 
-    What follows it, one of the sites `path.beside`, is drawn again or stays, with equal chances.
+    Where another site follows it (`path.beside`), a third of the proposals change the coordinate
+    alone, a third draw what follows again with it, and a third draw that alone.
     """
     names = list(path.choices)
     sizes = torch.tensor([float(path.choices[name].size) for name in names])
@@ -164,9 +165,10 @@ def flip(
         other, at = changed(state.choices[name], path.choices[name])
         proposed = state._replace(choices={**state.choices, name: other})
         kept = terms.at(beta)
-        along = [None, *path.beside[name]]
-        if len(along) > 1 and (moved := along[torch.randint(len(along), ())]) is not None:
-            proposed, back = path.redrawn(state, proposed, moved, at)
+        if path.beside[name] and (kind := torch.randint(3, ())):
+            moved = path.beside[name][torch.randint(len(path.beside[name]), ())]
+            held = proposed if kind == 1 else state
+            proposed, back = path.redrawn(state, held, moved, at)
             kept = kept - back
         found = path.terms(proposed)
         ratio = (found.at(beta) - kept).nan_to_num(-math.inf)
