@@ -1,8 +1,8 @@
 """Pairs of overlapping test images of different classes, and networks that take them apart.
 
 Two digits lie over each other. A model explains one of them; its guide sees both, but only through
-the capsule of that digit's class. A convolutional network with as many parameters names the classes
-only (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6).
+the capsule of that digit's class. A network without capsules names the classes only (Sabour, Frosst
+& Hinton 2017, arXiv 1710.09829, section 6).
 """
 
 from collections.abc import Callable, Mapping
@@ -76,6 +76,19 @@ def different_pairs(split: Split, scatter: Callable[..., Tensor], seed: int) -> 
     return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
 
 
+def missed(
+    entry: Entry,
+    scores: Callable[[Tensor], Tensor],
+    split: Split,
+    scatter: Callable[..., Tensor],
+    seed: int,
+) -> Number:
+    """Return the share of pairs of a split whose two classes an entry's scores do not both find."""
+    pairs = different_pairs(split, scatter, seed)
+    with torch.no_grad(), in_eval_mode(entry.model), in_eval_mode(entry.guide):
+        return pairs.missed(torch.cat([scores(part) for part in pairs.overlays.split(500)]))
+
+
 def taken_out(entry: Entry, pairs: Pairs) -> tuple[Numbers, Figure]:
     """Draw single capsules of overlays with the guide's `take_out`.
 
@@ -111,10 +124,10 @@ class Overlap:
     reader: Callable[[Entry], tuple[nn.Module, Callable[[Tensor], Tensor]]]
 
 
-def separated(
-    options: Options, what: Overlap, images: int, cnn: Mapping[str, Any], epochs: int | None = None
-) -> Result:
+def separated(options: Options, what: Overlap, images: int, cnn: Mapping[str, Any]) -> Result:
     """Train an entry and a convolutional network side by side, and let both read pairs.
+
+    Each has half of the minutes.
 
     `error` is the share of pairs of different digits whose two classes are not both found;
     `squared_error` is explained at `taken_out`.
@@ -122,12 +135,11 @@ def separated(
     Args:
         images: number of test images, of which pairs are made.
         cnn: sizes of the convolutional network.
-        epochs: passes of both over the training images; by default each has half of the minutes.
     """
-    timed = replace(options, minutes=None if epochs else options.budget)
+    timed = replace(options, minutes=options.budget)
     study = Study(dict.fromkeys(("capsules", "cnn"), what))
     options.say(f"Training {' and '.join(study.variants)}")
-    found = means_of(study.run(learn, timed, images=images, cnn=cnn, epochs=epochs))
+    found = means_of(study.run(learn, timed, images=images, cnn=cnn))
     capsules = load(study.folders(timed)["capsules"])
     pairs = different_pairs(what.data(options).test[:images], what.scatter, options.seed)
     pyro.set_rng_seed(options.seed)
@@ -135,7 +147,7 @@ def separated(
     return Result({**by_quantity(found), "squared_error": errors}, {"": figure}, None, capsules)
 
 
-def learn(job: Job[Overlap], *, images: int, cnn: Mapping[str, Any], epochs: int | None) -> Numbers:
+def learn(job: Job[Overlap], *, images: int, cnn: Mapping[str, Any]) -> Numbers:
     """Train the network of the job's name; return its error on pairs, parameters and updates."""
     what, options = job.variant, job.options
     data = what.data(options)
@@ -150,13 +162,9 @@ def learn(job: Job[Overlap], *, images: int, cnn: Mapping[str, Any], epochs: int
     else:
         entry = create(what.entry, image_shape=data.image_shape)
         network, scores = what.reader(entry)
-    limit: dict[str, Any] = {"epochs": epochs} if epochs else {"minutes": options.budget}
-    run = train(entry, data, options, inputs=Inputs(what.scatter, labels=True), **limit)
-    pairs = different_pairs(data.test[:images], what.scatter, options.seed)
-    with torch.no_grad(), in_eval_mode(entry.model), in_eval_mode(entry.guide):
-        found = torch.cat([scores(part) for part in pairs.overlays.split(500)])
+    run = train(entry, data, options, options.budget, inputs=Inputs(what.scatter, labels=True))
     return {
-        "error": pairs.missed(found),
-        **({} if epochs else {"updates": single(run.steps)}),
+        "error": missed(entry, scores, data.test[:images], what.scatter, options.seed),
+        "updates": single(run.steps),
         "parameters": single(sum(p.numel() for p in network.parameters())),
     }

@@ -6,21 +6,22 @@ validation images is trained from all seeds. The network without capsules makes 
 minutes, so it is trained a third time, for the updates of the capsules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
-from capsule_zoo.data import Split, load_dataset, transforms
+from capsule_zoo.data import Dataset, Split, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
-from capsule_zoo.records import Numbers, Table
+from capsule_zoo.records import Number, Numbers, Table
 from capsule_zoo.registry import Entry
 
 SHIFT = transforms.Shift(1)  # pixels, of training images
@@ -28,36 +29,48 @@ NETWORKS = ("capsules", "plain")
 
 
 @dataclass(frozen=True)
-class Equal:
-    """The settings of a comparison.
+class Search:
+    """The settings of a search, and of the trainings that follow it.
 
     Args:
-        data: names of the data sets on which both networks are tuned.
-        moved: data sets with moved test images, for which the first data set's tuning serves.
         rates: learning rates that are tried.
         decays: weight decays that are tried with each of them.
         tried: length of a try, as a part of the length of a training.
         seeds: number of seeds of each network.
-        degrees: angles by which test images are turned, counterclockwise.
-        epsilons: largest changes of a pixel under attack by one step of the gradient's sign.
-        images: number of the test images that are turned or attacked.
         sizes: sizes of the entry with capsules; by default a small network.
     """
 
-    data: tuple[str, ...] = ("mnist", "fashion-mnist")
-    moved: tuple[str, ...] = ("affnist",)
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     decays: tuple[float, ...] = (0.0, 0.1)
     tried: float = 0.5
     seeds: int = 3
-    degrees: tuple[float, ...] = (0, 15, 30, 45, 60, 90)
-    epsilons: tuple[float, ...] = (0.0, 0.05, 0.1)
-    images: int = 500
     sizes: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Task:
+class Equal(Search):
+    """The settings of a comparison: `Search`, the data, and the changes of test images.
+
+    Args:
+        data: names of the data sets on which both networks are tuned.
+        moved: data sets with moved test images, for which the first data set's tuning serves.
+        degrees: angles by which test images are turned, counterclockwise.
+        epsilons: largest changes of a pixel under attack by one step of the gradient's sign.
+        images: number of the test images that are turned or attacked.
+    """
+
+    data: tuple[str, ...] = ("mnist", "fashion-mnist")
+    moved: tuple[str, ...] = ("affnist",)
+    degrees: tuple[float, ...] = (0, 15, 30, 45, 60, 90)
+    epsilons: tuple[float, ...] = (0.0, 0.05, 0.1)
+    images: int = 500
+
+
+S = TypeVar("S", bound=Search)
+
+
+@dataclass(frozen=True)
+class Task(Generic[S]):
     """One training: of which network, on what data, how, and for how many updates, if not a time.
 
     A try measures validation images only.
@@ -68,7 +81,7 @@ class Task:
     data: str
     rate: float
     decay: float
-    given: Equal
+    given: S
     steps: int | None = None
     is_try: bool = False
 
@@ -97,31 +110,13 @@ def of_matrices(options: Options, chosen: Equal) -> Result:
 
 def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options) -> Result:
     """Tune, train and measure both networks on all data."""
-    given = replace(given, sizes=sizes) if given.sizes is None else given
-    everything = (*given.data, *given.moved)
-    settings = product(given.rates, given.decays)
-    ways = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
-    parts = given.seeds * len(everything) + given.tried * len(ways) * len(given.data)
-    minutes = options.budget / len(NETWORKS) / parts
-    options.say(f"Trying {len(ways)} settings of each network on {', '.join(given.data)}")
-    tries = {
-        f"{data}-{network}-{way}": Task(like, network, data, *ways[way], given, is_try=True)
-        for data, network, way in product(given.data, NETWORKS, ways)
-    }
-    found = learned(tries, 1, options, "tries", minutes * given.tried)
-    errors = {name: numbers["validation_error"] for name, numbers in found.items()}
-    chosen = {}
-    for data, network in product(everything, NETWORKS):
-        tuned = f"{data if data in given.data else given.data[0]}-{network}-"
-        best = min(under(tuned, tries), key=lambda way: errors[tuned + way][0])
-        chosen[f"{data}-{network}"] = replace(tries[tuned + best], data=data, is_try=False)
-    options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
-    found = learned(chosen, given.seeds, options, "trained", minutes)
-    again = {}
+    given = replace(given, sizes=given.sizes or sizes)
+    found, errors, chosen = tuned(learn, like, given, options, given.data, given.moved)
+    everything, again = (*given.data, *given.moved), {}
     for data in everything:
         steps = max(1, round(found[f"{data}-capsules"]["updates"][0]))
         again[f"{data}-plain_equal_updates"] = replace(chosen[f"{data}-plain"], steps=steps)
-    found |= learned(again, given.seeds, options, "equal-updates")
+    found |= learned(learn, again, given.seeds, options, "equal-updates")
     tables, rows = {}, {}
     for data in everything:
         rows[data], end = under(f"{data}-", found), "{quantity}_{variant}_" + data.replace("-", "_")
@@ -146,13 +141,58 @@ def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options
     return Result(tables, drawn)
 
 
+def tuned(
+    learn: Callable[[Job[Task[S]]], Numbers],
+    like: str,
+    given: S,
+    options: Options,
+    datasets: Sequence[str],
+    moved: Sequence[str] = (),
+) -> tuple[dict[str, Numbers], dict[str, Number], dict[str, Task[S]]]:
+    """Tune both networks on data sets, and train them there and on moved data.
+
+    Returns:
+        What was measured (by data set and network: "mnist-plain"), the validation errors of all
+        tries ("mnist-plain-rate_0_01_decay_0"), and the tasks that were chosen.
+    """
+    everything = (*datasets, *moved)
+    settings = product(given.rates, given.decays)
+    ways = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
+    parts = given.seeds * len(everything) + given.tried * len(ways) * len(datasets)
+    minutes = options.budget / len(NETWORKS) / parts
+    options.say(f"Trying {len(ways)} settings of each network on {', '.join(datasets)}")
+    tries = {
+        f"{data}-{network}-{way}": Task(like, network, data, *ways[way], given, is_try=True)
+        for data, network, way in product(datasets, NETWORKS, ways)
+    }
+    found = learned(learn, tries, 1, options, "tries", minutes * given.tried)
+    errors = {name: numbers["validation_error"] for name, numbers in found.items()}
+    chosen = {}
+    for data, network in product(everything, NETWORKS):
+        start = f"{data if data in datasets else datasets[0]}-{network}-"
+        best = min(under(start, tries), key=lambda way: errors[start + way][0])
+        chosen[f"{data}-{network}"] = replace(tries[start + best], data=data, is_try=False)
+    options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
+    found = learned(learn, chosen, given.seeds, options, "trained", minutes)
+    return found, errors, chosen
+
+
 def learned(
-    tasks: Mapping[str, Task], seeds: int, options: Options, name: str, minutes: float | None = None
+    learn: Callable[[Job[Task[S]]], Numbers],
+    tasks: Mapping[str, Task[S]],
+    seeds: int,
+    options: Options,
+    name: str,
+    minutes: float | None = None,
 ) -> dict[str, Numbers]:
     """Run tasks from some seeds, each for some minutes or its own updates; return the means."""
     whole = None if minutes is None else minutes * seeds * len(tasks)
-    runs = options.runs and options.runs / name
-    return means_of(Study(tasks, seeds).run(learn, replace(options, minutes=whole, runs=runs)))
+    return means_of(Study(tasks, seeds).run(learn, replace(within(options, name), minutes=whole)))
+
+
+def within(options: Options, name: str) -> Options:
+    """Return options whose runs lie in a folder of this name."""
+    return replace(options, runs=options.runs and options.runs / name)
 
 
 def under(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,10 +200,24 @@ def under(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(start): x for name, x in found.items() if name.startswith(start)}
 
 
-def learn(job: Job[Task]) -> Numbers:
+def learn(job: Job[Task[Equal]]) -> Numbers:
     """Train one network and measure it; see `of_matrices`."""
+    task, given = job.variant, job.variant.given
+    data = load_dataset(task.data, root=job.options.data_root)
+    entry, facts = fitted(job, data, SHIFT)
+    if task.is_try:
+        return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
+    found: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
+    if task.data not in given.moved:
+        found |= moved_errors(entry, data.test[: given.images], given)
+    return found | facts
+
+
+def fitted(
+    job: Job[Task[S]], data: Dataset, transform: Callable[..., Tensor]
+) -> tuple[Entry, Numbers]:
+    """Train one network on transformed images; return it, its updates, weights and settings."""
     task, options, given = job.variant, job.options, job.variant.given
-    data = load_dataset(task.data, root=options.data_root)
     own = dict(given.sizes or {})
     plain = task.network == "plain"
     name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
@@ -175,18 +229,17 @@ def learn(job: Job[Task]) -> Numbers:
         **({"minutes": options.minutes} if task.steps is None else {"steps": task.steps}),
         lr=task.rate,
         optimizer=partial(torch.optim.AdamW, weight_decay=task.decay, fused=True),
-        inputs=Inputs(SHIFT),
+        inputs=Inputs(transform),
         checks=Checks(clock="processor"),
     )
-    if task.is_try:
-        return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
-    found: Numbers = {"test_error": error_rate(entry.model, entry.guide, data.test)}
-    if task.data not in given.moved:
-        found |= moved_errors(entry, data.test[: given.images], given)
-    reader = entry.model if entry.model.supervised else entry.guide
-    facts = {"updates": run.steps, "weights": reader.num_parameters}
+    facts = {"updates": run.steps, "weights": reader_of(entry).num_parameters}
     facts |= {"rate": task.rate, "decay": task.decay}
-    return found | {name: single(value) for name, value in facts.items()}
+    return entry, {name: single(value) for name, value in facts.items()}
+
+
+def reader_of(entry: Entry) -> Any:
+    """Return the model or guide that gives scores to images."""
+    return entry.model if entry.model.supervised else entry.guide
 
 
 def moved_errors(entry: Entry, split: Split, given: Equal) -> Numbers:

@@ -11,7 +11,8 @@ classes:
 On 32x32 pixels it has 4.2 million parameters, the number that the paper reports. The paper chose
 the network to perform best on smallNORB.
 
-`EqualClassifier` has the stem of another classifier, and as many parameters.
+`EqualClassifier` has the stem of another classifier, and as many parameters. Each has a form for
+overlays of two images.
 
 References:
     Hinton, Sabour & Frosst 2018, "Matrix capsules with EM routing" (ICLR), section 5.
@@ -116,8 +117,8 @@ class EqualClassifier(Classifier):
         return self.read(self.layers(self.stem(images)).flatten(1))
 
 
-class OverlappingClassifier(ConvolutionalClassifier):
-    """The same network for two images, one laid over the other, and the classes of both.
+class OfPairs(Classifier):
+    """A classifier of two images, one laid over the other, that names the classes of both.
 
     The overlay is of an image and the one before it in the batch. There is one logit for each
     class, and `label` is what `classes_of_pairs` makes of the labels.
@@ -134,3 +135,11 @@ class OverlappingClassifier(ConvolutionalClassifier):
             law = dist.Bernoulli(logits=scores).to_event(1)
             pyro.sample("label", law, obs=None if present is None else present.to(scores))
         return images
+
+
+class OverlappingClassifier(OfPairs, ConvolutionalClassifier):
+    """The `ConvolutionalClassifier` of pairs."""
+
+
+class OverlappingEqualClassifier(OfPairs, EqualClassifier):
+    """The `EqualClassifier` of pairs."""

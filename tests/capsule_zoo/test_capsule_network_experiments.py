@@ -9,7 +9,7 @@ from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_network import headline as capsule_network
 from capsule_zoo.experiments.capsule_network.headline import entry_of
 from capsule_zoo.experiments.study import Study
-from capsule_zoo.models.baselines.cnn import OverlappingClassifier
+from capsule_zoo.models.baselines.cnn import OverlappingEqualClassifier
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create
 
@@ -58,8 +58,9 @@ def test_one_iteration_is_uniform_routing(few):
 def test_both_networks_for_pairs_have_as_many_parameters():
     shape = (1, 36, 36)
     capsules = create("overlapping-capsule-network", image_shape=shape)
-    plain = OverlappingClassifier(shape, **capsule_network.CNN)
+    plain = create("cnn", image_shape=shape, like="overlapping-capsule-network").model
     assert plain.num_parameters == pytest.approx(capsules.guide.num_parameters, rel=0.02)
+    assert isinstance(plain, OverlappingEqualClassifier)
 
 
 def test_outcomes_depend_on_the_seed_of_the_run_only(few):

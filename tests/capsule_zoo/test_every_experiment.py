@@ -54,7 +54,9 @@ def sizes_of(name: str) -> dict[str, Any]:
 
 MINIATURES = {
     "capsule-network/ablation": Miniature(dict(seeds=1, images=40, epochs=2)),
-    "capsule-network/overlap": Miniature(dict(epochs=2, images=20)),
+    "capsule-network/overlap": Miniature(
+        dict(images=20, sizes=dict(channels=4, hidden=(12, 12))), 0.02, 9
+    ),
     "generative-capsnet/shift-beyond": Miniature(
         dict(seeds=2, steps=2, images=2, inferred=2, **REQUESTS), None, None, (40, 40)
     ),

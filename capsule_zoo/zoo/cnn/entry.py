@@ -10,7 +10,7 @@ from torch import nn
 from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import ConvolutionalClassifier
-from capsule_zoo.models.baselines.cnn import EqualClassifier
+from capsule_zoo.models.baselines.cnn import EqualClassifier, OverlappingEqualClassifier
 from capsule_zoo.registry import Entry, create, register, unknown
 from capsule_zoo.sizes import Takes
 
@@ -18,7 +18,8 @@ TRAINING: dict[str, Any] = dict(
     lr=1e-3, pace=Pace("linear"), batch_size=64, inputs=Inputs(labels=True)
 )
 # Kernels and strides of the layers in the place of capsules
-CAPSULES = {"capsule-network": [(1, 1)], "matrix-capsules": [(3, 2), (3, 1)]}
+PAIRS = "overlapping-capsule-network"
+CAPSULES = {"capsule-network": [(1, 1)], "matrix-capsules": [(3, 2), (3, 1)], PAIRS: [(1, 1)]}
 
 
 @register(
@@ -37,8 +38,9 @@ def cnn(
 
     Args:
         image_shape, classes: arguments of `ConvolutionalClassifier`.
-        like: "capsule-network" or "matrix-capsules", for a network with the stem, the training
-            settings and as many parameters as reads images there, in place of other sizes.
+        like: "capsule-network", "overlapping-capsule-network" or "matrix-capsules", for a network
+            with the stem, the training settings and as many parameters as reads images there, in
+            place of other sizes.
         capsules: sizes of that entry.
         sizes: arguments of `ConvolutionalClassifier`.
     """
@@ -74,5 +76,6 @@ def equal(
         summed.weight.data[:] = read.data[:, None]
         stem = [*reader.primary.maps, summed]
     whole = PyroModule[nn.Sequential](*stem, PyroModule[nn.ReLU]())
+    network = OverlappingEqualClassifier if like == PAIRS else EqualClassifier
     count, layers = reader.num_parameters, CAPSULES[like]
-    return EqualClassifier(image_shape, classes, whole, layers, count), other.training
+    return network(image_shape, classes, whole, layers, count), other.training
