@@ -13,6 +13,7 @@ from capsule_zoo.registry import create, load, save, small_sizes
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
+PAIRS = {"overlapping-capsule-network": {"channels": 8}}
 
 
 def reader_of(entry):
@@ -28,9 +29,9 @@ def few(monkeypatch, unpainted):
 
 @pytest.mark.parametrize("size", [17, 28, 40])
 @pytest.mark.parametrize("sizes", ["preset", "experiment"])
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", [*ENTRIES, *PAIRS])
 def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
-    own = ENTRIES[name] if sizes == "experiment" else {}
+    own = (ENTRIES | PAIRS)[name] if sizes == "experiment" else {}
     capsules = reader_of(create(name, image_shape=(1, size, size), **own))
     plain = create("cnn", image_shape=(1, size, size), like=name, capsules=own).model
     assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
@@ -39,13 +40,13 @@ def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
     assert sorted(shapes) == sorted(each.numel() for each in plain.stem.parameters())
 
 
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", [*ENTRIES, *PAIRS])
 def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
     torch.manual_seed(0)
     plain = create("cnn", image_shape=(1, 17, 17), like=name).model.double().eval()
     images = torch.rand(3, 1, 17, 17, dtype=torch.float64)
     features = plain.stem(images)
-    assert features.shape[:2] == (3, 128 if name == "capsule-network" else 64)
+    assert features.shape[:2] == (3, 64 if name == "matrix-capsules" else 128)
     torch.manual_seed(0)
     capsules = reader_of(create(name, image_shape=(1, 17, 17))).double().eval()
     if name == "matrix-capsules":
