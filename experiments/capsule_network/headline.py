@@ -21,15 +21,7 @@ from capsule_zoo.experiments.common.findings import (
     squared_error,
 )
 from capsule_zoo.experiments.common.overlaps import different_pairs, missed, taken_out
-from capsule_zoo.experiments.zoo.equal_network import (
-    Search,
-    Task,
-    fitted,
-    reader_of,
-    tuned,
-    under,
-    within,
-)
+from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
@@ -129,7 +121,7 @@ def padded(options: Options) -> Dataset:
 
 
 @dataclass(frozen=True)
-class Overlaid(Search):
+class Overlaid(equal.Search):
     """The settings of the comparison on pairs: `Search`, and the number of test images.
 
     Args:
@@ -151,13 +143,13 @@ def overlap(options: Options, chosen: Overlaid) -> Result:
     seeds. `squared_error` is of drawings from the first seed, explained at `taken_out`.
     """
     given = replace(chosen, sizes=chosen.sizes or {"channels": 16})
-    found, tried, _ = tuned(learn_pairs, PAIRS, given, options, ["mnist"])
-    capsules = load(Study(found).folders(within(options, "trained"))["mnist-capsules"])
+    found, tried, _ = equal.tuned(learn_pairs, PAIRS, given, options, ["mnist"])
+    capsules = load(Study(found).folders(equal.within(options, "trained"))["mnist-capsules"])
     pairs = different_pairs(padded(options).test[: given.images], scattered, options.seed)
     pyro.set_rng_seed(options.seed)
     squares, figure = taken_out(capsules, pairs)
     names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}
-    errors = {name: under(f"{key}-", tried) for name, key in names.items()}
+    errors = {name: equal.under(f"{key}-", tried) for name, key in names.items()}
     metrics: Metrics = {
         **by_quantity({name: found[key] for name, key in names.items()}),
         "squared_error": squares,
@@ -166,11 +158,11 @@ def overlap(options: Options, chosen: Overlaid) -> Result:
     return Result(metrics, {"": figure}, None, capsules)
 
 
-def learn_pairs(job: Job[Task[Overlaid]]) -> Numbers:
+def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
     """Train one network on pairs; return its error on them, and the facts of its training."""
     data = padded(job.options)
-    entry, facts = fitted(job, data, scattered)
-    is_try, scores = job.variant.is_try, reader_of(entry).scores
+    entry, facts = equal.fitted(job, data, scattered)
+    is_try, scores = job.variant.is_try, equal.reader_of(entry).scores
     split = data.validation if is_try else data.test[: job.variant.given.images]
     error = missed(entry, scores, split, scattered, job.options.seed)
     return {"validation_error": error} if is_try else {"error": error, **facts}

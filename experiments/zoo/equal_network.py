@@ -86,6 +86,9 @@ class Task(Generic[S]):
     is_try: bool = False
 
 
+Learn = Callable[[Job[Task[S]]], Numbers]
+
+
 @experiment("capsule-network/equal-network", data="mnist", minutes=20)
 def of_vectors(options: Options, chosen: Equal) -> Result:
     """Compare the capsule network with an equal network without capsules (20 core-minutes).
@@ -142,7 +145,7 @@ def compared(like: str, sizes: Mapping[str, Any], given: Equal, options: Options
 
 
 def tuned(
-    learn: Callable[[Job[Task[S]]], Numbers],
+    learn: Learn[S],
     like: str,
     given: S,
     options: Options,
@@ -178,7 +181,7 @@ def tuned(
 
 
 def learned(
-    learn: Callable[[Job[Task[S]]], Numbers],
+    learn: Learn[S],
     tasks: Mapping[str, Task[S]],
     seeds: int,
     options: Options,
