@@ -164,5 +164,5 @@ def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
     entry, facts = equal.fitted(job, data, scattered)
     is_try, scores = job.variant.is_try, equal.reader_of(entry).scores
     split = data.validation if is_try else data.test[: job.variant.given.images]
-    error = missed(entry, scores, split, scattered, job.options.seed)
+    error = missed(entry, scores, different_pairs(split, scattered, job.options.seed))
     return {"validation_error": error} if is_try else {"error": error, **facts}

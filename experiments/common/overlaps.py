@@ -76,15 +76,8 @@ def different_pairs(split: Split, scatter: Callable[..., Tensor], seed: int) -> 
     return Pairs(images[differ], split.labels[differ], others[differ], other_labels[differ])
 
 
-def missed(
-    entry: Entry,
-    scores: Callable[[Tensor], Tensor],
-    split: Split,
-    scatter: Callable[..., Tensor],
-    seed: int,
-) -> Number:
-    """Return the share of pairs of a split whose two classes an entry's scores do not both find."""
-    pairs = different_pairs(split, scatter, seed)
+def missed(entry: Entry, scores: Callable[[Tensor], Tensor], pairs: Pairs) -> Number:
+    """Return the share of pairs whose two classes an entry's scores do not both find."""
     with torch.no_grad(), in_eval_mode(entry.model), in_eval_mode(entry.guide):
         return pairs.missed(torch.cat([scores(part) for part in pairs.overlays.split(500)]))
 
@@ -163,8 +156,9 @@ def learn(job: Job[Overlap], *, images: int, cnn: Mapping[str, Any]) -> Numbers:
         entry = create(what.entry, image_shape=data.image_shape)
         network, scores = what.reader(entry)
     run = train(entry, data, options, options.budget, inputs=Inputs(what.scatter, labels=True))
+    pairs = different_pairs(data.test[:images], what.scatter, options.seed)
     return {
-        "error": missed(entry, scores, data.test[:images], what.scatter, options.seed),
+        "error": missed(entry, scores, pairs),
         "updates": single(run.steps),
         "parameters": single(sum(p.numel() for p in network.parameters())),
     }

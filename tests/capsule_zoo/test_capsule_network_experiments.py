@@ -56,10 +56,13 @@ def test_one_iteration_is_uniform_routing(few):
 
 @pytest.mark.parametrize("network", ["capsules", "plain"])
 def test_settings_are_tried_on_pairs_of_validation_images(network, few, monkeypatch):
-    read = []
-    monkeypatch.setattr(
-        capsule_network, "missed", lambda entry, scores, split, *_: read.append(split)
-    )
+    read, pair = [], capsule_network.different_pairs
+
+    def seen(split, *others):
+        read.append(split)
+        return pair(split, *others)
+
+    monkeypatch.setattr(capsule_network, "different_pairs", seen)
     given = Overlaid(sizes=dict(channels=4, hidden=(12, 12)), images=7)
     for is_try in (True, False):
         task = Task("overlapping-capsule-network", network, "mnist", 0.01, 0.1, given, 2, is_try)
