@@ -15,10 +15,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from capsule_zoo.data import Dataset, Split, load_dataset, transforms
+from capsule_zoo.data import Dataset, Split, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, means_of, single
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.training import photographs
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Checks, Inputs, error_rate, fgsm
 from capsule_zoo.records import Number, Numbers, Table
@@ -66,6 +67,14 @@ class Equal(Search):
     images: int = 500
 
 
+@dataclass(frozen=True)
+class InColor(Equal):
+    """The settings of a comparison on photographs; see `Equal`."""
+
+    data: tuple[str, ...] = ("cifar10",)
+    moved: tuple[str, ...] = ()
+
+
 S = TypeVar("S", bound=Search)
 
 
@@ -92,6 +101,15 @@ Learn = Callable[[Job[Task[S]]], Numbers]
 @experiment("capsule-network/equal-network", data="mnist", minutes=20)
 def of_vectors(options: Options, chosen: Equal) -> Result:
     """Compare the capsule network with an equal network without capsules (20 core-minutes).
+
+    See `matrix-capsules/equal-network` for the quantities.
+    """
+    return compared("capsule-network", {"channels": 16}, chosen, options)
+
+
+@experiment("capsule-network/equal-network-cifar10", data="cifar10", minutes=20)
+def of_vectors_in_color(options: Options, chosen: InColor) -> Result:
+    """Compare the capsule network with an equal network on photographs (20 core-minutes).
 
     See `matrix-capsules/equal-network` for the quantities.
     """
@@ -206,7 +224,7 @@ def under(start: str, found: Mapping[str, Any]) -> dict[str, Any]:
 def learn(job: Job[Task[Equal]]) -> Numbers:
     """Train one network and measure it; see `of_matrices`."""
     task, given = job.variant, job.variant.given
-    data = load_dataset(task.data, root=job.options.data_root)
+    data = photographs(task.data, job.options)
     entry, facts = fitted(job, data, SHIFT)
     if task.is_try:
         return {"validation_error": error_rate(entry.model, entry.guide, data.validation)}
