@@ -29,6 +29,7 @@ NOT_KEPT = {
     "scenes/counts",  # five seeds, of which none is shipped
     "zoo/gaps",  # a VAE that the experiment trains, as README says
     "capsule-network/equal-network",  # trained for equal minutes, as README says
+    "capsule-network/equal-network-cifar10",
     "matrix-capsules/equal-network",
 }
 SUBSET = 1000  # images: a fifth off the headline is then more than five standard errors
