@@ -1,15 +1,17 @@
-"""Novel viewpoints, and attacks: matrix capsules against a convolutional network.
+"""Novel viewpoints, and attacks: matrix capsules beside an equal network without them.
 
 The paper (Hinton et al. 2018, section 5) trains on a third of smallNORB's azimuths, or the lowest
 third of its elevations, and tests on the others. A capsule network and a convolutional one are
-compared where they do equally well on familiar viewpoints. Here both are trained for a given time
-and measured several times during training, more often at the start. All errors are compared at the
-lowest familiar error that both networks reach, on the straight line between two measurements.
+compared where they do equally well on familiar viewpoints. Here the networks are equal and tuned by
+one search, as in `zoo.equal_network`. They are trained for equal minutes and measured several times
+during training, more often at the start. All errors are compared at the lowest familiar error that
+both networks reach, on the straight line between two measurements.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pyro
@@ -22,6 +24,17 @@ from capsule_zoo.data.sources import data_folder
 from capsule_zoo.data.viewpoints import CATEGORIES
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import mean_and_error
+from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
+from capsule_zoo.experiments.zoo.equal_network import (
+    NETWORKS,
+    Search,
+    Task,
+    searched,
+    sized,
+    under,
+    way_of,
+    within,
+)
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
@@ -29,32 +42,30 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
-ENTRIES = {"capsules": "matrix-capsules", "cnn": "cnn"}
-COSTS = {"capsules": 5.0, "cnn": 1.0}  # relative costs of a step; the networks' shares of the time
-COLORS = {"capsules": "C0", "cnn": "C1"}
+COLORS = {"capsules": "C0", "plain": "C1"}
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
 
 
 @dataclass(frozen=True)
-class Trainings:
-    """The settings of an experiment on viewpoints.
+class Trainings(Search):
+    """The settings of an experiment on viewpoints: `Search`, by familiar views, and measurements.
 
     Args:
-        seeds: number of seeds for each network and factor.
         size: height and width of the views in pixels.
         checks: number of measurements during each training run; measurement i of n comes after
             (i / n)^2 of the time.
-        views: number of familiar and of novel views that are tested on.
+        views: number of familiar and of novel views that are tested on, and of those training views
+            that tries leave out and are judged by.
         attacked: number of familiar views under attack.
         epsilons: largest changes of a pixel by the attack of one step (FGSM).
         iterated: largest changes by the attack of several steps.
         attack_steps: number of these steps.
-        capsules: sizes of the capsule network that replace the entry's own.
     """
 
-    seeds: int = 3
+    decays: tuple[float, ...] = (0.0,)
+    tried: float = 0.25
     size: int = 32
     checks: int = 8
     views: int = 2000
@@ -62,7 +73,6 @@ class Trainings:
     epsilons: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04)
     iterated: tuple[float, ...] = (0.01, 0.02)
     attack_steps: int = 5
-    capsules: Mapping[str, Any] | None = None
 
 
 def views(source: str, options: Options, size: int) -> tuple[Views, Views]:
@@ -81,37 +91,52 @@ def some(split: Split, number: int) -> Split:
     return split[torch.randperm(len(split), generator=seeded_generator(5))[:number]]
 
 
-def train_and_measure(
-    job: Job[tuple[str, str]], *, source: str, settings: Trainings
-) -> dict[str, Any]:
+def begun_on(seen: Split, task: Task[Trainings], options: Options) -> Entry:
+    """Return a task's untrained network for views."""
+    name, sizes = sized(task)
+    pyro.set_rng_seed(options.seed)
+    return create(name, image_shape=seen.images.shape[1:], classes=len(CATEGORIES), **sizes)
+
+
+def seen_views(job: Job[Task[Trainings]], source: str) -> tuple[Split, Views]:
+    """Return the familiar training views of a task's factor, and all test views."""
+    task = job.variant
+    train_views, test_views = views(source, job.options, task.given.size)
+    familiar = {task.data: FAMILIAR[task.data]}
+    return train_views.select(**familiar).split(task.given.size), test_views
+
+
+def learn_some(job: Job[Task[Trainings]], *, source: str) -> Numbers:
+    """Try one setting; return the error on familiar training views that were left out."""
+    task, (seen, _) = job.variant, seen_views(job, source)
+    entry, mixed = begun_on(seen, task, job.options), some(seen, len(seen))
+    left_out, rest = mixed[: task.given.views], mixed[task.given.views :]
+    train(entry, rest, job.options, job.options.budget, pace=Pace("constant"), **way_of(task))
+    return {"validation_error": error_rate(entry.model, entry.guide, left_out)}
+
+
+def train_and_measure(job: Job[Task[Trainings]], *, source: str) -> dict[str, Any]:
     """Train one network on familiar views, and measure it during training and under attack.
 
     Args:
-        job: its variant is one of `ENTRIES`, and the factor that makes the held-out views novel.
+        job: its task's data is the factor that makes the held-out views novel.
         source: "toys3d" or "smallnorb".
     """
-    (network, factor), options = job.variant, job.options
-    train_views, test_views = views(source, options, settings.size)
-    familiar = {factor: FAMILIAR[factor]}
-    novel = {factor: novel_values(test_views, factor)}
-    seen = train_views.select(**familiar).split(settings.size)
-    splits = [test_views.select(**kind).split(settings.size) for kind in (familiar, novel)]
-    tested = [some(split, settings.views) for split in splits]
-    pyro.set_rng_seed(options.seed)
-    sizes = (settings.capsules or {}) if network == "capsules" else {}
-    shape = tuple(seen.images.shape[1:])
-    entry = create(ENTRIES[network], image_shape=shape, classes=len(CATEGORIES), **sizes)
-    few = tested[0][: settings.attacked]
-    path = []
-    for check in range(1, settings.checks + 1):
-        minutes = options.budget * (check / settings.checks) ** 2
+    task, options, given = job.variant, job.options, job.variant.given
+    seen, test_views = seen_views(job, source)
+    kinds = FAMILIAR[task.data], novel_values(test_views, task.data)
+    splits = [test_views.select(**{task.data: kind}).split(given.size) for kind in kinds]
+    tested = [some(split, given.views) for split in splits]
+    entry, few, path = begun_on(seen, task, options), tested[0][: given.attacked], []
+    for check in range(1, given.checks + 1):
+        minutes = options.budget * (check / given.checks) ** 2
         earlier = f"check-{check - 1}" if check > 1 else None
         how: dict[str, Any] = dict(pace=Pace("constant"), name=f"check-{check}", after=earlier)
-        train(entry, seen, options, minutes, **how)
+        train(entry, seen, options, minutes, **how, **way_of(task))
         errors = [error_rate(entry.model, entry.guide, split).value for split in tested]
         point = dict(zip(("familiar", "novel"), errors, strict=True))
-        if factor == "azimuth":
-            point |= attacked(entry, few, settings)
+        if task.data == "azimuth":
+            point |= attacked(entry, few, given)
         path.append(point)
     return {"path": path}
 
@@ -150,13 +175,17 @@ def crossing(path: Sequence[Point], familiar: float) -> Point:
 def compared(source: str, settings: Trainings, options: Options) -> Result:
     """Train every network on every factor with every seed, and compare them."""
     views(source, options, settings.size)  # rendered or downloaded once, before processes need them
-    variants = {"-".join(pair): pair for pair in product(ENTRIES, FAMILIAR)}
-    costs = {name: COSTS[network] for name, (network, _) in variants.items()}
-    options.say(f"Training {len(variants) * settings.seeds} networks")
-    timed, study = replace(options, minutes=options.budget), Study(variants, settings.seeds, costs)
-    outcomes = study.run(train_and_measure, timed, source=source, settings=settings)
+    given = replace(settings, sizes=settings.sizes or NETWORK)
+    ways = len(given.rates) * len(given.decays)
+    runs = len(NETWORKS) * len(FAMILIAR) * given.seeds
+    minutes = options.budget / (runs + given.tried * ways * len(NETWORKS) * len(FAMILIAR))
+    learn = partial(learn_some, source=source)
+    best, tried = searched(learn, "matrix-capsules", given, options, list(FAMILIAR), minutes)
+    options.say(f"Training {runs} networks")
+    timed = replace(within(options, "trained"), minutes=minutes * runs)
+    outcomes = Study(best, given.seeds).run(train_and_measure, timed, source=source)
     found = {
-        (*variants[name], seed): run["path"]
+        (best[name].network, best[name].data, seed): run["path"]
         for name, runs in outcomes.items()
         for seed, run in enumerate(runs, options.seed)
     }
@@ -167,7 +196,13 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
         for name, kind in (("novel", ""), ("familiar", "familiar_"))
     }
     attacks = {name: e for name, e in errors["azimuth"].items() if name.endswith("_error")}
-    metrics: Metrics = {**matched_errors, "attacked": Table(attacks)}
+    tries = {start.replace("-", "_"): under(f"{start}-", tried) for start in best}
+    validation = Table(tries, "validation_{quantity}_{variant}")
+    metrics: Metrics = {
+        **matched_errors,
+        "attacked": Table(attacks),
+        "validation error": validation,
+    }
     return Result(metrics, {"": paths_figure(found), "attack": attack_figure(attacks)})
 
 
@@ -175,7 +210,7 @@ def errors_where_matched(found: Mapping[Run, Sequence[Point]], factor: str) -> d
     """Return the errors over the seeds, by name, then by network."""
     errors: dict[str, dict[str, list[float]]] = {}
     for seed in sorted({seed for _, _, seed in found}):
-        paths = {network: found[network, factor, seed] for network in ENTRIES}
+        paths = {network: found[network, factor, seed] for network in NETWORKS}
         for network, point in matched(paths).items():
             for name, error in point.items():
                 errors.setdefault(name, {}).setdefault(network, []).append(error)
@@ -187,10 +222,10 @@ def errors_where_matched(found: Mapping[Run, Sequence[Point]], factor: str) -> d
 
 @experiment("matrix-capsules/viewpoints", data="toys3d", minutes=240, lead="")
 def viewpoints(options: Options, chosen: Trainings) -> Result:
-    """Compare capsules with a CNN on novel viewpoints of rendered toys (4 core-hours).
+    """Compare capsules with an equal network on novel viewpoints of rendered toys (4 core-hours).
 
-    The minutes are shared by all training runs, which go side by side where there are several
-    cores. Measuring during training takes some forty minutes more. Errors are means over the seeds
+    Minutes are of the processor, and all trainings and tries share them equally. Measuring during
+    training takes some forty minutes more. Errors are means over the seeds
     at matched familiar errors, with the standard error over seeds. `fgsm_40_...` are errors on
     familiar azimuths under a white-box attack of one step that changes pixels by .040, and
     `iterated_...` errors under an attack of several steps.
@@ -200,7 +235,7 @@ def viewpoints(options: Options, chosen: Trainings) -> Result:
 
 @experiment("matrix-capsules/viewpoints-smallnorb", data="smallnorb", minutes=240)
 def viewpoints_smallnorb(options: Options, chosen: Trainings) -> Result:
-    """Compare capsules with a CNN on novel viewpoints of smallNORB (4 core-hours).
+    """Compare capsules with an equal network on novel viewpoints of smallNORB (4 core-hours).
 
     The files of smallNORB must be given or downloaded.
     """

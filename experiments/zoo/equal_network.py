@@ -176,11 +176,34 @@ def tuned(
         What was measured (by data set and network: "mnist-plain"), the validation errors of all
         tries ("mnist-plain-rate_0_01_decay_0"), and the tasks that were chosen.
     """
-    everything = (*datasets, *moved)
+    everything, ways = (*datasets, *moved), len(given.rates) * len(given.decays)
+    parts = given.seeds * len(everything) + given.tried * ways * len(datasets)
+    minutes = options.budget / len(NETWORKS) / parts
+    best, errors = searched(learn, like, given, options, datasets, minutes)
+    chosen = {}
+    for data, network in product(everything, NETWORKS):
+        own = data if data in datasets else datasets[0]
+        chosen[f"{data}-{network}"] = replace(best[f"{own}-{network}"], data=data)
+    options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
+    found = learned(learn, chosen, given.seeds, options, "trained", minutes)
+    return found, errors, chosen
+
+
+def searched(
+    learn: Callable[[Job[Task[S]]], Numbers],
+    like: str,
+    given: S,
+    options: Options,
+    datasets: Sequence[str],
+    minutes: float,
+) -> tuple[dict[str, Task[S]], dict[str, Number]]:
+    """Return the best task of each network on each data set, and the errors of all tries.
+
+    Args:
+        minutes: length of a training; a try takes a part of it.
+    """
     settings = product(given.rates, given.decays)
     ways = {f"rate_{r:g}_decay_{d:g}".replace(".", "_"): (r, d) for r, d in settings}
-    parts = given.seeds * len(everything) + given.tried * len(ways) * len(datasets)
-    minutes = options.budget / len(NETWORKS) / parts
     options.say(f"Trying {len(ways)} settings of each network on {', '.join(datasets)}")
     tries = {
         f"{data}-{network}-{way}": Task(like, network, data, *ways[way], given, is_try=True)
@@ -188,14 +211,11 @@ def tuned(
     }
     found = learned(learn, tries, 1, options, "tries", minutes * given.tried)
     errors = {name: numbers["validation_error"] for name, numbers in found.items()}
-    chosen = {}
-    for data, network in product(everything, NETWORKS):
-        start = f"{data if data in datasets else datasets[0]}-{network}-"
-        best = min(under(start, tries), key=lambda way: errors[start + way][0])
-        chosen[f"{data}-{network}"] = replace(tries[start + best], data=data, is_try=False)
-    options.say(f"Training {len(chosen)} networks from {given.seeds} seeds each")
-    found = learned(learn, chosen, given.seeds, options, "trained", minutes)
-    return found, errors, chosen
+    best = {}
+    for start in (f"{data}-{network}" for data, network in product(datasets, NETWORKS)):
+        way = min(under(f"{start}-", tries), key=lambda way: errors[f"{start}-{way}"][0])
+        best[start] = replace(tries[f"{start}-{way}"], is_try=False)
+    return best, errors
 
 
 def learned(
@@ -238,24 +258,27 @@ def fitted(
     job: Job[Task[S]], data: Dataset, transform: Callable[..., Tensor]
 ) -> tuple[Entry, Numbers]:
     """Train one network on transformed images; return it, its updates, weights and settings."""
-    task, options, given = job.variant, job.options, job.variant.given
-    own = dict(given.sizes or {})
-    plain = task.network == "plain"
-    name, sizes = ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+    task, options = job.variant, job.options
+    name, sizes = sized(task)
     entry = begun(name, data, options, classes=data.num_classes, **sizes)
-    run = train(
-        entry,
-        data,
-        options,
-        **({"minutes": options.minutes} if task.steps is None else {"steps": task.steps}),
-        lr=task.rate,
-        optimizer=partial(torch.optim.AdamW, weight_decay=task.decay, fused=True),
-        inputs=Inputs(transform),
-        checks=Checks(clock="processor"),
-    )
+    limit = {"minutes": options.minutes} if task.steps is None else {"steps": task.steps}
+    run = train(entry, data, options, **limit, **way_of(task), inputs=Inputs(transform))
     facts = {"updates": run.steps, "weights": reader_of(entry).num_parameters}
     facts |= {"rate": task.rate, "decay": task.decay}
     return entry, {name: single(value) for name, value in facts.items()}
+
+
+def sized(task: Task[S]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a task's entry, and its sizes."""
+    own = dict(task.given.sizes or {})
+    plain = task.network == "plain"
+    return ("cnn", dict(like=task.like, capsules=own)) if plain else (task.like, own)
+
+
+def way_of(task: Task[S]) -> dict[str, Any]:
+    """Return how a task's network is trained: its rate, decay and clock."""
+    adam = partial(torch.optim.AdamW, weight_decay=task.decay, fused=True)
+    return dict(lr=task.rate, optimizer=adam, checks=Checks(clock="processor"))
 
 
 def reader_of(entry: Entry) -> Any:

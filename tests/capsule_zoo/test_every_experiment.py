@@ -87,7 +87,7 @@ MINIATURES = {
             epsilons=(0.0, 0.1),
             iterated=(0.1,),
             attack_steps=2,
-            capsules=MATRIX,
+            sizes=MATRIX,
         ),
         0.003,
     ),

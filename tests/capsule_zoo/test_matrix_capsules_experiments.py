@@ -7,13 +7,14 @@ import torch
 from miniature import few_digits, few_views
 
 from capsule_zoo.data import Split
-from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments import Job, Options, reproduce
 from capsule_zoo.experiments.matrix_capsules import headline as matrix_capsules
 from capsule_zoo.experiments.matrix_capsules import iterations as matrix_capsules_iterations
-from capsule_zoo.experiments.matrix_capsules import viewpoints as matrix_capsules_viewpoints
+from capsule_zoo.experiments.matrix_capsules import viewpoints
 from capsule_zoo.experiments.matrix_capsules.headline import ink_center, nudged
 from capsule_zoo.experiments.matrix_capsules.iterations import Lengths, network_at_length
-from capsule_zoo.experiments.matrix_capsules.viewpoints import matched, novel_values
+from capsule_zoo.experiments.matrix_capsules.viewpoints import Trainings, matched, novel_values
+from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.registry import create, save
 
 QUICK = Options(minutes=0.003, progress=False, processes=1)
@@ -29,7 +30,7 @@ def miniature(monkeypatch, unpainted):
     for module in (matrix_capsules, matrix_capsules_iterations):
         monkeypatch.setattr(module, "load_dataset", lambda *_, **__: few)
     noise = lambda *_: (few_views(), few_views())  # noqa: E731
-    monkeypatch.setattr(matrix_capsules_viewpoints, "views", noise)
+    monkeypatch.setattr(viewpoints, "views", noise)
     return few
 
 
@@ -104,6 +105,46 @@ def test_novel_views_are_those_that_are_not_familiar():
     assert novel_values(few_views(), "elevation") == [3]
 
 
+def test_a_try_is_judged_by_views_that_it_was_not_trained_on(monkeypatch):
+    seen, both = {}, (few_views(), few_views())
+    monkeypatch.setattr(viewpoints, "views", lambda *_: both)
+    monkeypatch.setattr(viewpoints, "train", lambda e, split, *_, **how: seen.update(how, of=split))
+    monkeypatch.setattr(viewpoints, "error_rate", lambda _, __, split: split)
+    given = Trainings(size=17, views=5, sizes=NETWORK)
+    task = Task("matrix-capsules", "plain", "azimuth", 0.02, 0.1, given, is_try=True)
+    judged = viewpoints.learn_some(Job("", task, QUICK), source="")["validation_error"]
+    whole = viewpoints.seen_views(Job("", task, QUICK), "")[0]
+    assert len(judged) == 5 and len(seen["of"]) == len(whole) - 5 and seen["lr"] == 0.02
+    brightness = [split.images.sum((1, 2, 3)) for split in (judged, seen["of"], whole)]
+    torch.testing.assert_close(torch.cat(brightness[:2]).sort()[0], brightness[2].sort()[0])
+
+
+def test_networks_on_views_are_equal_tuned_and_trained_for_equal_minutes(monkeypatch):
+    minutes, rates, good = [], {}, {"capsules": 0.01, "plain": 0.001}
+
+    def tried(job, *, source):
+        minutes.append(job.options.minutes)
+        task = job.variant
+        return {"validation_error": (float(task.rate != good[task.network]), 0.1, 9)}
+
+    def measured(job, *, source):
+        minutes.append(job.options.minutes)
+        task = job.variant
+        entry = viewpoints.begun_on(viewpoints.seen_views(job, "")[0], task, QUICK)
+        rates.setdefault((task.network, entry.model.num_parameters), set()).add(task.rate)
+        return {"path": [{"familiar": 0.1, "novel": 0.2, "fgsm_0_error": 0.1}]}
+
+    monkeypatch.setattr(viewpoints, "learn_some", tried)
+    monkeypatch.setattr(viewpoints, "train_and_measure", measured)
+    given = Trainings(rates=(0.001, 0.01), tried=0.25, seeds=2, size=17)
+    viewpoints.viewpoints(replace(QUICK, minutes=100, processes=1), given)
+    assert {name: found for (name, _), found in rates.items()} == {n: {r} for n, r in good.items()}
+    capsules, plain = (count for _, count in sorted(rates))
+    assert plain == pytest.approx(capsules, rel=0.02)
+    assert sum(minutes) == pytest.approx(100) and max(minutes) == pytest.approx(4 * min(minutes))
+    assert len(minutes) == 2 * 2 * (2 + 2)
+
+
 def test_a_nudge_moves_one_number_of_the_class_by_its_deviation():
     codes, labels = torch.zeros(6, 3, 16), torch.tensor([0, 1, 1, 2, 1, 0])
     codes[torch.arange(6), labels] = torch.randn(6, 16)
@@ -126,5 +167,5 @@ def test_the_inks_center_moves_with_the_ink():
 
 def test_viewpoints_smallnorb_compares_on_smallnorb(monkeypatch):
     """The experiment `viewpoints-smallnorb` differs from `viewpoints` in its data alone."""
-    monkeypatch.setattr(matrix_capsules_viewpoints, "compared", lambda data, *_: data)
-    assert matrix_capsules_viewpoints.viewpoints_smallnorb(Options(), None) == "smallnorb"
+    monkeypatch.setattr(viewpoints, "compared", lambda data, *_: data)
+    assert viewpoints.viewpoints_smallnorb(Options(), None) == "smallnorb"
