@@ -42,7 +42,8 @@ from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create
 
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
-COLORS = {"capsules": "C0", "plain": "C1"}
+NAMES = {"capsules": "capsules", "plain": "cnn"}  # in records, which keep their names
+COLORS = {"capsules": "C0", "cnn": "C1"}
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
@@ -185,7 +186,7 @@ def compared(source: str, settings: Trainings, options: Options) -> Result:
     timed = replace(within(options, "trained"), minutes=minutes * runs)
     outcomes = Study(best, given.seeds).run(train_and_measure, timed, source=source)
     found = {
-        (best[name].network, best[name].data, seed): run["path"]
+        (NAMES[best[name].network], best[name].data, seed): run["path"]
         for name, runs in outcomes.items()
         for seed, run in enumerate(runs, options.seed)
     }
@@ -210,7 +211,7 @@ def errors_where_matched(found: Mapping[Run, Sequence[Point]], factor: str) -> d
     """Return the errors over the seeds, by name, then by network."""
     errors: dict[str, dict[str, list[float]]] = {}
     for seed in sorted({seed for _, _, seed in found}):
-        paths = {network: found[network, factor, seed] for network in NETWORKS}
+        paths = {network: found[network, factor, seed] for network in NAMES.values()}
         for network, point in matched(paths).items():
             for name, error in point.items():
                 errors.setdefault(name, {}).setdefault(network, []).append(error)
