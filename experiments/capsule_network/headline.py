@@ -145,9 +145,8 @@ def overlap(options: Options, chosen: Overlaid) -> Result:
     given = replace(chosen, sizes=chosen.sizes or {"channels": 16})
     found, tried, _ = equal.tuned(learn_pairs, PAIRS, given, options, ["mnist"])
     capsules = load(Study(found).folders(equal.within(options, "trained"))["mnist-capsules"])
-    pairs = different_pairs(padded(options).test[: given.images], scattered, options.seed)
-    pyro.set_rng_seed(options.seed)
-    squares, figure = taken_out(capsules, pairs)
+    test = padded(options).test[: given.images]
+    squares, figure = taken_out(capsules, test, scattered, options.seed)
     names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}
     errors = {name: equal.under(f"{key}-", tried) for name, key in names.items()}
     metrics: Metrics = {

@@ -8,12 +8,14 @@ only through the capsule of the digit's class, for which the margin loss asks. W
 loss bounds log p(digit). A pair is an image and the one before it, shifted by up to 4 pixels.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyro
 import torch
-from torch import Tensor, nn
+from pyro.infer import Trace_ELBO
+from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split, load_dataset
 from capsule_zoo.data.transforms import Shift
@@ -30,12 +32,14 @@ from capsule_zoo.experiments.common.findings import (
     pictures,
     single,
 )
-from capsule_zoo.experiments.common.overlaps import Overlap, separated
+from capsule_zoo.experiments.common.overlaps import different_pairs, missed, taken_out
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, photographs, train
 from capsule_zoo.figures.grids import image_rows
+from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import Inputs, Run, compare, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
+from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.recurrent_capsules.figures import drawings_of
@@ -300,11 +304,6 @@ def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
     return Binarize()(Shift(4)(images, generator=generator), generator=generator)
 
 
-def reader(entry: Entry) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """Return the capsules that look at pairs."""
-    return entry.model.reader, entry.model.classify
-
-
 @experiment("recurrent-capsules/overlap", data="mnist", minutes=90)
 def overlap(options: Options, *, images: int = 1000, cnn: Mapping[str, Any] = CNN) -> Result:
     """Separate overlapping digits by masking all capsules but one (90 minutes).
@@ -319,5 +318,30 @@ def overlap(options: Options, *, images: int = 1000, cnn: Mapping[str, Any] = CN
         images: number of test images; pairs of one class are left out.
         cnn: sizes of the convolutional network.
     """
-    what = Overlap("overlapping-capsules", binary_mnist, scattered, reader)
-    return separated(options, what, images, cnn)
+    timed = replace(options, minutes=options.budget)
+    study: Study[Mapping[str, Any]] = Study({"capsules": {}, "cnn": cnn})
+    options.say(f"Training {' and '.join(study.variants)}")
+    found = means_of(study.run(learn_pairs, timed, images=images))
+    capsules = load(study.folders(timed)["capsules"])
+    test = binary_mnist(options).test[:images]
+    errors, figure = taken_out(capsules, test, scattered, options.seed)
+    return Result({**by_quantity(found), "squared_error": errors}, {"": figure}, None, capsules)
+
+
+def learn_pairs(job: Job[Mapping[str, Any]], *, images: int) -> Numbers:
+    """Train the network of the job's name; return its error on pairs, parameters and updates."""
+    options, data = job.options, binary_mnist(job.options)
+    entry = begun("overlapping-capsules", data, options)
+    network, scores = entry.model.reader, entry.model.classify
+    if job.name == "cnn":
+        pyro.set_rng_seed(options.seed)
+        network = OverlappingClassifier(data.image_shape, **job.variant)
+        scores, guides = network.scores, {"exact": lambda entry: ExactLabel(entry.model)}
+        entry = Entry(network, guides, Trace_ELBO(), dict(entry.training))
+    run = train(entry, data, options, options.budget, inputs=Inputs(scattered, labels=True))
+    pairs = different_pairs(data.test[:images], scattered, options.seed)
+    return {
+        "error": missed(entry, scores, pairs),
+        "updates": single(run.steps),
+        "parameters": single(sum(p.numel() for p in network.parameters())),
+    }

@@ -28,6 +28,7 @@ from capsule_zoo.inference.evaluation.objects import (
     box_overlaps,
     find_objects,
     foreground_ari,
+    visible,
 )
 from capsule_zoo.inference.evaluation.segmentation import adjusted_rand_index
 from capsule_zoo.models.scenes import crop
@@ -197,7 +198,7 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
     overlaps = box_overlap(scenes.objects.boxes[:, :, None], found.boxes[:, None])
     best = torch.where(found.presence[:, None], overlaps, 0)[scene, digit].max(-1)
     met = best.values > MET
-    owners = torch.where(found.cover > FAINT, found.owners, 0)[scene[met]]
+    owners = visible(found.owners, found.cover, FAINT)[scene[met]]
     windows = windows_of(scenes.images[scene[met]], owners, best.indices[met])
     classes = scenes.objects.classes[scene, digit][met]
     reader = codes.guide.with_scope("parts")

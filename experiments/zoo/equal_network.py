@@ -190,12 +190,7 @@ def tuned(
 
 
 def searched(
-    learn: Callable[[Job[Task[S]]], Numbers],
-    like: str,
-    given: S,
-    options: Options,
-    datasets: Sequence[str],
-    minutes: float,
+    learn: Learn[S], like: str, given: S, options: Options, datasets: Sequence[str], minutes: float
 ) -> tuple[dict[str, Task[S]], dict[str, Number]]:
     """Return the best task of each network on each data set, and the errors of all tries.
 

@@ -57,8 +57,7 @@ def focus(maps: Tensor, temperature: float = 0.0) -> Tensor:
     """Return a place of maps (B, 1, H, W), not negative: x and y in half canvases, (B, 2).
 
     Args:
-        temperature: 0 for the largest pixel, else a pixel is drawn in proportion to
-            maps^(1 / temperature).
+        temperature: 0 for the largest pixel; else one is drawn, by weights maps^(1 / temperature).
     """
     height, width = maps.shape[-2:]
     index = maps.flatten(1).argmax(1)
@@ -91,8 +90,8 @@ class Peeling(WindowReader):
         wide: size of a glimpse, in usual sizes of an object.
         blur: deviation of the blur through which attention sees, in usual sizes.
         sweeps: 2 to look at and read every object again, given all the others.
-        temperature: of the places of attention, see `focus`. Draws with places of their own are
-            better combined than one place's draws where objects can be cut apart in several ways.
+        temperature: of the places of attention, see `focus`. Places that are drawn are worth it
+            where objects can be cut apart in several ways, and several draws are combined.
 
     Raises:
         ValueError: a size below 1, a length that is not positive.

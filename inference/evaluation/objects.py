@@ -53,7 +53,7 @@ class FoundObjects:
     @property
     def numbers(self) -> Tensor:
         """The slot, from 1, that each pixel shows; 0 for the ground, (B, H, W)."""
-        return torch.where(self.cover >= SHOWN, self.owners, 0)
+        return visible(self.owners, self.cover)
 
     @property
     def masks(self) -> Tensor:
@@ -143,6 +143,11 @@ def shown(
     most = share.max(1)
     owners = torch.where(most.values > 0, 1 + most.indices, 0)
     return model.blend(on[:, None], pictures, ground)[:, 0], owners, cover
+
+
+def visible(owners: Tensor, cover: Tensor, share: float = SHOWN) -> Tensor:
+    """Return the owners of the pixels of which objects cover this share or more; 0 elsewhere."""
+    return torch.where(cover >= share, owners, 0)
 
 
 def foreground_ari(owners: Tensor, known: Objects) -> Tensor:

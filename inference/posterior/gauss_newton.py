@@ -126,8 +126,9 @@ def gauss_newton(
         assert isinstance(points, FreeForm)
         path, state = _path_at(model, points, images)
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
-        for _ in range(_ROUNDS if any(path.beside.values()) else 1):
-            state = _settled(points, path, state)
+        settles = any(path.beside.values())
+        for _ in range(_ROUNDS if settles else 1):
+            state = _settled(points, path, state) if settles else state
             state, precisions = _climbed(path, state, groups, climb)
         factors = [_precision_to_scale_tril(each) for each in precisions]
         for name, loc in points.locs.items():
@@ -298,8 +299,6 @@ def _settled(points: FreeForm, path: AnnealedPath, state: State) -> State:
 
     The logits of `points` become those of the new values, where they are new.
     """
-    if not any(path.beside.values()):
-        return state
     flips = _FLIPS * sum(choice.size for choice in path.choices.values())
     settled, _ = flip(path, state, path.terms(state), 1.0, flips)
     for name, value in settled.choices.items():

@@ -106,10 +106,8 @@ def test_the_record_has_every_network_and_try(name, minutes, few, tmp_path):
 
 def test_photographs_are_read_by_the_same_comparison(few, monkeypatch, tmp_path):
     monkeypatch.setattr(equal_network, "photographs", lambda name, _: {"cifar10": few}[name])
-    options, sizes = (
-        Options(minutes=0.01, progress=False, processes=1),
-        dict(channels=4, hidden=(8, 8)),
-    )
+    options = Options(minutes=0.01, progress=False, processes=1)
+    sizes = dict(channels=4, hidden=(8, 8))
     name = "capsule-network/equal-network-cifar10"
     found, _ = names_in_record(name, options, tmp_path, **SHORT, epsilons=(0.1,), sizes=sizes)
     assert {"test_error_plain_cifar10", "error_fgsm_100_capsules_cifar10"} <= found

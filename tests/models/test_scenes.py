@@ -15,7 +15,7 @@ from capsule_zoo.guides import ConvolutionalEncoder, Peeling
 from capsule_zoo.guides.scenes import proposals
 from capsule_zoo.guides.scenes.peeling import blurred, focus
 from capsule_zoo.inference import SummedPresences, count, find_objects, log_weights, segment
-from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari
+from capsule_zoo.inference.evaluation.objects import box_overlaps, foreground_ari, visible
 from capsule_zoo.inference.posterior.annealing.path import scored
 from capsule_zoo.models import Scenes, VariationalAutoencoder
 from capsule_zoo.models.common.trace_density import log_density
@@ -341,6 +341,10 @@ def test_what_is_found_is_scored_as_it_should_be():
     overlap = box_overlaps(half, torch.tensor([[True, True]]), known)
     assert overlap.tolist() == pytest.approx([0.5, 1])
     assert box_overlaps(half, torch.tensor([[False, True]]), known)[0] == 0
+    cover = torch.tensor([0.0, 0.05, 0.25, 0.5, 1.0])
+    slots = torch.tensor([0, 1, 2, 1, 2])
+    assert visible(slots, cover).tolist() == [0, 0, 0, 1, 2]
+    assert visible(slots, cover, 0.1).tolist() == [0, 0, 2, 1, 2]
 
 
 def test_a_blank_picture_and_one_with_too_many_objects_are_told_apart():

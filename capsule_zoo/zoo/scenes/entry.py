@@ -117,12 +117,10 @@ def scenes(
         for program in (inner.model, inner.guide):
             make_constant(program)
 
-    attention: dict[str, Any] = dict(
-        glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature
-    )
+    how: dict[str, Any] = dict(glimpse=glimpse, hidden=hidden, blur=blur, temperature=temperature)
 
     def peeling(sweeps: int) -> Any:
-        return lambda entry: Peeling(entry.model, reader_of(inner), sweeps=sweeps, **attention)
+        return lambda entry: Peeling(entry.model, reader_of(inner), sweeps=sweeps, **how)
 
     return Entry(
         model=model,

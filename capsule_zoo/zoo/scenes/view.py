@@ -13,7 +13,7 @@ from torch import Tensor
 from capsule_zoo.explore.view import SQUARE, Control, Place, View
 from capsule_zoo.guides.scenes.proposals import SceneGuide
 from capsule_zoo.inference.evaluation.ancestral import Sites
-from capsule_zoo.inference.evaluation.objects import SHOWN, shown
+from capsule_zoo.inference.evaluation.objects import shown, visible
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.scenes import AsObject, Scenes, together, window
@@ -127,8 +127,7 @@ class ScenesView(View):
         return self._shown()[0]
 
     def colored(self) -> Tensor:
-        _, owners, cover = self._shown()
-        numbers = torch.where(cover >= SHOWN, owners, 0)
+        numbers = visible(*self._shown()[1:])
         return colored_objects(self.image, numbers, self.model.slots)[0].movedim(0, -1)
 
     def outline(self, handle: int) -> Tensor | None:
