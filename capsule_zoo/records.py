@@ -215,7 +215,9 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """Return this machine in words: the cores that the process may use, and the memory."""
+    """Return this machine in words: the cores that the process may use, memory, accelerators."""
+    import torch
+
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     words = f"{cores} core{'s' if cores > 1 else ''}"
@@ -223,7 +225,9 @@ def machine() -> str:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not available everywhere
         return words
-    return f"{words}, {memory / 2**30:.0f} GiB memory"
+    words += f", {memory / 2**30:.0f} GiB memory"
+    devices = range(torch.cuda.device_count())
+    return ", ".join([words, *(torch.cuda.get_device_name(number) for number in devices)])
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:

@@ -1,6 +1,7 @@
 """Training of entries in experiments, with the entry's own settings and the options."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -92,19 +93,36 @@ def checkpoints(options: Options, name: str, after: str | None = None) -> Checks
     return replace(quiet, checkpoint=own, resume=begun[0] if begun else None)
 
 
-def trained(name: str, data: Dataset, options: Options, **settings: Any) -> Entry:
+def trained(
+    name: str,
+    data: Dataset,
+    options: Options,
+    sizes: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Entry:
     """Load `options.run` if given; otherwise create entry `name` and train it, in its stages.
 
     Args:
+        sizes: arguments of the entry.
         settings: arguments of `train` that replace the entry's; by default the limit is the
             options' budget.
     """
     if options.run:
         return load(options.run)
-    entry = create(name, image_shape=data.image_shape)
+    entry = create(name, image_shape=data.image_shape, **(sizes or {}))
     chosen = {"minutes": options.budget, "in_stages": True, **settings}
     train(entry, data, options, name="trained", **chosen)
     return entry
+
+
+@contextmanager
+def on_device(entry: Entry, options: Options) -> Iterator[None]:
+    """Keep an entry on the device of the options meanwhile, and leave it on the CPU."""
+    for part in (entry.model, entry.guide):
+        part.to(options.device)
+    yield
+    for part in (entry.model, entry.guide):
+        part.cpu()
 
 
 def photographs(name: str, options: Options) -> Dataset:

@@ -85,7 +85,8 @@ class MatrixCapsules(Classifier):
         coordinates: as for `ClassCapsules`.
         padding: pixels of zeros around the image, for the first convolution; the paper has none.
         recompute: compute the votes again in the backward pass instead of keeping them, which takes
-            less memory and more time; by default where a batch has more than 2^25 numbers of votes.
+            less memory and more time; by default where a batch has more than 2^25 numbers of votes
+            (2^29 on an accelerator).
 
     Raises:
         ValueError: a size below 1, an image that is too small, an unknown likelihood.

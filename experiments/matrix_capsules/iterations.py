@@ -22,6 +22,7 @@ from capsule_zoo.experiments.common.findings import (
     single,
 )
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK, SHIFT
+from capsule_zoo.experiments.training import on_device
 from capsule_zoo.figures.curves import number_curves
 from capsule_zoo.inference import Inputs, error_rate
 from capsule_zoo.records import Numbers, Table
@@ -109,7 +110,7 @@ def first_gradient(entry: Entry, split: Split) -> float:
     return slope
 
 
-AT_LENGTH = {"two_iterations": 2, "three_iterations": 3}
+AT_LENGTH = {2: "two_iterations", 3: "three_iterations"}
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,19 @@ class Lengths:
     """The settings of the runs at length.
 
     Args:
+        iterations: numbers of iterations of EM, 2 and 3 or one of them.
         seeds: number of seeds for each network.
         power: power of the responsibilities with three iterations; two iterations have 1.
         lr: first learning rate, which falls to 0; by default the entry's.
-        network: sizes of both networks that replace those of the small preset.
+        batch_size: images of an update; by default the entry's.
+        network: arguments of the entry, such as its preset.
     """
 
+    iterations: tuple[int, ...] = (2, 3)
     seeds: int = 1
     power: float = 0.25
     lr: float | None = None
+    batch_size: int | None = None
     network: Mapping[str, Any] | None = None
 
 
@@ -134,12 +139,13 @@ def at_length(options: Options, chosen: Lengths) -> Result:
     """Train the small preset with two and with three iterations of EM (2 x 60 minutes).
 
     Three iterations have a power below 1 in the E step, without which they hardly learn. With
-    `--run` both networks start from the parameters of a trained one, and its margin. Both get
+    `--run` networks start from the parameters of a trained one, and its margin. Both get
     equal times, side by side where there are two cores. Errors are of validation images and of
     test images. The network with the lower validation error is kept.
     """
-    options.say(f"Training {', '.join(AT_LENGTH)}")
-    study, timed = Study(AT_LENGTH, chosen.seeds), replace(options, minutes=options.budget)
+    networks = {AT_LENGTH[number]: number for number in chosen.iterations}
+    options.say(f"Training {', '.join(networks)}")
+    study, timed = Study(networks, chosen.seeds), replace(options, minutes=options.budget)
     found = means_of(study.run(learn_digits, timed, settings=chosen))
     best = min(found, key=lambda name: found[name]["validation_error"][0])
     return Result({"": Table(by_quantity(found))}, {}, None, load(study.folders(options)[best]))
@@ -148,7 +154,7 @@ def at_length(options: Options, chosen: Lengths) -> Result:
 def network_at_length(
     iterations: int, settings: Lengths, image_shape: tuple[int, int, int]
 ) -> Entry:
-    """Return an untrained network of the small preset."""
+    """Return an untrained network."""
     power = 1.0 if iterations == 2 else settings.power
     sizes = {"iterations": iterations, "power": power, **(settings.network or {})}
     return create("matrix-capsules", image_shape=image_shape, **sizes)
@@ -165,12 +171,17 @@ def learn_digits(job: Job[int], *, settings: Lengths) -> Numbers:
         if start.name != entry.name:
             raise ValueError(f"run must be a trained {entry.name!r}, not a {start.name!r}")
         entry.model.load_state_dict(start.model.state_dict())
-    rate: dict[str, Any] = {} if settings.lr is None else {"lr": settings.lr}
-    run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), **rate)
-    images = run.steps * entry.training["batch_size"]
+    own = {"lr": settings.lr, "batch_size": settings.batch_size}
+    how = {name: value for name, value in own.items() if value is not None}
+    run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), **how)
+    images = run.steps * (settings.batch_size or entry.training["batch_size"])
+    with on_device(entry, options):
+        errors = {
+            "validation_error": error_rate(entry.model, entry.guide, data.validation),
+            "test_error": error_rate(entry.model, entry.guide, data.test),
+        }
     return {
-        "validation_error": error_rate(entry.model, entry.guide, data.validation),
-        "test_error": error_rate(entry.model, entry.guide, data.test),
+        **errors,
         "updates": single(run.steps),
         "images_per_second": single(images / run.seconds, run.steps),
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 AT_ONCE = 2**22  # numbers to compute at a time; a chunk with its gradient fits in a cache
 KEPT = 2**25  # numbers to keep for the backward pass
+LARGER = 2**4  # times both on an accelerator, where every chunk costs the start of its kernels
 
 
 class _InChunks(torch.autograd.Function):
@@ -74,19 +75,21 @@ def in_chunks(
         function: takes tensors and returns a tuple of tensors, row by row.
         each: tensors of the batch, rows first.
         shared: tensors that all rows use.
-        numbers: size of the largest intermediate result of one row. A chunk has 2^22 numbers.
+        numbers: size of the largest intermediate result of one row. A chunk has 2^22 numbers, or
+            2^26 on an accelerator.
         recompute: keep only the inputs, and compute each chunk again in the backward pass. This
             takes less memory and more time. By default it is done where the largest intermediate
-            result of the batch has more than 2^25 numbers.
+            result of the batch has more than 2^25 numbers, or 2^29 on an accelerator.
     """
-    if recompute is None:
-        recompute = len(each[0]) * numbers > KEPT
     device = shared[0].device.type
+    larger = 1 if device == "cpu" else LARGER
+    if recompute is None:
+        recompute = len(each[0]) * numbers > KEPT * larger
     if torch.is_autocast_enabled(device):
         each = tuple(x.to(shared[0].dtype) for x in each)
         with torch.autocast(device, enabled=False):
             return in_chunks(function, each, shared, numbers, recompute)
-    size = max(1, AT_ONCE // numbers)
+    size = max(1, AT_ONCE * larger // numbers)
     if recompute and torch.is_grad_enabled():
         return _InChunks.apply(function, size, len(each), *each, *shared)
     return _apply_in_chunks(function, each, shared, size)

@@ -307,8 +307,9 @@ def _scale(path: AnnealedPath, images: Tensor) -> Tensor:
     orders = path.columns_in_orders()
     if isinstance(path.guide, GaussNewton) and path.guide.whole:
         places = [path.places[name].columns for name in path.guide.locs]
-        order = torch.cat([torch.arange(path.columns)[columns] for columns in places])
-        factor = torch.empty_like(own := path.guide.factor()).index_copy(1, order, own)
+        own = path.guide.factor()
+        order = torch.cat([torch.arange(path.columns, device=own.device)[c] for c in places])
+        factor = torch.empty_like(own).index_copy(1, order, own)
         if len(orders) == 1:
             return factor
         covariance = factor @ factor.mT

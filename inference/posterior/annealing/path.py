@@ -182,7 +182,8 @@ class AnnealedPath:
         drawn = self._drawn(self.model if self.guide is None else self.guide)
         if self.guide is None or not self.prior_share:
             return drawn
-        return self._drawn(self.model).where(torch.rand(len(self.images)) < self.prior_share, drawn)
+        lot = torch.rand(len(self.images), device=self.images.device)
+        return self._drawn(self.model).where(lot < self.prior_share, drawn)
 
     def _drawn(self, program: Callable) -> State:
         with poutine.block():
