@@ -6,7 +6,13 @@ from typing import Any
 from capsule_zoo.data import Split, load_dataset
 from capsule_zoo.experiments import Options, Result, begun, experiment, train
 from capsule_zoo.experiments.common.findings import calibration_error, mean_and_error
-from capsule_zoo.experiments.scenes.counts import MORE, on_large_canvas, right_counts, with_digits
+from capsule_zoo.experiments.scenes.counts import (
+    MORE,
+    at_drawn_places,
+    on_large_canvas,
+    right_counts,
+    with_digits,
+)
 from capsule_zoo.guides import Peeling
 from capsule_zoo.inference import Checks
 from capsule_zoo.inference.evaluation.objects import find_objects
@@ -15,7 +21,6 @@ from capsule_zoo.registry import Entry, load
 from capsule_zoo.zoo.scenes.figures import found_objects
 
 WEIGHTS = "scenes-mnist"
-PLACES = 0.1  # temperature of the places of attention
 OVERLAPPING = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
 
 
@@ -26,7 +31,7 @@ def ways(entry: Entry, narrow: int) -> dict[str, Entry]:
     return {
         "peeling": entry,
         "two_sweeps": replace(entry, guide=guide.sharing_parameters(sweeps=2)),
-        "drawn_places": replace(entry, guide=guide.sharing_parameters(temperature=PLACES)),
+        "drawn_places": at_drawn_places(entry),
         "narrow_slots": replace(entry, model=sharp.model, guide=sharp),
     }
 
