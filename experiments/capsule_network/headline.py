@@ -6,37 +6,29 @@ epoch has new ones.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pyro
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train, trained
-from capsule_zoo.experiments.common.findings import (
-    by_quantity,
-    mean_and_error,
-    single,
-    squared_error,
-)
-from capsule_zoo.experiments.common.overlaps import different_pairs, missed, taken_out
+from capsule_zoo.experiments.common.findings import mean_and_error, single, squared_error
+from capsule_zoo.experiments.common.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.training import on_device
-from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
-from capsule_zoo.records import Metrics, Numbers, Table
-from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.records import Metrics
+from capsule_zoo.registry import Entry, create
 from capsule_zoo.zoo.capsule_network.entry import ROUTINGS
 from capsule_zoo.zoo.capsule_network.figures import dimensions, reconstructions
 
 SHIFT = transforms.Shift(2)  # pixels, of training images, as in the paper
 BLIND = 1000.0  # a pixel's deviation for which the image has no influence on the capsules
 BORDER = 4  # pixels around a digit, and how far it is shifted
-PAIRS = "overlapping-capsule-network"
 
 
 @experiment("capsule-network/mnist", minutes=90, role="comparison", lead="dimensions", of_runs=True)
@@ -139,28 +131,10 @@ def ablation(options: Options, *, seeds: int = 3, images: int = 10_000, epochs: 
     return Result({"error": {name: mean_and_error(own) for name, own in found.items()}})
 
 
-def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Return images shifted by up to 4 pixels along each axis."""
-    return transforms.Shift(BORDER)(images, generator=generator)
-
-
 def padded(options: Options) -> Dataset:
     """Return MNIST on 36x36 pixels."""
     data = load_dataset("mnist", root=options.data_root)
     return data.transformed(lambda digits: F.pad(digits, (BORDER,) * 4))
-
-
-@dataclass(frozen=True)
-class Overlaid(equal.Search):
-    """The settings of the comparison on pairs: `Search`, and the number of test images.
-
-    Args:
-        images: number of test images, of which pairs are made; those of one class are left out.
-    """
-
-    rates: tuple[float, ...] = (3e-3, 1e-2)
-    tried: float = 0.25
-    images: int = 10_000
 
 
 @experiment("capsule-network/overlap", data="mnist", minutes=20)
@@ -173,25 +147,5 @@ def overlap(options: Options, chosen: Overlaid) -> Result:
     seeds. `squared_error` is of drawings from the first seed, explained at `taken_out`.
     """
     given = replace(chosen, sizes=chosen.sizes or {"channels": 16})
-    found, tried, _ = equal.tuned(learn_pairs, PAIRS, given, options, ["mnist"])
-    capsules = load(Study(found).folders(equal.within(options, "trained"))["mnist-capsules"])
-    test = padded(options).test[: given.images]
-    squares, figure = taken_out(capsules, test, scattered, options.seed)
-    names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}
-    errors = {name: equal.under(f"{key}-", tried) for name, key in names.items()}
-    metrics: Metrics = {
-        **by_quantity({name: found[key] for name, key in names.items()}),
-        "squared_error": squares,
-        "validation error": Table(errors, "validation_{quantity}_{variant}"),
-    }
-    return Result(metrics, {"": figure}, None, capsules)
-
-
-def learn_pairs(job: Job[equal.Task[Overlaid]]) -> Numbers:
-    """Train one network on pairs; return its error on them, and the facts of its training."""
-    data = padded(job.options)
-    entry, facts = equal.fitted(job, data, scattered)
-    is_try, scores = job.variant.is_try, equal.reader_of(entry).scores
-    split = data.validation if is_try else data.test[: job.variant.given.images]
-    error = missed(entry, scores, different_pairs(split, scattered, job.options.seed))
-    return {"validation_error": error} if is_try else {"error": error, **facts}
+    scatter = transforms.Shift(BORDER)
+    return beside_equal("overlapping-capsule-network", given, options, padded, scatter)

@@ -1,23 +1,27 @@
-"""Pairs of overlapping test images of different classes, and entries that take them apart.
+"""Pairs of overlapping digits of different classes, and entries that take them apart.
 
 Two digits lie over each other. A model explains one of them; its guide sees both, but only through
-the capsule of that digit's class (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6).
+the capsule of that digit's class (Sabour, Frosst & Hinton 2017, arXiv 1710.09829, section 6). Such
+capsules stand beside a network without capsules that names the classes of pairs (`beside_equal`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pyro
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from capsule_zoo.data import Split
-from capsule_zoo.experiments.common.findings import mean_and_error, squared_error
+from capsule_zoo.data import Dataset, Split
+from capsule_zoo.experiments import Job, Options, Result, Study
+from capsule_zoo.experiments.common.findings import by_quantity, mean_and_error, squared_error
+from capsule_zoo.experiments.zoo import equal_network as equal
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.models.common.modes import in_eval_mode
-from capsule_zoo.records import Number, Numbers
-from capsule_zoo.registry import Entry
+from capsule_zoo.records import Metrics, Number, Numbers, Table
+from capsule_zoo.registry import Entry, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,3 +95,60 @@ def taken_out(
     rows = {"pair": overlays, "digit": pairs.images, "its capsule": own, "other's capsule": other}
     shown = {name: images[:12] for name, images in rows.items()}
     return errors, image_rows(shown, "Pairs of digits, and what single capsules draw of them")
+
+
+@dataclass(frozen=True)
+class Overlaid(equal.Search):
+    """The settings of the comparison on pairs: `Search`, and the number of test images.
+
+    Args:
+        images: number of test images, of which pairs are made; those of one class are left out.
+    """
+
+    rates: tuple[float, ...] = (3e-3, 1e-2)
+    tried: float = 0.25
+    images: int = 10_000
+
+
+def beside_equal(
+    like: str,
+    given: Overlaid,
+    options: Options,
+    read: Callable[[Options], Dataset],
+    scatter: Callable[..., Tensor],
+) -> Result:
+    """Compare an entry that takes pairs apart with an equal network; see `capsule-network/overlap`.
+
+    Args:
+        like: name of the entry.
+        read: returns the digits.
+        scatter: see `different_pairs`.
+    """
+    learn = partial(learn_pairs, read=read, scatter=scatter)
+    found, tried, _ = equal.tuned(learn, like, given, options, ["mnist"])
+    capsules = load(Study(found).folders(equal.within(options, "trained"))["mnist-capsules"])
+    test = read(options).test[: given.images]
+    squares, figure = taken_out(capsules, test, scatter, options.seed)
+    names = {"capsules": "mnist-capsules", "cnn": "mnist-plain"}
+    errors = {name: equal.under(f"{key}-", tried) for name, key in names.items()}
+    metrics: Metrics = {
+        **by_quantity({name: found[key] for name, key in names.items()}),
+        "squared_error": squares,
+        "validation error": Table(errors, "validation_{quantity}_{variant}"),
+    }
+    return Result(metrics, {"": figure}, None, capsules)
+
+
+def learn_pairs(
+    job: Job[equal.Task[Overlaid]],
+    *,
+    read: Callable[[Options], Dataset],
+    scatter: Callable[..., Tensor],
+) -> Numbers:
+    """Train one network on pairs; return its error on them, and the facts of its training."""
+    data = read(job.options)
+    entry, facts = equal.fitted(job, data, scatter)
+    is_try, scores = job.variant.is_try, equal.reader_of(entry).scores
+    split = data.validation if is_try else data.test[: job.variant.given.images]
+    error = missed(entry, scores, different_pairs(split, scatter, job.options.seed))
+    return {"validation_error": error} if is_try else {"error": error, **facts}

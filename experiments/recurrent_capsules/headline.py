@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyro
 import torch
-from pyro.infer import Trace_ELBO
 from torch import Tensor
 
 from capsule_zoo.data import Binarize, Dataset, Split, load_dataset
@@ -32,14 +30,12 @@ from capsule_zoo.experiments.common.findings import (
     pictures,
     single,
 )
-from capsule_zoo.experiments.common.overlaps import different_pairs, missed, taken_out
+from capsule_zoo.experiments.common.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.study import Job, Study, choose
 from capsule_zoo.experiments.training import begun, photographs, train
 from capsule_zoo.figures.grids import image_rows
-from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import Inputs, Run, compare, image_log_likelihood, infer, mean_images
 from capsule_zoo.inference.evaluation.classification import Share
-from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.records import Metrics, Number, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
 from capsule_zoo.zoo.recurrent_capsules.figures import drawings_of
@@ -296,52 +292,18 @@ def cifar10(options: Options, *, images: int = 1000, particles: int = 100) -> Re
     return Result(metrics, pictures(entry, data.test.images), None, entry)
 
 
-CNN: Mapping[str, Any] = dict(channels=(32, 64), hidden=129)  # as many parameters as the capsules
-
-
 def scattered(images: Tensor, *, generator: torch.Generator) -> Tensor:
     """Return images shifted by up to 4 pixels along each axis, and binarized."""
     return Binarize()(Shift(4)(images, generator=generator), generator=generator)
 
 
-@experiment("recurrent-capsules/overlap", data="mnist", minutes=90)
-def overlap(options: Options, *, images: int = 1000, cnn: Mapping[str, Any] = CNN) -> Result:
-    """Separate overlapping digits by masking all capsules but one (90 minutes).
+@experiment("recurrent-capsules/overlap", data="mnist", minutes=40)
+def overlap(options: Options, chosen: Overlaid) -> Result:
+    """Name and separate two overlapping digits, beside an equal network (40 core-minutes).
 
-    Squared errors are sums over pixels, to the digit: of the drawing of its own capsule, of the
-    drawing of the other digit's capsule, and of the pair as it is. A convolutional network with as
-    many parameters as the capsules that read the pair is trained for half of the minutes, with the
-    same settings, and names the classes only. `error` is the share of pairs whose two classes are
-    not both found.
-
-    Args:
-        images: number of test images; pairs of one class are left out.
-        cnn: sizes of the convolutional network.
+    Digits are binarized, on 28x28 pixels and shifted by up to 4. `weights` are those that read a
+    pair, without what draws. See `capsule-network/overlap` for the quantities.
     """
-    timed = replace(options, minutes=options.budget)
-    study: Study[Mapping[str, Any]] = Study({"capsules": {}, "cnn": cnn})
-    options.say(f"Training {' and '.join(study.variants)}")
-    found = means_of(study.run(learn_pairs, timed, images=images))
-    capsules = load(study.folders(timed)["capsules"])
-    test = binary_mnist(options).test[:images]
-    errors, figure = taken_out(capsules, test, scattered, options.seed)
-    return Result({**by_quantity(found), "squared_error": errors}, {"": figure}, None, capsules)
-
-
-def learn_pairs(job: Job[Mapping[str, Any]], *, images: int) -> Numbers:
-    """Train the network of the job's name; return its error on pairs, parameters and updates."""
-    options, data = job.options, binary_mnist(job.options)
-    entry = begun("overlapping-capsules", data, options)
-    network, scores = entry.model.reader, entry.model.classify
-    if job.name == "cnn":
-        pyro.set_rng_seed(options.seed)
-        network = OverlappingClassifier(data.image_shape, **job.variant)
-        scores, guides = network.scores, {"exact": lambda entry: ExactLabel(entry.model)}
-        entry = Entry(network, guides, Trace_ELBO(), dict(entry.training))
-    run = train(entry, data, options, options.budget, inputs=Inputs(scattered, labels=True))
-    pairs = different_pairs(data.test[:images], scattered, options.seed)
-    return {
-        "error": missed(entry, scores, pairs),
-        "updates": single(run.steps),
-        "parameters": single(sum(p.numel() for p in network.parameters())),
-    }
+    small = dict(steps=2, latent=16, units=64, channels=(8, 8), types=2)
+    given = replace(chosen, sizes=chosen.sizes or small)
+    return beside_equal("overlapping-capsules", given, options, binary_mnist, scattered)

@@ -257,7 +257,8 @@ def fitted(
     name, sizes = sized(task)
     entry = begun(name, data, options, classes=data.num_classes, **sizes)
     limit = {"minutes": options.minutes} if task.steps is None else {"steps": task.steps}
-    run = train(entry, data, options, **limit, **way_of(task), inputs=Inputs(transform))
+    seen = Inputs(transform, labels=True)
+    run = train(entry, data, options, **limit, **way_of(task), inputs=seen)
     facts = {"updates": run.steps, "weights": reader_of(entry).num_parameters}
     facts |= {"rate": task.rate, "decay": task.decay}
     return entry, {name: single(value) for name, value in facts.items()}
@@ -277,8 +278,9 @@ def way_of(task: Task[S]) -> dict[str, Any]:
 
 
 def reader_of(entry: Entry) -> Any:
-    """Return the model or guide that gives scores to images."""
-    return entry.model if entry.model.supervised else entry.guide
+    """Return the model or guide that gives scores to images, or the model's part that does."""
+    own = entry.model if entry.model.supervised else entry.guide
+    return getattr(entry.model, "reader", own)
 
 
 def moved_errors(entry: Entry, split: Split, given: Equal) -> Numbers:

@@ -11,7 +11,7 @@ classes:
 On 32x32 pixels it has 4.2 million parameters, the number that the paper reports. The paper chose
 the network to perform best on smallNORB.
 
-`EqualClassifier` has the stem of another classifier, and as many parameters. Each has a form for
+`EqualClassifier` has the stem of another classifier, and as many parameters. It has a form for
 overlays of two images.
 
 References:
@@ -117,8 +117,8 @@ class EqualClassifier(Classifier):
         return self.read(self.layers(self.stem(images)).flatten(1))
 
 
-class OfPairs(Classifier):
-    """A classifier of two images, one laid over the other, that names the classes of both.
+class OverlappingEqualClassifier(EqualClassifier):
+    """The `EqualClassifier` of two images, one laid over the other, that names the classes of both.
 
     The overlay is of an image and the one before it in the batch. There is one logit for each
     class, and `label` is what `classes_of_pairs` makes of the labels.
@@ -135,11 +135,3 @@ class OfPairs(Classifier):
             law = dist.Bernoulli(logits=scores).to_event(1)
             pyro.sample("label", law, obs=None if present is None else present.to(scores))
         return images
-
-
-class OverlappingClassifier(OfPairs, ConvolutionalClassifier):
-    """The `ConvolutionalClassifier` of pairs."""
-
-
-class OverlappingEqualClassifier(OfPairs, EqualClassifier):
-    """The `EqualClassifier` of pairs."""

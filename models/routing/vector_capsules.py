@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 
+from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.checks import check_at_least
 from capsule_zoo.models.networks.convolutional import Conv2d
 from capsule_zoo.models.networks.leading import over_leading
@@ -160,7 +161,7 @@ class _Cast(torch.autograd.Function):
         )
 
 
-class VectorCapsules(PyroModule):
+class VectorCapsules(NamedModule):
     """A network with primary capsules on its maps and a capsule for each class.
 
     Args:
@@ -197,6 +198,11 @@ class VectorCapsules(PyroModule):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return over_leading(self._infer, inputs, event_dim=3)
+
+    @pyro_method
+    def scores(self, inputs: Tensor) -> Tensor:
+        """Compute the lengths of the class capsules, (*batch, classes)."""
+        return self(inputs).norm(dim=-1)
 
     def _infer(self, inputs: Tensor) -> Tensor:
         """Compute the class capsules (B, classes, 16) from inputs (B, channels, height, width)."""

@@ -18,8 +18,13 @@ TRAINING: dict[str, Any] = dict(
     lr=1e-3, pace=Pace("linear"), batch_size=64, inputs=Inputs(labels=True)
 )
 # Kernels and strides of the layers in the place of capsules
-PAIRS = "overlapping-capsule-network"
-CAPSULES = {"capsule-network": [(1, 1)], "matrix-capsules": [(3, 2), (3, 1)], PAIRS: [(1, 1)]}
+CAPSULES = {
+    "capsule-network": [(1, 1)],
+    "overlapping-capsule-network": [(1, 1)],
+    "overlapping-capsules": [(1, 1)],
+    "matrix-capsules": [(3, 2), (3, 1)],
+}
+ONLY = {"preset": "small", "capsules": "once"}  # sizes with which capsules have such a stem
 
 
 @register(
@@ -38,9 +43,9 @@ def cnn(
 
     Args:
         image_shape, classes: arguments of `ConvolutionalClassifier`.
-        like: "capsule-network", "overlapping-capsule-network" or "matrix-capsules", for a network
-            with the stem, the training settings and as many parameters as reads images there, in
-            place of other sizes.
+        like: "capsule-network", "overlapping-capsule-network", "overlapping-capsules" or
+            "matrix-capsules", for a network with the stem, the training settings and as many
+            parameters as reads images there, in place of other sizes.
         capsules: sizes of that entry.
         sizes: arguments of `ConvolutionalClassifier`.
     """
@@ -61,14 +66,16 @@ def equal(
     """Return a network without capsules, equal to a classifier with them, and how it is trained."""
     if like not in CAPSULES:
         raise ValueError(unknown("like", like, list(CAPSULES)))
-    if sizes.get("preset", "small") == "paper":
-        raise ValueError(
-            f"preset of {like} must be 'small', not 'paper', whose stem is its capsules"
-        )
+    for name, only in ONLY.items():
+        if sizes.get(name, only) != only:
+            raise ValueError(f"{name} of {like} must be {only!r}, not {sizes[name]!r}, with like")
     other = create(like, image_shape=image_shape, classes=classes, **sizes)
     if like == "matrix-capsules":
         standard = PyroModule[nn.LayerNorm](image_shape, elementwise_affine=False)
         stem, reader = [standard, other.model.stem], other.model
+    elif like == "overlapping-capsules":
+        reader = other.model.reader
+        stem = [reader.network, reader.primary]
     else:
         reader, read = other.guide, other.guide.primary.read
         shape = len(read), len(read), read.shape[1:]
@@ -76,6 +83,6 @@ def equal(
         summed.weight.data[:] = read.data[:, None]
         stem = [*reader.primary.maps, summed]
     whole = PyroModule[nn.Sequential](*stem, PyroModule[nn.ReLU]())
-    network = OverlappingEqualClassifier if like == PAIRS else EqualClassifier
+    network = OverlappingEqualClassifier if like.startswith("overlapping") else EqualClassifier
     count, layers = reader.num_parameters, CAPSULES[like]
     return network(image_shape, classes, whole, layers, count), other.training
