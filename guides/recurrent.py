@@ -33,7 +33,7 @@ from capsule_zoo.models.common.modes import in_eval_mode
 from capsule_zoo.models.common.sharing import share
 from capsule_zoo.models.networks.attention_window import Aim
 from capsule_zoo.models.networks.layers import CoupledLSTM
-from capsule_zoo.models.networks.leading import joined, with_previous
+from capsule_zoo.models.networks.leading import joined
 from capsule_zoo.models.recurrent_capsules import (
     Drawing,
     Drawn,
@@ -77,6 +77,10 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
             attend: factors (B, classes) of the class capsules that see the image; zeros mask
                 capsules.
         """
+        return self.drawings(images, self.model.seen(images), attend)
+
+    def drawings(self, given: Tensor, images: Tensor, attend: Tensor | None) -> list[Drawing]:
+        """Return the drawings of `forward` from what is seen of the given images."""
         model = self.model
         drawings: list[Drawing] = [model.begin(len(images))]
         codes: list[Tensor] = []
@@ -97,7 +101,7 @@ class RecurrentEncoder(Guide[RecurrentCapsules]):
                 law = dist.Normal(mean, log_deviation.exp()).to_event(1)
                 codes.append(pyro.sample(name, law))
                 drawings.append(model.step(drawing, model.plan(codes[-1])))
-        drawn = Drawn(drawings[-1], images, length)
+        drawn = Drawn(drawings[-1], given, length)
         share(drawn, [*codes, *model.parameters()])
         return drawings[1:]
 
@@ -133,11 +137,11 @@ class OverlappingEncoder(RecurrentEncoder):
     ) -> list[Drawing]:
         if labels is not None:
             attend = F.one_hot(labels, self.model.num_classes)
-        return super().forward(with_previous(images), attend=attend)
+        return super().forward(images, attend=attend)
 
     @torch.no_grad()
     def take_out(self, pairs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean image of what pairs (B, C, H, W) hold of classes (B,)."""
         attend = F.one_hot(labels, self.model.num_classes)
         with in_eval_mode(self):
-            return super().forward(pairs, attend=attend)[-1].mean
+            return self.drawings(pairs, pairs, attend)[-1].mean

@@ -228,10 +228,18 @@ class RecurrentCapsules(Model):
             images = pyro.sample("image", self.image_law(drawing), obs=images)
             if labels is not None:
                 known = drawn is not None and drawn.images is images
-                length = drawn.length if known else self.classify(images)
-                there = F.one_hot(labels, self.num_classes)
-                pyro.factor("label", -self.label_weight * margin_loss(length, there))
+                length = drawn.length if known else self.classify(self.seen(images))
+                loss = margin_loss(length, self.present(labels))
+                pyro.factor("label", -self.label_weight * loss)
         return images
+
+    def seen(self, images: Tensor) -> Tensor:
+        """Return what the capsules see of images (B, C, H, W): the images."""
+        return images
+
+    def present(self, labels: Tensor) -> Tensor:
+        """Return 1 for classes that are in what the capsules see, 0 for others, (B, classes)."""
+        return F.one_hot(labels, self.num_classes)
 
     @pyro_method
     def draw(self, codes: list[Tensor]) -> Drawing:
@@ -323,16 +331,11 @@ class OverlappingCapsules(RecurrentCapsules):
     the image and of the one before it in the batch, whose overlay the capsules see.
     """
 
-    def forward(
-        self, images: Tensor | None = None, labels: Tensor | None = None, batch_size: int = 1
-    ) -> Tensor:
-        drawn = super().forward(images, None, batch_size)
-        self.check_labels(labels)
-        if labels is not None:
-            present = classes_of_pairs(labels, self.num_classes)
-            loss = margin_loss(self.classify(with_previous(drawn)), present)
-            pyro.factor("label", -self.label_weight * loss.sum())
-        return drawn
+    def seen(self, images: Tensor) -> Tensor:
+        return with_previous(images)
+
+    def present(self, labels: Tensor) -> Tensor:
+        return classes_of_pairs(labels, self.num_classes)
 
 
 def image_network(colors: int, channels: tuple[int, int]) -> nn.Module:

@@ -304,6 +304,6 @@ def overlap(options: Options, chosen: Overlaid) -> Result:
     Digits are binarized, on 28x28 pixels and shifted by up to 4. `weights` are those that read a
     pair, without what draws. See `capsule-network/overlap` for the quantities.
     """
-    small = dict(steps=2, latent=16, units=64, channels=(8, 8), types=2)
+    small = dict(steps=2, latent=16, units=64, channels=(8, 8), types=2, attention=False)
     given = replace(chosen, sizes=chosen.sizes or small)
     return beside_equal("overlapping-capsules", given, options, binary_mnist, scattered)

@@ -7,9 +7,8 @@ from pyro import poutine
 
 from capsule_zoo.experiments import Options
 from capsule_zoo.experiments.capsule_network import headline as capsule_network
-from capsule_zoo.experiments.capsule_network.headline import Overlaid, entry_of, learn_pairs, padded
-from capsule_zoo.experiments.study import Job, Study
-from capsule_zoo.experiments.zoo.equal_network import Task
+from capsule_zoo.experiments.capsule_network.headline import entry_of
+from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
@@ -52,24 +51,6 @@ def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
 
 def test_one_iteration_is_uniform_routing(few):
     assert entry_of("one_drawing", few.image_shape).guide.routing.iterations == 1
-
-
-@pytest.mark.parametrize("network", ["capsules", "plain"])
-def test_settings_are_tried_on_pairs_of_validation_images(network, few, monkeypatch):
-    read, pair = [], capsule_network.different_pairs
-
-    def seen(split, *others):
-        read.append(split)
-        return pair(split, *others)
-
-    monkeypatch.setattr(capsule_network, "different_pairs", seen)
-    given = Overlaid(sizes=dict(channels=4, hidden=(12, 12)), images=7)
-    for is_try in (True, False):
-        task = Task("overlapping-capsule-network", network, "mnist", 0.01, 0.1, given, 2, is_try)
-        learn_pairs(Job(network, task, QUICK))
-    expected = padded(QUICK)
-    assert torch.equal(read[0].images, expected.validation.images)
-    assert torch.equal(read[1].images, expected.test.images[:7])
 
 
 def test_outcomes_depend_on_the_seed_of_the_run_only(few):

@@ -7,17 +7,17 @@ from miniature import few_digits, names_in_record
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.matrix_capsules.headline import NETWORK
 from capsule_zoo.experiments.zoo import equal_network
-from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors
+from capsule_zoo.experiments.zoo.equal_network import Equal, moved_errors, reader_of
 from capsule_zoo.inference import fgsm
+from capsule_zoo.models.routing.vector_capsules import primary_capsules
 from capsule_zoo.registry import create, load, save, small_sizes
 
 SHORT = dict(seeds=2, rates=(0.001, 0.01), decays=(0.0, 0.1), images=6, degrees=(0, 30))
 ENTRIES = {"capsule-network": {"channels": 16}, "matrix-capsules": NETWORK}
-PAIRS = {"overlapping-capsule-network": {"channels": 8}}
-
-
-def reader_of(entry):
-    return entry.model if entry.model.supervised else entry.guide
+PAIRS = {
+    "overlapping-capsule-network": {"channels": 8},
+    "overlapping-capsules": {"channels": (8, 8), "types": 2},
+}
 
 
 @pytest.fixture
@@ -35,8 +35,11 @@ def test_both_networks_have_as_many_weights_and_one_stem(name, sizes, size):
     capsules = reader_of(create(name, image_shape=(1, size, size), **own))
     plain = create("cnn", image_shape=(1, size, size), like=name, capsules=own).model
     assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
-    stem = capsules.stem if name == "matrix-capsules" else capsules.primary
-    shapes = [each.numel() for each in stem.parameters()]
+    if name == "overlapping-capsules":
+        stem = [*capsules.network.parameters(), *capsules.primary.parameters()]
+    else:
+        stem = (capsules.stem if name == "matrix-capsules" else capsules.primary).parameters()
+    shapes = [each.numel() for each in stem]
     assert sorted(shapes) == sorted(each.numel() for each in plain.stem.parameters())
 
 
@@ -46,10 +49,16 @@ def test_the_stem_of_the_plain_network_computes_what_the_capsules_read(name):
     plain = create("cnn", image_shape=(1, 17, 17), like=name).model.double().eval()
     images = torch.rand(3, 1, 17, 17, dtype=torch.float64)
     features = plain.stem(images)
-    assert features.shape[:2] == (3, 64 if name == "matrix-capsules" else 128)
+    maps = 128 if name.endswith("capsule-network") else 64
+    assert features.shape[:2] == (3, maps)
     torch.manual_seed(0)
     capsules = reader_of(create(name, image_shape=(1, 17, 17))).double().eval()
-    if name == "matrix-capsules":
+    if name == "overlapping-capsules":
+        read = capsules.primary(capsules.network(images))
+        torch.testing.assert_close(features, read.relu())
+        children = primary_capsules(read)
+        torch.testing.assert_close(capsules.scores(images), capsules.classes(children).norm(dim=-1))
+    elif name == "matrix-capsules":
         torch.testing.assert_close(plain.stem(0.5 * images), features, rtol=1e-3, atol=1e-4)
     else:
         read = (capsules.primary.maps(images) * capsules.primary.read).sum((2, 3))
@@ -70,6 +79,7 @@ def test_a_saved_equal_network_is_built_again(tmp_path):
         (dict(like="matrix-capsules", hidden=3), "hidden must be left out with like"),
         (dict(capsules=NETWORK), "capsules must be left out without like"),
         (dict(like="capsule-network", capsules=dict(preset="paper")), "preset"),
+        (dict(like="overlapping-capsules", capsules=dict(capsules="every")), "must be 'once'"),
     ],
 )
 def test_sizes_that_contradict_are_refused(sizes, message):

@@ -94,7 +94,7 @@ MINIATURES = {
     "recurrent-capsules/mnist": Miniature(dict(particles=5)),
     "recurrent-capsules/steps": Miniature(),
     "recurrent-capsules/samples": Miniature(),
-    "recurrent-capsules/overlap": Miniature(),
+    "recurrent-capsules/overlap": Miniature(dict(images=20, sizes=RECURRENT), 0.02),
     "recurrent-capsules/cifar10": Miniature(dict(particles=5)),
     "recurrent-capsules/ablations": Miniature(dict(particles=5, sizes=dict(steps=2, units=4))),
     "recurrent-capsules/equal-updates": Miniature(

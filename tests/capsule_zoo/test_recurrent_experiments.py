@@ -8,12 +8,14 @@ import torch
 from miniature import few_digits
 from PIL import Image, ImageSequence
 
-from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.data.transforms import Shift
+from capsule_zoo.experiments import Job, Options, reproduce
+from capsule_zoo.experiments.common import overlaps
 from capsule_zoo.experiments.common.overlaps import Pairs, different_pairs
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent_capsules
+from capsule_zoo.experiments.zoo.equal_network import Task
 from capsule_zoo.figures.grids import image_rows
 from capsule_zoo.guides.recurrent import OverlappingEncoder
-from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.models.networks.leading import with_previous
 from capsule_zoo.models.recurrent_capsules import PRESETS
 from capsule_zoo.records import flatten, read_record
@@ -98,13 +100,25 @@ def test_both_classes_are_right_where_they_have_the_two_highest_scores():
     assert pairs.missed(scores)[0] == pytest.approx(1 / 3)
 
 
-def test_both_readers_of_pairs_have_as_many_parameters(monkeypatch):
-    monkeypatch.setitem(PRESETS, "small", {})
-    shape = (1, 28, 28)
-    capsules = create("overlapping-capsules", image_shape=shape).model.reader
-    plain = OverlappingClassifier(shape, **recurrent_capsules.CNN)
-    numbers = [sum(p.numel() for p in module.parameters()) for module in (capsules, plain)]
-    assert numbers[0] == pytest.approx(numbers[1], rel=0.01)
+@pytest.mark.parametrize("name", ["overlapping-capsule-network", "overlapping-capsules"])
+@pytest.mark.parametrize("network", ["capsules", "plain"])
+def test_settings_are_tried_on_pairs_of_validation_images(name, network, miniature, monkeypatch):
+    read, pair = [], overlaps.different_pairs
+
+    def seen(split, *others):
+        read.append(split)
+        return pair(split, *others)
+
+    monkeypatch.setattr(overlaps, "different_pairs", seen)
+    sizes = TINY if name == "overlapping-capsules" else dict(channels=4, hidden=(12, 12))
+    given, found = overlaps.Overlaid(sizes=sizes, images=7), []
+    for is_try in (True, False):
+        job = Job(network, Task(name, network, "mnist", 0.01, 0.1, given, 2, is_try), QUICK)
+        found.append(overlaps.learn_pairs(job, read=lambda options: miniature, scatter=Shift(4)))
+    assert torch.equal(read[0].images, miniature.validation.images)
+    assert torch.equal(read[1].images, miniature.test.images[:7])
+    assert [*found[0]] == ["validation_error"]
+    assert {"error", "weights"} < {*found[1]} and found[1]["updates"][0] == 2
 
 
 def test_the_guide_to_pairs_sees_the_pair_and_nothing_of_which_is_which(miniature):

@@ -5,7 +5,6 @@ import torch
 from pyro import poutine
 
 from capsule_zoo.models import ConvolutionalClassifier
-from capsule_zoo.models.baselines.cnn import OverlappingClassifier
 from capsule_zoo.registry import create
 
 
@@ -28,15 +27,10 @@ def test_units_are_dropped_in_training_only():
     assert torch.equal(model.scores(images), model.scores(images))
 
 
-@pytest.mark.parametrize(
-    "like", [None, "overlapping-capsule-network"], ids=["baseline", "equal network"]
-)
+@pytest.mark.parametrize("like", ["overlapping-capsule-network", "overlapping-capsules"])
 def test_pairs_have_one_bernoulli_for_each_class(like):
     torch.manual_seed(0)
-    if like is None:
-        model = OverlappingClassifier((1, 17, 17), 3, channels=(2, 2), hidden=4).double().eval()
-    else:
-        model = create("cnn", image_shape=(1, 17, 17), classes=3, like=like).model.double().eval()
+    model = create("cnn", image_shape=(1, 17, 17), classes=3, like=like).model.double().eval()
     images, labels = torch.rand(3, 1, 17, 17, dtype=torch.float64), torch.tensor([0, 2, 2])
     trace = poutine.trace(model).get_trace(images, labels)
     trace.compute_log_prob()

@@ -11,6 +11,7 @@ from capsule_zoo.guides import ExactLabel
 from capsule_zoo.inference import Inputs, Pace
 from capsule_zoo.models import ConvolutionalClassifier
 from capsule_zoo.models.baselines.cnn import EqualClassifier, OverlappingEqualClassifier
+from capsule_zoo.models.checks import check_one_of
 from capsule_zoo.registry import Entry, create, register, unknown
 from capsule_zoo.sizes import Takes
 
@@ -24,7 +25,6 @@ CAPSULES = {
     "overlapping-capsules": [(1, 1)],
     "matrix-capsules": [(3, 2), (3, 1)],
 }
-ONLY = {"preset": "small", "capsules": "once"}  # sizes with which capsules have such a stem
 
 
 @register(
@@ -66,14 +66,16 @@ def equal(
     """Return a network without capsules, equal to a classifier with them, and how it is trained."""
     if like not in CAPSULES:
         raise ValueError(unknown("like", like, list(CAPSULES)))
-    for name, only in ONLY.items():
-        if sizes.get(name, only) != only:
-            raise ValueError(f"{name} of {like} must be {only!r}, not {sizes[name]!r}, with like")
+    if sizes.get("preset", "small") == "paper":
+        raise ValueError(
+            f"preset of {like} must be 'small', not 'paper', whose stem is its capsules"
+        )
     other = create(like, image_shape=image_shape, classes=classes, **sizes)
     if like == "matrix-capsules":
         standard = PyroModule[nn.LayerNorm](image_shape, elementwise_affine=False)
         stem, reader = [standard, other.model.stem], other.model
     elif like == "overlapping-capsules":
+        check_one_of("capsules", other.model.capsules, ("once",))
         reader = other.model.reader
         stem = [reader.network, reader.primary]
     else:
