@@ -229,8 +229,7 @@ class RecurrentCapsules(Model):
             if labels is not None:
                 known = drawn is not None and drawn.images is images
                 length = drawn.length if known else self.classify(self.seen(images))
-                loss = margin_loss(length, self.present(labels))
-                pyro.factor("label", -self.label_weight * loss)
+                pyro.factor("label", -self.label_weight * margin_loss(length, self.present(labels)))
         return images
 
     def seen(self, images: Tensor) -> Tensor:

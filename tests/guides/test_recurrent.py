@@ -12,20 +12,23 @@ from torch import Tensor
 
 from capsule_zoo.data import Split
 from capsule_zoo.guides import DynamicRouting, RecurrentEncoder
+from capsule_zoo.guides.recurrent import OverlappingEncoder
 from capsule_zoo.inference import Checks, Inputs, fit, log_weights, loss_per_image
 from capsule_zoo.models import RecurrentCapsules, recurrent_capsules
 from capsule_zoo.models.networks.layers import CoupledLSTM
-from capsule_zoo.models.recurrent_capsules import PRESETS
+from capsule_zoo.models.recurrent_capsules import PRESETS, OverlappingCapsules
 from capsule_zoo.models.routing.vector_capsules import margin_loss
 from capsule_zoo.sizes import sized
 
 TINY = dict(classes=3, steps=3, latent=2, units=5, channels=(2, 2), types=2, window=4)
+ALONE = RecurrentCapsules, RecurrentEncoder
 MODES = [(mode, attention) for mode in ("every", "once", "none") for attention in (True, False)]
 
 
-def pair(shape=(1, 17, 18), **sizes):
-    model = sized(RecurrentCapsules, shape, routing=DynamicRouting(2), **{**TINY, **sizes}).double()
-    return model, RecurrentEncoder(model).double()
+def pair(shape=(1, 17, 18), overlaid=False, **sizes):
+    kinds = (OverlappingCapsules, OverlappingEncoder) if overlaid else ALONE
+    model = sized(kinds[0], shape, routing=DynamicRouting(2), **{**TINY, **sizes}).double()
+    return model, kinds[1](model).double()
 
 
 def noise(model, number=4) -> Tensor:
@@ -45,40 +48,48 @@ def test_the_guide_draws_on_the_models_canvas(mode, attention):
 
 
 def loss_and_gradients(model, guide, images, labels):
-    """Return the loss, gradients by name, and the number of drawings that the model made itself."""
+    """Return the loss, gradients by name, and how often the model itself drew and looked."""
     pyro.set_rng_seed(0)
-    with patch.object(model, "draw", wraps=model.draw) as draw:
+    draw = patch.object(model, "draw", wraps=model.draw)
+    classify = patch.object(model, "classify", wraps=model.classify)
+    with draw as draw, classify as classify:
         loss = loss_per_image(TraceMeanField_ELBO(), model, guide, images, labels)
     modules = torch.nn.ModuleList([model, guide])
     modules.zero_grad()
     loss.backward()
     found = {name: p.grad for name, p in modules.named_parameters() if p.grad is not None}
-    return loss, found, draw.call_count
+    return loss, found, (draw.call_count, classify.call_count)
 
 
+@pytest.mark.parametrize("overlaid", [False, True], ids=["alone", "pairs"])
 @pytest.mark.parametrize(("mode", "attention"), MODES)
-def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, monkeypatch):
-    """Loss and gradients equal those of a model that makes its own drawing."""
-    model, guide = pair(capsules=mode, attention=attention)
+def test_what_the_guide_has_drawn_is_not_drawn_again(mode, attention, overlaid, monkeypatch):
+    """Loss and gradients equal those of a model that makes its own drawing and looks itself."""
+    model, guide = pair(capsules=mode, attention=attention, overlaid=overlaid)
     labels = None if mode == "none" else torch.tensor([0, 2, 1, 2])
     images = noise(model)
-    loss, gradients, draws = loss_and_gradients(model, guide, images, labels)
-    assert draws == 0
+    loss, gradients, times = loss_and_gradients(model, guide, images, labels)
+    assert times == (0, 0)
     monkeypatch.setattr(recurrent_capsules, "shared", lambda rests_on: None)
-    alone, expected, draws = loss_and_gradients(model, guide, images, labels)
-    assert draws == 1
+    alone, expected, times = loss_and_gradients(model, guide, images, labels)
+    assert times == (1, labels is not None)
     torch.testing.assert_close(loss, alone)
     assert gradients.keys() == expected.keys()
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name])
 
 
-def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself():
-    model, guide = pair(label_weight=7.0)
+@pytest.mark.parametrize("overlaid", [False, True], ids=["alone", "pairs"])
+def test_a_model_of_images_that_its_guide_has_not_seen_looks_at_them_itself(overlaid):
+    model, guide = pair(label_weight=7.0, overlaid=overlaid)
     images, labels = noise(model), torch.tensor([0, 2, 1, 2])
     seen = poutine.trace(guide).get_trace(noise(model))
     drawn = poutine.trace(poutine.replay(model, trace=seen)).get_trace(images, labels)
-    loss = margin_loss(model.classify(images), torch.eye(3)[labels])
+    there = torch.eye(3)[labels]
+    if overlaid:
+        images = torch.maximum(images, images[[3, 0, 1, 2]])
+        there = torch.tensor([[1.0, 0, 1], [1, 0, 1], [0, 1, 1], [0, 1, 1]])
+    loss = margin_loss(model.classify(images), there)
     torch.testing.assert_close(drawn.nodes["label"]["fn"].log_factor, -7 * loss)
 
 

@@ -18,13 +18,10 @@ from capsule_zoo.sizes import Takes
 TRAINING: dict[str, Any] = dict(
     lr=1e-3, pace=Pace("linear"), batch_size=64, inputs=Inputs(labels=True)
 )
+PAIRS = ("overlapping-capsule-network", "overlapping-capsules")
 # Kernels and strides of the layers in the place of capsules
-CAPSULES = {
-    "capsule-network": [(1, 1)],
-    "overlapping-capsule-network": [(1, 1)],
-    "overlapping-capsules": [(1, 1)],
-    "matrix-capsules": [(3, 2), (3, 1)],
-}
+CAPSULES = {name: [(1, 1)] for name in ("capsule-network", *PAIRS)}
+CAPSULES["matrix-capsules"] = [(3, 2), (3, 1)]
 
 
 @register(
@@ -66,15 +63,12 @@ def equal(
     """Return a network without capsules, equal to a classifier with them, and how it is trained."""
     if like not in CAPSULES:
         raise ValueError(unknown("like", like, list(CAPSULES)))
-    if sizes.get("preset", "small") == "paper":
-        raise ValueError(
-            f"preset of {like} must be 'small', not 'paper', whose stem is its capsules"
-        )
+    check_one_of("preset", sizes.get("preset", "small"), ("small",))  # else capsules are the stem
     other = create(like, image_shape=image_shape, classes=classes, **sizes)
     if like == "matrix-capsules":
         standard = PyroModule[nn.LayerNorm](image_shape, elementwise_affine=False)
         stem, reader = [standard, other.model.stem], other.model
-    elif like == "overlapping-capsules":
+    elif like == PAIRS[1]:
         check_one_of("capsules", other.model.capsules, ("once",))
         reader = other.model.reader
         stem = [reader.network, reader.primary]
@@ -85,6 +79,6 @@ def equal(
         summed.weight.data[:] = read.data[:, None]
         stem = [*reader.primary.maps, summed]
     whole = PyroModule[nn.Sequential](*stem, PyroModule[nn.ReLU]())
-    network = OverlappingEqualClassifier if like.startswith("overlapping") else EqualClassifier
+    network = OverlappingEqualClassifier if like in PAIRS else EqualClassifier
     count, layers = reader.num_parameters, CAPSULES[like]
     return network(image_shape, classes, whole, layers, count), other.training
