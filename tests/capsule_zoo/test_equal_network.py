@@ -79,7 +79,7 @@ def test_a_saved_equal_network_is_built_again(tmp_path):
         (dict(like="matrix-capsules", hidden=3), "hidden must be left out with like"),
         (dict(capsules=NETWORK), "capsules must be left out without like"),
         (dict(like="capsule-network", capsules=dict(preset="paper")), "preset"),
-        (dict(like="overlapping-capsules", capsules=dict(capsules="every")), "must be 'once'"),
+        (dict(like="overlapping-capsules", capsules=dict(capsules="every")), "one of 'once'"),
     ],
 )
 def test_sizes_that_contradict_are_refused(sizes, message):
