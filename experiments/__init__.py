@@ -329,9 +329,10 @@ def command_of(name: str, options: Options, settings: Mapping[str, object]) -> s
     """Return the command line that runs an experiment with these options and settings."""
     modules = modules_outside(find_experiment(name).function)
     imports = "".join(f" --import {module}" for module in modules)
-    minutes = f" --minutes {options.minutes:g}" if options.minutes else ""
-    seed = f" --seed {options.seed}" if options.seed else ""
-    run = f" --run {options.run}" if options.run else ""
+    device = None if options.device == "cpu" else options.device
+    minutes = options.minutes and f"{options.minutes:g}"
+    given = {"minutes": minutes, "seed": options.seed, "run": options.run, "device": device}
+    flags = "".join(f" --{flag} {value}" for flag, value in given.items() if value)
     values = {key: v if isinstance(v, str) else json.dumps(v) for key, v in settings.items()}
     chosen = "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in values.items())
-    return f"capsule-zoo{imports} reproduce {name}{minutes}{seed}{run}{chosen}"
+    return f"capsule-zoo{imports} reproduce {name}{flags}{chosen}"

@@ -1,4 +1,4 @@
-"""What each way of reading a scene is worth, with one set of weights: sweeps, places and slots."""
+"""What each way of reading a scene is worth, with one set of weights: sweeps and places."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,15 +24,13 @@ WEIGHTS = "scenes-mnist"
 OVERLAPPING = "multi-mnist:canvas=60,most=3,overlap=1,train=60000"
 
 
-def ways(entry: Entry, narrow: int) -> dict[str, Entry]:
+def ways(entry: Entry) -> dict[str, Entry]:
     """Return the entry with each way of reading."""
-    guide = entry.guide_of(Peeling)
-    sharp = guide.with_narrow_slots(narrow)
+    again = entry.guide_of(Peeling).sharing_parameters(sweeps=2)
     return {
         "peeling": entry,
-        "two_sweeps": replace(entry, guide=guide.sharing_parameters(sweeps=2)),
+        "two_sweeps": replace(entry, guide=again),
         "drawn_places": at_drawn_places(entry),
-        "narrow_slots": replace(entry, model=sharp.model, guide=sharp),
     }
 
 
@@ -45,10 +43,8 @@ def counted(entry: Entry, scenes: Split, draws: int) -> dict[str, Number]:
 
 
 @experiment("scenes/reading", data="multi-mnist", of_runs=True)
-def reading(
-    options: Options, scenes: int = 2000, more: int = 300, draws: int = 5, narrow: int = 3
-) -> Result:
-    """Count the digits of test scenes in four ways, with the weights `scenes-mnist` or --run.
+def reading(options: Options, scenes: int = 1000, more: int = 500, draws: int = 10) -> Result:
+    """Count the digits of test scenes in three ways, with the weights `scenes-mnist` or --run.
 
     `count_calibration` is the mean distance between the probability of the most likely number and
     the share of scenes in which it is right, within ten bins of probability.
@@ -57,7 +53,6 @@ def reading(
         scenes: test scenes of 0 to 2 digits.
         more: test scenes of 3, 4 and 5 digits, each, on 80x80 pixels with seven slots.
         draws: draws of the guide that are combined.
-        narrow: slots that are added with a sharper attention.
     """
     entry = load(options.run or WEIGHTS)
     sets = {"": (entry, load_dataset("multi-mnist", options.data_root).test[:scenes])}
@@ -65,7 +60,7 @@ def reading(
         sets[f"_{number}_digits"] = on_large_canvas(entry), with_digits(number, more, options)
     found: dict[str, Any] = {}
     for suffix, (pair, test) in sets.items():
-        for name, way in ways(pair, narrow).items():
+        for name, way in ways(pair).items():
             options.say(f"Counting by {name}{suffix.replace('_', ' ')}")
             for quantity, value in counted(way, test, draws).items():
                 found.setdefault(f"count_{quantity}{suffix}", {})[name] = value
@@ -74,7 +69,7 @@ def reading(
 
 @experiment("scenes/overlap", data="multi-mnist", minutes=31)
 def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: Any = None) -> Result:
-    """Train on 0 to 3 digits that may hide each other, and count them in four ways (31 minutes).
+    """Train on 0 to 3 digits that may hide each other, and count them in three ways (31 minutes).
 
     Args:
         length: minutes of training, of the processor.
@@ -89,7 +84,7 @@ def overlap(options: Options, *, length: float = 30.0, draws: int = 5, sizes: An
     test = data.test
     sets = {"": test.labels >= 0, **{f"_{n}_digits": test.labels == n for n in range(4)}}
     found: dict[str, Any] = {f"count_accuracy{suffix}": {} for suffix in sets}
-    for name, way in ways(entry, narrow=3).items():
+    for name, way in ways(entry).items():
         options.say(f"Counting by {name}")
         right = right_counts(find_objects(way.model, way.guide, test.images, draws=draws), test)
         for suffix, chosen in sets.items():

@@ -25,7 +25,6 @@ References:
 """
 
 import math
-from typing import Self
 
 import pyro
 import torch
@@ -115,48 +114,30 @@ class Peeling(WindowReader):
         check_at_least(0, temperature=temperature)
         self.glimpse, self.wide, self.blur, self.sweeps = glimpse, wide, blur, sweeps
         self.temperature = temperature
-        self.narrow: tuple[int, float] = (0, blur)
         layers = [PyroModule[nn.Flatten]()]
         for inputs in ((1 + model.image_shape[0]) * glimpse**2, hidden):
             layers += [PyroModule[nn.Linear](inputs, hidden), PyroModule[nn.ELU]()]
         self.look = PyroModule[nn.Sequential](*layers)
         self.where = pose_head(hidden, sum(self.numbers))
 
-    def with_narrow_slots(self, slots: int, blur: float = 0.125) -> Self:
-        """Return the guide, with the same parameters, whose last `slots` slots look sharply.
-
-        They start anew at the whole image. The guide is for a model with as many slots more, see
-        `Scenes.with_slots`. It is meant for weights that were trained without them: objects that
-        are learned through sharp looks are pieces.
-
-        Args:
-            blur: the same as `blur`, for these slots.
-        """
-        check_at_least(0, slots=slots)
-        check_positive(blur=blur)
-        model = self.model.with_slots(self.model.slots + slots)
-        return self.sharing_parameters(_model=(model,), narrow=(slots, blur))
-
     @pyro_method
     def found(self, images: Tensor) -> Found:
         """Draw proposals for all slots of images (B, C, H, W)."""
-        (extra, narrow), slots = self.narrow, range(self.model.slots)
         backdrop = self.backdrop(images)
         ground = backdrop[0]
-        proposals = self._peeled(images, ground, slots[: len(slots) - extra], self.blur)
+        proposals = self._peeled(images, ground)
         for _ in range(self.sweeps - 1 if self.auxiliary else 0):  # a site is drawn once
             proposals = self._again(images, ground, proposals)
-        proposals += self._peeled(images, ground, slots[len(slots) - extra :], narrow)
         return self.collected(images, proposals, *backdrop)
 
-    def _peeled(self, images: Tensor, ground: Tensor, slots: range, blur: float) -> list[Proposal]:
-        """Return proposals for some slots, one after the other, at what the others leave."""
+    def _peeled(self, images: Tensor, ground: Tensor) -> list[Proposal]:
+        """Return proposals for all slots, one after the other, at what the others leave."""
         proposals: list[Proposal] = []
-        deviation = max(1.0, self.model.size * blur)
+        deviation = max(1.0, self.model.size * self.blur)
         drawn = self.temperature if self.auxiliary else 0.0  # sites need the density of one place
-        for done, slot in enumerate(slots):
-            present = images.new_ones(len(images), done)
-            canvas = self._canvas(proposals, ground, present) if done else ground.expand_as(images)
+        for slot in range(self.model.slots):
+            present = images.new_ones(len(images), slot)
+            canvas = self._canvas(proposals, ground, present) if slot else ground.expand_as(images)
             left = self.unexplained(images, canvas).detach()
             seen = blurred(left, deviation)
             if self.model.tinted:

@@ -33,8 +33,8 @@ def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch):
 def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):
     monkeypatch.setattr("capsule_zoo.experiments.scenes.reading.MORE", (3,))
     options = Options(data_root=mnist_root, progress=False)
-    result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1, narrow=1)
-    ways = ("peeling", "two_sweeps", "drawn_places", "narrow_slots")
+    result = find_experiment("scenes/reading")(options, scenes=4, more=2, draws=1)
+    ways = ("peeling", "two_sweeps", "drawn_places")
     assert result.metrics["count_accuracy_3_digits"].keys() == set(ways)
     for share, _, tested in result.metrics["count_calibration"].values():
         assert 0 <= share <= 1 and tested == 4

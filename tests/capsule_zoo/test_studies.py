@@ -295,7 +295,7 @@ def test_settings_from_the_command_line(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "Train nothing" in shown and "--set images=3\n      number of images." in shown
     with pytest.raises(SystemExit):
-        main(["reproduce", "capsule-network/mnist", "--settings"])
+        main(["reproduce", "matrix-capsules/mnist", "--settings"])
     assert "It has no settings for --set" in capsys.readouterr().out and "no settings" not in shown
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "test/toy", "--out", str(tmp_path), "--set", "imags=9"])
