@@ -53,7 +53,7 @@ def mnist(
     options.say(f"Classifying {len(data.test):,} test images")
     with on_device(entry, options):
         painted = reconstruct(entry.model, entry.guide, data.test).cpu()
-        metrics: Metrics = {
+        errors: Metrics = {
             "test_error": error_rate(entry.model, entry.guide, data.test),
             "validation_error": error_rate(entry.model, entry.guide, data.validation),
             "error": {
@@ -62,8 +62,11 @@ def mnist(
                 if name not in LEARNED
             },
         }
-    metrics["squared_error"] = squared_error(painted, data.test.images)
-    metrics["parameters"] = single(entry.guide.num_parameters + entry.model.num_parameters)
+    metrics: Metrics = {
+        **errors,
+        "squared_error": squared_error(painted, data.test.images),
+        "parameters": single(entry.guide.num_parameters + entry.model.num_parameters),
+    }
     figures = {
         "reconstructions": reconstructions(entry, data.test.images),
         "dimensions": dimensions(entry, data.test.images[data.test.labels == 4]),

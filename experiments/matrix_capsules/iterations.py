@@ -172,7 +172,7 @@ def learn_digits(job: Job[int], *, settings: Lengths) -> Numbers:
             raise ValueError(f"run must be a trained {entry.name!r}, not a {start.name!r}")
         entry.model.load_state_dict(start.model.state_dict())
     own = {"lr": settings.lr, "batch_size": settings.batch_size}
-    how = {name: value for name, value in own.items() if value is not None}
+    how: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     run = train(entry, data, options, options.budget, inputs=Inputs(SHIFT), **how)
     images = run.steps * (settings.batch_size or entry.training["batch_size"])
     with on_device(entry, options):
