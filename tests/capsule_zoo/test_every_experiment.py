@@ -77,7 +77,7 @@ MINIATURES = {
         dict(iterations=(1, 2), powers=(1.0, 0.5), steps=2, seeds=2, network=MATRIX), 0.003
     ),
     "matrix-capsules/at-length": Miniature(dict(network=MATRIX), 0.003),
-    "matrix-capsules/full": Miniature(dict(network=MATRIX), 0.003),
+    "matrix-capsules/full": Miniature({}, 0.003, 17, (40, 12)),
     "matrix-capsules/viewpoints": Miniature(
         dict(
             seeds=1,
