@@ -40,7 +40,7 @@ def mnist(
     """Train the small preset on all of MNIST with shifts by two pixels (90 minutes).
 
     The weights are trained by dynamic routing. `error_<routing>` is the error rate of the same
-    weights when another routing reads the votes.
+    weights when another routing, one without numbers of its own, reads the votes.
 
     Args:
         lr: first learning rate, which falls to 0.
