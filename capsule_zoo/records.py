@@ -225,9 +225,8 @@ def machine() -> str:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not available everywhere
         return words
-    words += f", {memory / 2**30:.0f} GiB memory"
-    devices = range(torch.cuda.device_count())
-    return ", ".join([words, *(torch.cuda.get_device_name(number) for number in devices)])
+    accelerators = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+    return ", ".join([f"{words}, {memory / 2**30:.0f} GiB memory", *accelerators])
 
 
 def save_figure(figure: "Figure", path: str | Path) -> None:

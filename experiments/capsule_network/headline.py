@@ -17,7 +17,6 @@ from capsule_zoo.experiments import Job, Options, Result, Study, experiment, tra
 from capsule_zoo.experiments.common.findings import mean_and_error, single, squared_error
 from capsule_zoo.experiments.common.overlaps import Overlaid, beside_equal
 from capsule_zoo.experiments.training import on_device
-from capsule_zoo.guides.learned_routing import LEARNED
 from capsule_zoo.inference import Inputs, error_rate, reconstruct
 from capsule_zoo.records import Metrics
 from capsule_zoo.registry import Entry, create
@@ -40,7 +39,7 @@ def mnist(
     """Train the small preset on all of MNIST with shifts by two pixels (90 minutes).
 
     The weights are trained by dynamic routing. `error_<routing>` is the error rate of the same
-    weights when another routing, one without numbers of its own, reads the votes.
+    weights when another routing reads the votes.
 
     Args:
         lr: first learning rate, which falls to 0.
@@ -59,7 +58,6 @@ def mnist(
             "error": {
                 name: error_rate(entry.model, entry.guide.with_routing(routing), data.test)
                 for name, routing in ROUTINGS.items()
-                if name not in LEARNED
             },
         }
     metrics: Metrics = {

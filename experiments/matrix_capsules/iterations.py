@@ -13,7 +13,7 @@ import pyro
 import torch.nn.functional as F
 
 from capsule_zoo.data import Split, load_dataset
-from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, choose, experiment, train
 from capsule_zoo.experiments.common.findings import (
     by_quantity,
     mean_and_error,
@@ -110,7 +110,7 @@ def first_gradient(entry: Entry, split: Split) -> float:
     return slope
 
 
-AT_LENGTH = {2: "two_iterations", 3: "three_iterations"}
+AT_LENGTH = {"two_iterations": 2, "three_iterations": 3}
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Lengths:
     """The settings of the runs at length.
 
     Args:
-        iterations: numbers of iterations of EM, 2 and 3 or one of them.
+        variants: names of the networks that are trained.
         seeds: number of seeds for each network.
         power: power of the responsibilities with three iterations; two iterations have 1.
         lr: first learning rate, which falls to 0; by default the entry's.
@@ -126,7 +126,7 @@ class Lengths:
         network: arguments of the entry, such as its preset.
     """
 
-    iterations: tuple[int, ...] = (2, 3)
+    variants: tuple[str, ...] = tuple(AT_LENGTH)
     seeds: int = 1
     power: float = 0.25
     lr: float | None = None
@@ -143,7 +143,7 @@ def at_length(options: Options, chosen: Lengths) -> Result:
     equal times, side by side where there are two cores. Errors are of validation images and of
     test images. The network with the lower validation error is kept.
     """
-    networks = {AT_LENGTH[number]: number for number in chosen.iterations}
+    networks = choose("variant", chosen.variants, AT_LENGTH)
     options.say(f"Training {', '.join(networks)}")
     study, timed = Study(networks, chosen.seeds), replace(options, minutes=options.budget)
     found = means_of(study.run(learn_digits, timed, settings=chosen))
@@ -194,4 +194,4 @@ def full(options: Options) -> Result:
     See `matrix-capsules/at-length` for the quantities.
     """
     network = {"preset": "full", "recompute": False}
-    return at_length(options, Lengths((3,), batch_size=64, network=network))
+    return at_length(options, Lengths(("three_iterations",), batch_size=64, network=network))

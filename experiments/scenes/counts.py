@@ -63,7 +63,7 @@ def counts(options: Options, chosen: Settings) -> Result:
     outcomes = Study({"scenes": chosen}, chosen.seeds).run(one_seed, options)["scenes"]
     found: dict[str, Any] = over_seeds([outcome["numbers"] for outcome in outcomes])
     right = {n: found.pop(n) for n in list(found) if n.startswith("count_accuracy_")}
-    for name in ("count_accuracy_5_minutes", "count_accuracy_30_minutes"):
+    for name in tuple(right):
         right[f"{name}_worst"] = min(tuple(outcome["numbers"][name]) for outcome in outcomes)
     found["count_accuracy"] = {n.removeprefix("count_accuracy_"): v for n, v in right.items()}
     curves = [[(row[0], row[2][0]) for row in outcome["curve"]] for outcome in outcomes]

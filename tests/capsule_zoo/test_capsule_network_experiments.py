@@ -12,7 +12,7 @@ from capsule_zoo.experiments.study import Study
 from capsule_zoo.records import read_record
 
 QUICK = Options(minutes=1e-4, progress=False, processes=1)
-ROUTINGS = ("dynamic", "em", "uniform", "vb")  # the others have numbers that must be learned
+ROUTINGS = ("attention", "dynamic", "em", "self", "uncertain", "uniform", "vb")
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def few(monkeypatch, unpainted):
     return data
 
 
-def test_mnist_reads_the_same_weights_by_every_routing_that_learns_nothing(tmp_path):
+def test_mnist_reads_the_same_weights_by_every_routing(tmp_path):
     metrics, figures = names_in_record("capsule-network/mnist", QUICK, tmp_path)
     errors = {f"error_{routing}" for routing in ROUTINGS}
     assert metrics == errors | {"test_error", "validation_error", "squared_error", "parameters"}

@@ -72,6 +72,13 @@ def test_a_saved_equal_network_is_built_again(tmp_path):
     assert torch.equal(again.model.eval().scores(images), entry.model.eval().scores(images))
 
 
+def test_a_network_is_equal_to_a_preset_too():
+    own = dict(preset="full")
+    capsules = create("matrix-capsules", image_shape=(1, 17, 17), **own).model
+    plain = create("cnn", image_shape=(1, 17, 17), like="matrix-capsules", capsules=own).model
+    assert plain.num_parameters == pytest.approx(capsules.num_parameters, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

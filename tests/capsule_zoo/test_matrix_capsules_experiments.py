@@ -50,7 +50,7 @@ def test_gradients_grow_with_the_iterations_unless_the_power_is_small():
 def test_networks_at_length_differ_in_iterations_and_power():
     made = {
         name: network_at_length(iterations, Lengths(power=0.3), (1, 28, 28))
-        for iterations, name in matrix_capsules_iterations.AT_LENGTH.items()
+        for name, iterations in matrix_capsules_iterations.AT_LENGTH.items()
     }
     found = {
         name: (entry.model.classes.routing.iterations, entry.model.classes.routing.power)

@@ -44,6 +44,14 @@ def test_versions_and_machine_are_those_of_this_process():
     assert float(memory.split()[0]) > 0
 
 
+def test_a_machine_names_its_accelerators(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: f"card {number}")
+    assert machine().split(", ")[2:] == ["card 0", "card 1"]
+
+
 def test_figures_lie_beside_the_record_and_are_closed(tmp_path):
     drawn = {
         "one": {"": plt.figure(), "templates": plt.figure(), "guides": plt.figure()},

@@ -10,9 +10,10 @@ from capsule_zoo.cli import main
 from capsule_zoo.data import load_dataset
 from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
+from capsule_zoo.experiments.scenes.counts import PLACES, at_drawn_places, on_large_canvas
 from capsule_zoo.experiments.scenes.guides import FITTED
 from capsule_zoo.experiments.scenes.segmentation import best_of_pieces
-from capsule_zoo.registry import load, small_sizes
+from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs import folder as runs
 
 SIZES = {key: small_sizes("scenes")[key] for key in ("window", "thing_sizes", "glimpse", "hidden")}
@@ -28,6 +29,16 @@ def test_counts_of_every_seed(tmp_path, mnist_root, monkeypatch):
     assert {"elbo", "iwae_100"} <= result.metrics.keys() and "3_digits" in right
     assert right["5_minutes_worst"][0] <= right["5_minutes"][0]
     assert result.figures[""].axes[0].get_xlabel() == "minutes of training"
+
+
+def test_what_counts_at_drawn_places_shares_the_parameters_that_are_trained():
+    entry = create("scenes", **small_sizes("scenes"))
+    reader = at_drawn_places(entry)
+    wide = on_large_canvas(reader)
+    assert entry.guide.temperature == 0 < PLACES == reader.guide.temperature
+    assert wide.guide.temperature == PLACES and wide.guide.model is wide.model
+    own = [p.data_ptr() for p in entry.guide.parameters()]
+    assert own == [p.data_ptr() for p in reader.guide.parameters()]
 
 
 def test_ways_of_reading(tmp_path, mnist_root, monkeypatch):

@@ -302,6 +302,15 @@ def test_settings_from_the_command_line(tmp_path, capsys):
     assert ended.value.code == 2 and "did you mean 'images'" in capsys.readouterr().err
 
 
+def test_a_command_names_the_device_unless_it_is_the_processor():
+    commands = [
+        experiments.command_of("matrix-capsules/full", Options(minutes=7.6, device=device), {})
+        for device in ("cpu", "cuda")
+    ]
+    assert commands[0] == "capsule-zoo reproduce matrix-capsules/full --minutes 7.6"
+    assert commands[1] == f"{commands[0]} --device cuda"
+
+
 @pytest.mark.parametrize("name", experiments.list_experiments())
 def test_every_setting_has_a_description_and_fits_a_record(name):
     chosen = find_experiment(name)

@@ -56,3 +56,23 @@ def test_what_is_small_is_kept_and_what_is_large_computed_again(monkeypatch):
         (found,) = in_chunks(counted, (each,), (shared,), 3)
         found.sum().backward()
         assert calls == expected
+
+
+def test_chunks_are_larger_on_an_accelerator(monkeypatch):
+    """Tensors without data, which know no autocast, stand for those of an accelerator."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
+    calls = []
+
+    def counted(x, w):
+        calls.append(len(x))
+        return (x * w,)
+
+    monkeypatch.setattr(chunks, "AT_ONCE", 6)
+    monkeypatch.setattr(chunks, "KEPT", 12)
+    monkeypatch.setattr(chunks, "LARGER", 2)
+    for rows, expected in ((8, [4, 4]), (9, [4, 4, 1, 4, 4, 1])):
+        calls.clear()
+        each = torch.randn(rows, 3, requires_grad=True, device="meta")
+        (found,) = in_chunks(counted, (each,), (torch.randn(3, device="meta"),), 3)
+        found.sum().backward()
+        assert calls == expected

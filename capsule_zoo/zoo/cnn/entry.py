@@ -63,15 +63,16 @@ def equal(
     """Return a network without capsules, equal to a classifier with them, and how it is trained."""
     if like not in CAPSULES:
         raise ValueError(unknown("like", like, list(CAPSULES)))
-    check_one_of("preset", sizes.get("preset", "small"), ("small",))  # else capsules are the stem
     other = create(like, image_shape=image_shape, classes=classes, **sizes)
     if like == "matrix-capsules":
         standard = PyroModule[nn.LayerNorm](image_shape, elementwise_affine=False)
         stem, reader = [standard, other.model.stem], other.model
-    elif like == PAIRS[1]:
+    elif like == "overlapping-capsules":
         check_one_of("capsules", other.model.capsules, ("once",))
         reader = other.model.reader
         stem = [reader.network, reader.primary]
+    elif sizes.get("preset") == "paper":
+        raise ValueError(f"preset of {like} must be 'small': the stem of 'paper' is its capsules")
     else:
         reader, read = other.guide, other.guide.primary.read
         shape = len(read), len(read), read.shape[1:]
