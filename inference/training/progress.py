@@ -50,11 +50,16 @@ class Progress:
         self._rows: list[list[float]] = []
         self._checked = 0
         self._began = self._now()
+        self._ended: float | None = None
 
     @property
     def seconds(self) -> float:
         """The time of the run in seconds, including time before a resume."""
-        return self._now() - self._began
+        return (self._now() if self._ended is None else self._ended) - self._began
+
+    def stop(self) -> None:
+        """Stop the clock, so that a checkpoint and the record of the run hold the same time."""
+        self._ended = self._now()
 
     @property
     def pace(self) -> float:

@@ -209,6 +209,7 @@ class Trainer:
         if stopped != "interrupted" and self.progress.unchecked:
             self._check()
         elif stopped == "interrupted":
+            self.progress.stop()
             self._save()
             self._call_back()
         if self.best and stopped != "interrupted":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pandas as pd
 import pytest
@@ -60,6 +61,20 @@ def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(tmp_path, call,
     assert_same_history(expected.history, resumed.history)
     assert (expected.best_loss, expected.best_step) == (resumed.best_loss, resumed.best_step)
     assert resumed.seconds > stopped.seconds
+
+
+def test_the_time_of_a_stopped_run_is_that_of_its_checkpoint(tmp_path, monkeypatch):
+    """However long the checkpoint took to write, a resumed run would else seem shorter."""
+    times = []
+
+    def write(path, tree):
+        times.append(tree["progress"]["seconds"])
+        time.sleep(0.2)
+
+    monkeypatch.setattr(trainer, "save_checkpoint", write)
+    options = {"steps": 5, "every": 5, "checkpoint": tmp_path / "run.safetensors", **QUIET}
+    stopped = fit(*pair(), dataset(), transform=Interrupt(3, signal.SIGINT), **options)
+    assert stopped.seconds == times[-1]
 
 
 def test_a_run_is_saved_between_checks_and_a_killed_one_goes_on_from_there(tmp_path, monkeypatch):
