@@ -23,6 +23,7 @@ import torch
 from pyro.distributions.util import sum_rightmost
 from torch import Tensor, nn
 from torch.distributions import constraints
+from torch.distributions.multivariate_normal import _precision_to_scale_tril
 
 from capsule_zoo.guides.per_image.base import PerImageGuide
 from capsule_zoo.guides.per_image.free_form import FreeForm, draw_site
@@ -82,16 +83,15 @@ class GaussNewton(PerImageGuide):
 
     @torch.no_grad()
     def factor(self) -> Tensor:
-        """Return S of the heaviest mode of every image, (B, D, D).
+        """Return S of the mean precision of an image's modes, narrow where one is, (B, D, D).
 
         Raises:
             ValueError: the factor is of blocks.
         """
         if not self.whole:
             raise ValueError("the factor is of blocks; make the guide with blocks=False")
-        heaviest = self.logits[MODES].argmax(1)
-        every = torch.arange(len(heaviest), device=heaviest.device)
-        return torch.cat([rows[every, heaviest] for rows in self.factors.values()], 1)
+        rows = torch.cat(list(self.factors.values()), 2)
+        return _precision_to_scale_tril(torch.cholesky_inverse(rows.double()).mean(1)).to(rows)
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Draw every site and return the values by name."""

@@ -8,6 +8,7 @@ from pyro import poutine
 from toys import BernoulliMixture, Correlated, Parts, PartsGuide
 
 from capsule_zoo.guides import GaussNewton, Guide
+from capsule_zoo.guides.per_image.gauss_newton import MODES
 from capsule_zoo.guides.per_image.site_laws import UnservedSite
 from capsule_zoo.inference import (
     annealed_bounds,
@@ -69,6 +70,17 @@ def test_blocks_are_those_of_the_precision(analyzers):
     assert (place @ place.mT - model.precision[:2, :2].inverse()).abs().max() < 1e-10
     with pytest.raises(ValueError, match="of blocks; make the guide with blocks=False"):
         guide.factor()
+
+
+def test_the_factor_is_narrow_where_one_of_the_modes_is(analyzers):
+    """Chains would else step as far as a mode is wide that took a part for absent."""
+    model, images = analyzers
+    guide = gauss_newton(model, None, images, steps=0, climb=1, modes=2)
+    for rows in guide.factors.values():
+        rows.data[:, 0].mul_(100)  # of the mode that may be the heavier one
+    guide.logits[MODES].data.copy_(torch.tensor([9.0, 0.0]))
+    mean = (1 + 1e-4) / 2 * model.precision
+    assert (guide.factor() @ guide.factor().mT - mean.inverse()).abs().max() < 1e-10
 
 
 def test_a_missing_pixel_tells_nothing(analyzers):
