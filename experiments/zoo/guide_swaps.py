@@ -44,12 +44,12 @@ SWAPPED = (
     "stacked-capsule-autoencoder",
 )
 LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
-SLOW = dict.fromkeys((*SWAPPED[3:6], "shape-codes", "part-whole"), 8)
-HIDDEN: dict[str, dict[str, Any]] = {  # objects and parts that are hidden are as the prior is
-    "scenes": dict(prior_share=0.25, temperatures=400),
-    "generative-capsnet-continuous": dict(prior_share=0.25, temperatures=400),
-    "shape-codes": dict(prior_share=0.25, temperatures=400),
-    "part-whole": dict(prior_share=0.25),
+SHAPED = "shape-codes", "part-whole"
+SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8)
+HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
+SETTINGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("scenes", "generative-capsnet-continuous", *SHAPED), HIDDEN),
+    "capsule-helmholtz": dict(temperatures=400),  # many units, which change one by one
 }
 OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"
@@ -148,7 +148,7 @@ def gaps(
     guides: tuple[str, ...] = LOSING,
     images: int = 16,
     images_of: Mapping[str, int] = SLOW,
-    settings_of: Mapping[str, Mapping[str, Any]] = HIDDEN,
+    settings_of: Mapping[str, Mapping[str, Any]] = SETTINGS,
     simulated: int = 16,
     chains: int = 4,
     temperatures: int = 100,
