@@ -124,12 +124,12 @@ def gauss_newton(
             start, images = _several(model, start, images, modes), tiled(images, modes)
         points = refine(model, start, images, steps=steps, seed=seed, check=False).guide
         assert isinstance(points, FreeForm)
-        path, state = _path_at(model, points, images)
+        path, state = path_at(model, points, images)
         groups = _groups(path, points, path.columns > _WHOLE if blocks is None else blocks)
         settles = any(path.beside.values())
         for _ in range(_ROUNDS if settles else 1):
             state = _settled(points, path, state) if settles else state
-            state, precisions = _climbed(path, state, groups, climb)
+            state, precisions = climbed(path, state, groups, climb)
         factors = [_precision_to_scale_tril(each) for each in precisions]
         for name, loc in points.locs.items():
             loc.data.copy_(state.position[:, path.places[name].columns].reshape(loc.shape))
@@ -274,7 +274,7 @@ def _of_mixture(law: Any, value: Tensor) -> Measured:
     return [(each, root * share) for each, root in measured(parts, padded)]
 
 
-def _path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPath, State]:
+def path_at(model: Model, points: FreeForm, images: Tensor) -> tuple[AnnealedPath, State]:
     """Return the path to the discrete model's joint density, and the state at given points."""
     discrete = points.discretized()
     events = {site.name: site.event_dim for site in discrete.model.latent_sites}
@@ -325,10 +325,14 @@ def _groups(path: AnnealedPath, points: FreeForm, blocks: bool) -> list[Tensor]:
     return found if blocks else [torch.cat(found)]
 
 
-def _climbed(
+def climbed(
     path: AnnealedPath, state: State, groups: list[Tensor], steps: int
 ) -> tuple[State, list[Tensor]]:
-    """Climb the log joint density by damped steps; return the state and its matrices by group."""
+    """Climb the log joint density by damped steps; return the state and its matrices by group.
+
+    Args:
+        groups: the columns of the position that are correlated, as many as there are matrices.
+    """
     terms = path.terms(state, slopes=True)
     damping = terms.gain.new_zeros(len(terms.gain)).double()
     found = [precision(path, state, group) for group in groups]

@@ -114,6 +114,21 @@ def test_refine_races_both_methods_upright_and_rotated(monkeypatch, tmp_path):
         assert metrics[f"speedup_{name}"]["value"] == pytest.approx(seconds[0] / seconds[1])
 
 
+def test_steps_by_curvature_climb_from_where_scheduled_ones_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(part_whole_refine, "load_dataset", lambda *a, **k: few_digits(80, 16))
+    options = Options(minutes=0.01, progress=False)
+    settings = dict(images=2, steps=(0, 4), climbs=(0, 2))
+    reproduce("part-whole/levenberg-marquardt", options, folder=tmp_path, **settings)
+    metrics = read_record("part-whole/levenberg-marquardt", tmp_path)["metrics"]
+    for kind in ("upright", "rotated"):
+        joint = {
+            name: metrics[f"joint_{kind}_{name}"]["value"]
+            for name in ("scheduled_0", "scheduled_4", "matrix_0", "matrix_2")
+        }
+        assert joint["matrix_0"] == joint["scheduled_0"] < joint["matrix_2"]
+    assert metrics["seconds_one_matrix"]["value"] > 0
+
+
 def test_a_race_ends_where_the_smoothed_objective_reaches_the_goal():
     climb = Race(torch.arange(101.0), begin=0.0, end=100.0, seconds=50.0, rate=0.1)
     # ten steps have a mean of 60 when the last of them is at 64.5
