@@ -49,6 +49,7 @@ from capsule_zoo.inference.evaluation.ancestral import draw_images, infer, mean_
 from capsule_zoo.models.common.modes import seeded
 from capsule_zoo.records import Metrics, Numbers, Table
 from capsule_zoo.registry import Entry, create, load
+from capsule_zoo.runs.measurements import draws_binary_pixels
 
 PRETRAINED = 0.1  # share of the minutes in which layers are pre-trained
 
@@ -80,8 +81,9 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
     def start(entry: Entry, images: Tensor) -> None:
         options.say("Pre-training every layer as a capsule RBM")
         each = share * minutes / len(entry.model.layers)
+        inputs = Inputs(Binarize() if draws_binary_pixels(entry.model) else None)
         how: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
-        pretrain(entry.model, entry.guide, images, minutes=each, inputs=Inputs(Binarize()), **how)
+        pretrain(entry.model, entry.guide, images, minutes=each, inputs=inputs, **how)
 
     return dict(start=start, minutes=(1 - share) * minutes)
 
@@ -172,7 +174,9 @@ def objectives(
 
 
 @experiment("capsule-helmholtz/fashion", data="fashion-mnist", minutes=3)
-def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Result:
+def fashion(
+    options: Options, *, images: int = 500, particles: int = 1000, share: float = PRETRAINED
+) -> Result:
     """Train two layers of 20 capsules with Gaussian pixels and units (3 minutes).
 
     Pixels are standardized. The error is on the scale of the pixels, and nats are on the scale of
@@ -182,11 +186,13 @@ def fashion(options: Options, *, images: int = 500, particles: int = 1000) -> Re
     Args:
         images: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
+        share: share of the time in which layers are pre-trained as capsule RBMs.
     """
     data, standard = standard_fashion(options)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
-    train(entry, data, options, options.budget, name="trained", lr=1e-3)
+    start = after_pretraining(options, options.budget, share)
+    train(entry, data, options, name="trained", lr=1e-3, **start)
     how: dict[str, Any] = dict(images=images, particles=particles, scale=standard.scale)
     metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),

@@ -34,24 +34,23 @@ def pretrain(
     """Train every layer in turn as a capsule RBM, and set the parameters of both halves in place.
 
     Args:
-        machine, guide: a machine with Bernoulli units, and its recognition guide.
+        machine, guide: a machine, and its recognition guide.
         images: training images (N, C, H, W).
         settings: settings of `fit` for each layer: at least epochs, steps or minutes. Default: SGD
-            with a rate that falls from .05 to zero, batches of 100, one persistent sweep.
+            with a rate that falls from .05 to zero, or from .001 where units or pixels are not
+            Bernoulli; batches of 100, one persistent sweep.
 
     Returns:
         The run of every layer, the lowest first.
 
     Raises:
-        ValueError: hidden units that are not Bernoulli, or settings that `fit` refuses.
+        ValueError: Gaussian units below or above Poisson units, whose RBM has no density, or
+            settings that `fit` refuses.
     """
-    if not all(isinstance(layer.hidden, BernoulliUnits) for layer in machine.layers):
-        raise ValueError(
-            'pretrain needs hidden units of the family "bernoulli"; train other machines from '
-            "their random start"
-        )
     objective = settings.pop("objective", ContrastiveDivergence(persistent=True))
-    defaults = dict(optimizer=torch.optim.SGD, lr=0.05, pace=Pace("linear"), batch_size=100)
+    every = machine.visible, *(layer.hidden for layer in machine.layers)
+    lr = 0.05 if all(isinstance(units, BernoulliUnits) for units in every) else 0.001
+    defaults = dict(optimizer=torch.optim.SGD, lr=lr, pace=Pace("linear"), batch_size=100)
     runs = []
     below: GenerativeLayer | None = None
     for generative, recognition in zip(reversed(machine.layers), guide.layers, strict=True):
@@ -73,12 +72,15 @@ def _rbm_like(
     images: Tensor,
 ) -> CapsuleRBM:
     """Return a new RBM between one layer and the layer or image below it."""
-    visible = "bernoulli"
-    if below is None:
-        visible = next(n for n, kind in FAMILIES.items() if type(machine.visible) is kind)
+    units = machine.visible if below is None else below.hidden
+    visible, hidden = (
+        next(n for n, kind in FAMILIES.items() if type(each) is kind)
+        for each in (units, layer.hidden)
+    )
     _, channels, height, width = images.shape
     shape, sizes = (channels, height, width), layer.hidden.bias.shape
-    rbm = CapsuleRBM(shape, *sizes, visible_family=visible).to(machine.weight)
+    families = dict(visible_family=visible, hidden_family=hidden)
+    rbm = CapsuleRBM(shape, *sizes, **families).to(machine.weight)
     rbm.switch_weight.requires_grad_(below is None)
     rbm.set_base_rates(images)
     return rbm
