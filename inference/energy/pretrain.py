@@ -72,11 +72,8 @@ def _rbm_like(
     images: Tensor,
 ) -> CapsuleRBM:
     """Return a new RBM between one layer and the layer or image below it."""
-    units = machine.visible if below is None else below.hidden
-    visible, hidden = (
-        next(n for n, kind in FAMILIES.items() if type(each) is kind)
-        for each in (units, layer.hidden)
-    )
+    both = machine.visible if below is None else below.hidden, layer.hidden
+    visible, hidden = (next(n for n, kind in FAMILIES.items() if type(u) is kind) for u in both)
     _, channels, height, width = images.shape
     shape, sizes = (channels, height, width), layer.hidden.bias.shape
     families = dict(visible_family=visible, hidden_family=hidden)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from math import hypot
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from capsule_zoo.models import ImageSpace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import WEIGHTS, create, load, read_recipe, small_sizes
 from capsule_zoo.runs import cards
-from capsule_zoo.runs.cards import FIELDS, agrees, every, examine, headline, is_of
+from capsule_zoo.runs.cards import FIELDS, Headline, every, examine, headline, is_of
 
 NAMES = sorted(path.stem for path in WEIGHTS.glob("*.json"))
 MEGABYTES = 62
@@ -128,6 +129,14 @@ def test_the_headline_holds_on_a_few_images(name):
 def test_the_headline_holds_on_all_images(name):
     found, stated = measured_again(name, None)
     assert found["n"] == stated["n"] and agrees(found, stated), (found, stated)
+
+
+def agrees(found: Headline, stated: Headline, errors: float = 5.0) -> bool:
+    """Return True if two headlines differ by at most `errors` standard errors."""
+    if found["metric"] != stated["metric"]:
+        return False
+    error = hypot(found["se"], stated["se"])
+    return abs(found["value"] - stated["value"]) <= errors * error + 1e-6 * abs(stated["value"])
 
 
 def toy_split(shape: tuple[int, int, int], number: int = 8) -> Split:
