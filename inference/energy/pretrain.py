@@ -76,8 +76,8 @@ def _rbm_like(
     visible, hidden = (next(n for n, kind in FAMILIES.items() if type(u) is kind) for u in both)
     _, channels, height, width = images.shape
     shape, sizes = (channels, height, width), layer.hidden.bias.shape
-    families = dict(visible_family=visible, hidden_family=hidden)
-    rbm = CapsuleRBM(shape, *sizes, **families).to(machine.weight)
+    rbm = CapsuleRBM(shape, *sizes, visible_family=visible, hidden_family=hidden)
+    rbm = rbm.to(machine.weight)
     rbm.switch_weight.requires_grad_(below is None)
     rbm.set_base_rates(images)
     return rbm
