@@ -49,7 +49,7 @@ SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8)
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("scenes", "generative-capsnet-continuous", *SHAPED), HIDDEN),
-    "capsule-helmholtz": dict(temperatures=1600),  # many units, which change one by one
+    "capsule-helmholtz": dict(temperatures=400),  # many units, which change one by one
 }
 OBJECTS = 2  # of the scenes that are annealed
 BOUNDS = "lower", "simulated_lower", "simulated_upper", "gap", "acceptance_rate"

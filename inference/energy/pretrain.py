@@ -37,7 +37,7 @@ def pretrain(
         machine, guide: a machine, and its recognition guide.
         images: training images (N, C, H, W).
         settings: settings of `fit` for each layer: at least epochs, steps or minutes. Default: SGD
-            with a rate that falls from .05 to zero, or from .001 where units or pixels are not
+            with a rate that falls from .05 to zero, or from .0003 where units or pixels are not
             Bernoulli; batches of 100, one persistent sweep.
 
     Returns:
@@ -49,7 +49,7 @@ def pretrain(
     """
     objective = settings.pop("objective", ContrastiveDivergence(persistent=True))
     every = machine.visible, *(layer.hidden for layer in machine.layers)
-    lr = 0.05 if all(isinstance(units, BernoulliUnits) for units in every) else 0.001
+    lr = 0.05 if all(isinstance(units, BernoulliUnits) for units in every) else 3e-4
     defaults = dict(optimizer=torch.optim.SGD, lr=lr, pace=Pace("linear"), batch_size=100)
     runs = []
     below: GenerativeLayer | None = None
