@@ -75,7 +75,7 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
 
     Args:
         minutes: length of the whole training.
-        share: share of the minutes for the pre-training, divided equally among the layers.
+        share: share of the minutes for the pre-training, divided equally among the layers, or 0.
     """
 
     def start(entry: Entry, images: Tensor) -> None:
@@ -85,7 +85,7 @@ def after_pretraining(options: Options, minutes: float, share: float) -> dict[st
         how: dict[str, Any] = dict(seed=options.seed, checks=Checks(progress=options.progress))
         pretrain(entry.model, entry.guide, images, minutes=each, inputs=inputs, **how)
 
-    return dict(start=start, minutes=(1 - share) * minutes)
+    return dict(start=start if share else None, minutes=(1 - share) * minutes)
 
 
 @experiment("capsule-helmholtz/mnist", minutes=60, lead="sums", of_runs=True)
