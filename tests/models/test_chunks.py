@@ -41,38 +41,32 @@ def test_autocast_takes_no_digit_from_the_precision_of_the_shared_tensors(recomp
     assert torch.equal(*slopes)
 
 
-def test_what_is_small_is_kept_and_what_is_large_computed_again(monkeypatch):
+def chunks_of(rows, device="cpu"):
+    """Return the rows of every chunk that is computed for values and a gradient of rows of 3."""
     calls = []
 
     def counted(x, w):
         calls.append(len(x))
         return (x * w,)
 
+    each = torch.randn(rows, 3, requires_grad=True, device=device)
+    (found,) = in_chunks(counted, (each,), (torch.randn(3, device=device),), 3)
+    found.sum().backward()
+    return calls
+
+
+def test_what_is_small_is_kept_and_what_is_large_computed_again(monkeypatch):
     monkeypatch.setattr(chunks, "AT_ONCE", 6)
     monkeypatch.setattr(chunks, "KEPT", 15)
-    for rows, expected in ((5, [2, 2, 1]), (6, [2, 2, 2, 2, 2, 2])):
-        calls.clear()
-        each, shared = torch.randn(rows, 3, requires_grad=True), torch.randn(3)
-        (found,) = in_chunks(counted, (each,), (shared,), 3)
-        found.sum().backward()
-        assert calls == expected
+    assert chunks_of(5) == [2, 2, 1]
+    assert chunks_of(6) == [2, 2, 2, 2, 2, 2]
 
 
 def test_chunks_are_larger_on_an_accelerator(monkeypatch):
     """Tensors without data, which know no autocast, stand for those of an accelerator."""
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: False)
-    calls = []
-
-    def counted(x, w):
-        calls.append(len(x))
-        return (x * w,)
-
     monkeypatch.setattr(chunks, "AT_ONCE", 6)
     monkeypatch.setattr(chunks, "KEPT", 12)
     monkeypatch.setattr(chunks, "LARGER", 2)
-    for rows, expected in ((8, [4, 4]), (9, [4, 4, 1, 4, 4, 1])):
-        calls.clear()
-        each = torch.randn(rows, 3, requires_grad=True, device="meta")
-        (found,) = in_chunks(counted, (each,), (torch.randn(3, device="meta"),), 3)
-        found.sum().backward()
-        assert calls == expected
+    assert chunks_of(8, "meta") == [4, 4]
+    assert chunks_of(9, "meta") == [4, 4, 1, 4, 4, 1]
