@@ -7,6 +7,7 @@ import pytest
 import torch
 from miniature import few_digits
 
+from capsule_zoo.data import Binarize
 from capsule_zoo.experiments import Options, reproduce
 from capsule_zoo.experiments.capsule_helmholtz import headline as capsule_helmholtz
 from capsule_zoo.experiments.capsule_rbm import headline as beside
@@ -81,8 +82,12 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
     entry = create("capsule-helmholtz", image_shape=miniature.image_shape)
     train(entry, miniature, QUICK, name="run", start=how["start"], steps=1, lr=1e-9)
     assert given["minutes"] == 1.0 and given["weight"] is entry.model.weight
+    assert isinstance(given["inputs"].transform, Binarize)
     assert torch.equal(given["images"], miniature.train.images)
     assert (entry.model.visible.bias + 7).abs().max() < 1e-6
+    families = dict(visible_family="gaussian", hidden_family="gaussian")
+    how["start"](create("capsule-helmholtz", **families), miniature.train.images)
+    assert given["inputs"].transform is None  # of standardized pixels
 
 
 @pytest.mark.parametrize("share", [None, 0.5])

@@ -291,6 +291,22 @@ def test_bad_options_are_refused_by_name():
         pretrain(gaussian, RecognitionMachine(gaussian), binary_images(6).float(), steps=1)
 
 
+@pytest.mark.parametrize(
+    ("visible", "hidden", "lr"),
+    [
+        ("bernoulli", "bernoulli", 0.05),
+        ("gaussian", "bernoulli", 3e-4),
+        ("bernoulli", "gaussian", 3e-4),
+    ],
+)
+def test_pretraining_is_slower_where_units_or_pixels_are_not_bernoulli(visible, hidden, lr):
+    families = dict(visible_family=visible, hidden_family=hidden)
+    model = CapsuleHelmholtzMachine(4, (2, 3), 2, **families)
+    how = dict(steps=1, checks=Checks(progress=False))
+    runs = pretrain(model, RecognitionMachine(model), binary_images(6).float(), **how)
+    assert [run.history["lr"].iloc[0] for run in runs] == [pytest.approx(lr)] * 2
+
+
 def test_pretraining_with_gaussian_units_raises_the_bound():
     torch.manual_seed(0)
     families = dict(visible_family="gaussian", hidden_family="gaussian")
