@@ -148,7 +148,7 @@ def levenberg_marquardt(
     """Compare scheduled steps with steps by the Gauss-Newton matrix, by the log joint density.
 
     Both start at the guide's answers. Their ends are scored by log p(image, latents), in nats, with
-    presences at their likeliest values, which the matrix holds. Seconds are of the processor.
+    presences at their likeliest values, which the matrix holds. Seconds are of the turned digits.
 
     Args:
         images: number of test images, upright and then turned by a quarter.
