@@ -213,7 +213,8 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
 def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     """Return one object of each image as MNIST shows digits, (n, 1, 28, 28).
 
-    The ink's longer side is 20 of 28 pixels, and its center of mass lies in the middle.
+    The ink's longer side is 20 of 28 pixels, and its center of mass lies half a pixel to the right
+    of the middle and below it: at the middle of pixel 14, counted from 0.
 
     Args:
         owners: (n, H, W); `slot` is the number of the object, from 0, (n,).
@@ -225,7 +226,7 @@ def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     mass = ink[:, 0].sum((1, 2)).clamp_min(1e-6)
     x = (ink[:, 0].sum(1) * torch.linspace(-1 + 1 / width, 1 - 1 / width, width)).sum(1) / mass
     y = (ink[:, 0].sum(2) * torch.linspace(-1 + 1 / height, 1 - 1 / height, height)).sum(1) / mass
-    pose = torch.stack([(side * 28 / 20).log(), x, y], -1)
+    pose = torch.stack([(side * 28 / 20).log(), x - side / 20 / width, y - side / 20 / height], -1)
     return crop(ink, pose, (28, 28), torch.tensor([1 / width, 1 / height])).clamp(0, 1)
 
 

@@ -12,7 +12,7 @@ from capsule_zoo.experiments import Options, find_experiment
 from capsule_zoo.experiments.scenes.air import TutorialAir, warped
 from capsule_zoo.experiments.scenes.counts import PLACES, at_drawn_places, on_large_canvas
 from capsule_zoo.experiments.scenes.guides import FITTED
-from capsule_zoo.experiments.scenes.segmentation import best_of_pieces
+from capsule_zoo.experiments.scenes.segmentation import best_of_pieces, windows_of
 from capsule_zoo.registry import create, load, small_sizes
 from capsule_zoo.runs import folder as runs
 
@@ -128,6 +128,19 @@ def test_touching_pieces_of_one_color_are_ambiguous():
     owners = [list(way) for way in ways]
     agreement = max(sum(adjusted_rand_score(a, b) for a in owners) / 4 for b in owners)
     assert best[0] == pytest.approx((1 + agreement) / 2)
+
+
+def test_a_window_shows_a_digit_as_mnist_does():
+    """A digit of MNIST is 20 pixels long, and its center of mass lies at the middle of pixel 14."""
+    row = torch.arange(20.0)
+    digit = torch.zeros(2, 1, 28, 28)
+    digit[:, 0, 4:24, 9:20] = 0.8 * (1 + (row - 9.5) / 66.5)[:, None]  # its variance is 33.25
+    mass, place = digit[0, 0], torch.arange(28.0)
+    assert (mass.sum(1) @ place / mass.sum()).item() == pytest.approx(14, abs=1e-5)
+    owners = torch.where(digit[:, 0] > 0, 2, 0)
+    found = windows_of(digit, owners, torch.tensor([1, 0]))
+    torch.testing.assert_close(found[0], digit[0], atol=1e-4, rtol=0)
+    assert found[1].abs().max() == 0  # which the other slot holds
 
 
 def test_colored_digits_on_photographs(tmp_path, mnist_root, monkeypatch):
