@@ -63,7 +63,7 @@ _DAMPING = 0.01  # of a step that follows one that failed
 _ROUNDS, _FLIPS = 4, 8  # of models with `AnnealedPath.beside`; proposals for each discrete value
 _JUDGED = 16  # draws from which the evidence of a mode is computed
 _SCREENED, _CLIMBING = 1024, 64  # draws of the prior, and how many of them climb
-_TEMPERED, _RATE = 120, 0.2  # steps of the climb, and their length in deviations of the prior
+_TEMPERED, _RATE = 120, 0.4  # steps of the climb, and their length in deviations of the prior
 _COLD = 0.01  # what the image counts at its first step; after half of the steps it counts whole
 
 
