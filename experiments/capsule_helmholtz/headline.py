@@ -121,12 +121,11 @@ def pretraining(
     data = binary_mnist(options)
     found: dict[str, Numbers] = {}
     curves: dict[str, tuple[list[float], list[float]]] = {}
-    for name, minutes in divide(options.budget, ("random_start", "pretrained")).items():
+    shares = {"random_start": 0.0, "pretrained": share}
+    for name, minutes in divide(options.budget, shares).items():
         options.say(f"Training: {name}")
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        how: dict[str, Any] = dict(minutes=minutes)
-        if name == "pretrained":
-            how = after_pretraining(options, minutes, share)
+        how = after_pretraining(options, minutes, shares[name])
         run = train(entry, data, options, name=name, inputs=Inputs(Binarize()), **how)
         silent = use_of_switches(spectra(entry, data.test.images)).numbers["silent"]
         found[name] = {
@@ -134,8 +133,7 @@ def pretraining(
             **{f"{site}_silent": number for site, number in silent.items()},
         }
         checks = run.history.dropna(subset="held_out")
-        spent = minutes - how["minutes"]
-        passed = spent + checks["seconds"] / 60
+        passed = minutes - how["minutes"] + checks["seconds"] / 60
         curves[name] = (passed.tolist(), checks["held_out"].tolist())
     return Result(by_quantity(found), {"": losses_in_time(curves)}, None, entry)
 
@@ -162,12 +160,9 @@ def objectives(
     for name, objective in rows.items():
         options.say(f"Training under {type(objective).__name__}")
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        how: dict[str, Any] = dict(minutes=minutes[name])
-        if share is not None:
-            how = after_pretraining(options, minutes[name], share)
-        train(
-            entry, data, options, name=name, objective=objective, inputs=Inputs(Binarize()), **how
-        )
+        how = after_pretraining(options, minutes[name], share or 0.0)
+        how |= dict(objective=objective, inputs=Inputs(Binarize()))
+        train(entry, data, options, name=name, **how)
         pairs[name] = (entry.model, entry.guide)
     table = compare(pairs, data.test[:images], num_particles=particles, seed=options.seed)
     return Result(bounds_of_rows(table), {"": table.draw()}, table, entry)
@@ -193,10 +188,9 @@ def fashion(
     entry = create("capsule-helmholtz", image_shape=data.image_shape, capsules=(20, 20), **families)
     start = after_pretraining(options, options.budget, share)
     train(entry, data, options, name="trained", lr=1e-3, **start)
-    how: dict[str, Any] = dict(images=images, particles=particles, scale=standard.scale)
     metrics = {
         "reconstruction_error": reconstruction_error(entry, data.test.images, standard.scale),
-        **bounds(entry, data, options, **how),
+        **bounds(entry, data, options, images=images, particles=particles, scale=standard.scale),
     }
     found, labels = spectra(entry, data.test.images), data.test.labels.numpy()
     figures = {

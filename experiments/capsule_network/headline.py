@@ -7,9 +7,11 @@ epoch has new ones.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyro
+import torch
 import torch.nn.functional as F
 
 from capsule_zoo.data import Dataset, load_dataset, transforms
@@ -32,7 +34,9 @@ BORDER = 4  # pixels around a digit, and how far it is shifted
 def mnist(
     options: Options,
     *,
-    lr: float = 2e-3,
+    lr: float = 5e-3,
+    decoder_lr: float = 1e-3,
+    decay: float = 0.1,
     batch_size: int = 64,
     sizes: Mapping[str, Any] | None = None,
 ) -> Result:
@@ -42,29 +46,30 @@ def mnist(
     weights when another routing reads the votes.
 
     Args:
-        lr: first learning rate, which falls to 0.
+        lr: first learning rate of the capsules, which falls to 0.
+        decoder_lr: the same of the decoder.
+        decay: weight decay (AdamW).
         batch_size: images of an update.
         sizes: arguments of the entry, such as its preset.
     """
     data = load_dataset("mnist", root=options.data_root)
-    how: dict[str, Any] = dict(lr=lr, batch_size=batch_size, inputs=Inputs(SHIFT))
-    entry = trained("capsule-network", data, options, sizes, **how)
+    adam = partial(torch.optim.AdamW, weight_decay=decay, fused=True)
+    how: dict[str, Any] = dict(optimizer=adam, batch_size=batch_size, inputs=Inputs(SHIFT))
+    rates = {"model": decoder_lr, "guide": lr}
+    entry = trained("capsule-network", data, options, sizes, lr=rates, **how)
     options.say(f"Classifying {len(data.test):,} test images")
     with on_device(entry, options):
         painted = reconstruct(entry.model, entry.guide, data.test).cpu()
-        errors: Metrics = {
+        metrics: Metrics = {
             "test_error": error_rate(entry.model, entry.guide, data.test),
             "validation_error": error_rate(entry.model, entry.guide, data.validation),
             "error": {
                 name: error_rate(entry.model, entry.guide.with_routing(routing), data.test)
                 for name, routing in ROUTINGS.items()
             },
+            "squared_error": squared_error(painted, data.test.images),
+            "parameters": single(entry.guide.num_parameters + entry.model.num_parameters),
         }
-    metrics: Metrics = {
-        **errors,
-        "squared_error": squared_error(painted, data.test.images),
-        "parameters": single(entry.guide.num_parameters + entry.model.num_parameters),
-    }
     figures = {
         "reconstructions": reconstructions(entry, data.test.images),
         "dimensions": dimensions(entry, data.test.images[data.test.labels == 4]),
@@ -78,7 +83,8 @@ def paper(options: Options) -> Result:
 
     See `capsule-network/mnist` for the quantities.
     """
-    return mnist(options, lr=1e-3, batch_size=128, sizes={"preset": "paper"})
+    sizes = {"preset": "paper"}
+    return mnist(options, lr=1e-3, decoder_lr=1e-3, decay=0.0, batch_size=128, sizes=sizes)
 
 
 ROWS = {

@@ -213,8 +213,7 @@ def named(scenes: Split, found: FoundObjects, labelled: Split, few: int) -> Numb
 def windows_of(images: Tensor, owners: Tensor, slot: Tensor) -> Tensor:
     """Return one object of each image as MNIST shows digits, (n, 1, 28, 28).
 
-    The ink's longer side is 20 of 28 pixels, and its center of mass lies half a pixel to the right
-    of the middle and below it: at the middle of pixel 14, counted from 0.
+    The ink's longer side is 20 of 28 pixels, and its center of mass is that of pixel 14, from 0.
 
     Args:
         owners: (n, H, W); `slot` is the number of the object, from 0, (n,).
