@@ -43,7 +43,7 @@ SWAPPED = (
     "shape-codes",
     "stacked-capsule-autoencoder",
 )
-LOSING = (*("low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"),)
+LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"
 SHAPED = "shape-codes", "part-whole"
 SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8)
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
