@@ -32,6 +32,17 @@ def test_mnist_reads_the_same_weights_by_every_routing(tmp_path):
     assert found["test_error"] == found["error_dynamic"]
 
 
+def test_capsules_and_decoder_learn_at_rates_of_their_own(monkeypatch):
+    usual, given = capsule_network.trained, {}
+    monkeypatch.setattr(
+        capsule_network, "trained", lambda *a, **how: given.update(how) or usual(*a, **how)
+    )
+    capsule_network.mnist(QUICK, lr=0.02, decoder_lr=0.01, decay=0.3)
+    assert given["lr"] == {"model": 0.01, "guide": 0.02}
+    weights = torch.zeros(1, requires_grad=True)
+    assert given["optimizer"]([weights]).defaults["weight_decay"] == 0.3
+
+
 def test_a_blind_network_learns_nothing_from_the_image_that_it_should_draw(few):
     """The gradient of its capsules is the same whichever image is observed."""
     labels = few.train.labels[:8]
