@@ -108,7 +108,7 @@ def guide_losses(
     """
     refuse_without_bound(entry)
     data = as_scored(entry, data)
-    test = data.test[:images]
+    test = data.test[:images].to(next(entry.model.parameters()).device)
     guide = with_density(entry, data, steps, seed)
     if AnnealedPath(entry.model.discretized(), None, test.images[:1]).columns > _LARGE:
         modes, names = 1, [name for name in names if name != "mixture"]

@@ -24,6 +24,7 @@ from capsule_zoo.discovery import list_weights
 from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
+from capsule_zoo.experiments.training import on_device
 from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
@@ -225,7 +226,8 @@ def annealed_entry(job: Job[dict[str, Any]]) -> dict[str, Any]:
     entry, data = opened(name, job.options, training)
     if isinstance(entry.guide, SceneGuide):
         entry, data = of_objects(entry, data, OBJECTS)
-    found, rows = guide_losses(entry, data, guides, **settings)
+    with on_device(entry, job.options):
+        found, rows = guide_losses(entry, data, guides, **settings)
     kinds = "elbo", f"iwae_{settings['few']}", "iwae"
     quantities = *kinds, *(f"lost_{kind}" for kind in kinds), "ess", "pareto_k", "milliseconds"
     counts = settings["images"], settings["simulated"]

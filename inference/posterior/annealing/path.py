@@ -41,6 +41,7 @@ from capsule_zoo.guides.per_image.site_laws import ByLogits, UnservedSite, famil
 from capsule_zoo.inference.check import latent_sites, name_of
 from capsule_zoo.inference.log_weight import enumerated_sites, log_density, plate_nesting
 from capsule_zoo.inference.posterior.site_vector import Place, SiteVector
+from capsule_zoo.inference.training.checkpoint import random_state, set_random_state
 from capsule_zoo.models.common.sharing import sharing
 from capsule_zoo.models.common.spaces import space_of
 
@@ -133,7 +134,7 @@ class AnnealedPath:
         self.guide = guide
         self.images = images
         self.prior_share = prior_share
-        self.noise = torch.get_rng_state()
+        self.noise = random_state(images.device)
         self.observed = space_of(model).site
         self.orders: Sequence[Mapping[str, str]] = getattr(model, "orders", lambda: [{}])()
         prior = _prior_sites(model, images)
@@ -251,7 +252,7 @@ class AnnealedPath:
 
     def _terms(self, state: State) -> tuple[Tensor, Tensor]:
         values, log_jacobian = self._values(state)
-        with sharing(), poutine.block(), _same_noise(self.noise):
+        with sharing(), poutine.block(), _same_noise(self.noise, self.images.device):
             joint = scored(self.model, values, self.images)
             start = self._start(values, joint)
             return start + log_jacobian, log_density(joint, self.images) - start
@@ -392,19 +393,19 @@ def _choice(family: ByLogits, value: Tensor) -> Choice:
 
 
 @contextmanager
-def _same_noise(state: Tensor) -> Iterator[None]:
+def _same_noise(state: dict[str, Tensor], device: torch.device) -> Iterator[None]:
     """Give whatever is drawn on the way to a density the same noise each time.
 
     A guide may draw, for example, to choose the turn at which it reads an image. Its density at
     given latents would then change from call to call. The states are set directly, because
     `torch.manual_seed` takes half a millisecond.
     """
-    before = torch.get_rng_state()
-    torch.set_rng_state(state)
+    before = random_state(device)
+    set_random_state(state, device)
     try:
         yield
     finally:
-        torch.set_rng_state(before)
+        set_random_state(before, device)
 
 
 def _slope(term: Tensor, position: Tensor, keep: bool) -> Tensor:
