@@ -80,6 +80,10 @@ class Objects:
         scale = torch.tensor([size[1] / width, size[0] / height] * 2)
         return Objects(numbers, self.classes, self.boxes * scale)
 
+    def to(self, device: torch.device | str) -> "Objects":
+        """Return the same on another device."""
+        return Objects(self.numbers.to(device), self.classes.to(device), self.boxes.to(device))
+
     def __len__(self) -> int:
         return len(self.classes)
 

@@ -1,7 +1,7 @@
 """Data sets of three splits, where a split is two tensors in memory."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -83,12 +83,13 @@ class Split(TorchDataset):
     def binarized(self, seed: int = 0) -> "Split":
         """Draw each pixel once from Bernoulli(pixel); the same seed gives the same images."""
         binary = Binarize()(self.images, generator=seeded_generator(seed))
-        return Split(binary, self.labels, f"{self.name} binarized({seed})")
+        return replace(self, images=binary, name=f"{self.name} binarized({seed})")
 
     def to(self, device: torch.device | str) -> "Split":
         """Return the same split on another device."""
-        labels = None if self.labels is None else self.labels.to(device)
-        return Split(self.images.to(device), labels, self.name)
+        known = (self.labels, self.objects)
+        labels, objects = (None if each is None else each.to(device) for each in known)
+        return Split(self.images.to(device), labels, self.name, objects)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.images.shape[1:]))
@@ -183,20 +184,19 @@ class Dataset:
 
     def binarized(self, seed: int = 0) -> "Dataset":
         """Binarize every split, each with its own noise derived from `seed`."""
-        train, validation, test = (
+        return self._of(
             replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
             for k, split in enumerate(self._splits)
         )
-        return replace(self, train=train, validation=validation, test=test)
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
-        train, validation, test = (
-            replace(split, images=transform(split.images)) for split in self._splits
-        )
-        return replace(self, train=train, validation=validation, test=test)
+        return self._of(replace(split, images=transform(split.images)) for split in self._splits)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""
-        train, validation, test = (split.to(device) for split in self._splits)
+        return self._of(split.to(device) for split in self._splits)
+
+    def _of(self, splits: Iterable[Split]) -> "Dataset":
+        train, validation, test = splits
         return replace(self, train=train, validation=validation, test=test)

@@ -69,6 +69,8 @@ def test_the_data_sets_have_names_and_options():
     assert len(data.train) == len(data.train.objects) == 30 and len(data.validation.objects) == 10
     assert torch.equal(data.train.labels, data.train.objects.counts)
     assert data.test[:3].objects.classes.shape == (3, 3)
+    assert torch.equal(data.binarized().test.objects.classes, data.test.objects.classes)
+    assert data.to("meta").test.objects.boxes.device.type == "meta"
     with pytest.raises(ValueError, match="no option 'few'; its options are train, test"):
         load_dataset("tetrominoes:few=3")
     with pytest.raises(ValueError, match="most of tetrominoes must be a number"):

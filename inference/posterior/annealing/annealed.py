@@ -220,16 +220,13 @@ def temperatures_along_sigmoid(number: int) -> list[float]:
     return ((bent - bent[0]) / (bent[-1] - bent[0])).tolist()
 
 
-class _Run:
+class _Run(NamedTuple):
     """Everything that all passes of one annealing share."""
 
-    def __init__(
-        self, model: Callable, guide: Callable | None, settings: Settings, seed: int
-    ) -> None:
-        self.model = model
-        self.guide = guide
-        self.settings = settings
-        self.seed = seed
+    model: Callable
+    guide: Callable | None
+    settings: Settings
+    seed: int
 
     def forward(self, images: Tensor, number: int) -> dict[str, np.ndarray]:
         """Anneal chains to the posterior of images; arrays (chains, images) by name."""

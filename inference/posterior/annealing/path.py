@@ -397,15 +397,11 @@ def _same_noise(state: dict[str, Tensor], device: torch.device) -> Iterator[None
     """Give whatever is drawn on the way to a density the same noise each time.
 
     A guide may draw, for example, to choose the turn at which it reads an image. Its density at
-    given latents would then change from call to call. The states are set directly, because
-    `torch.manual_seed` takes half a millisecond.
+    given latents would then change from call to call.
     """
-    before = random_state(device)
-    set_random_state(state, device)
-    try:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        set_random_state(state, device)
         yield
-    finally:
-        set_random_state(before, device)
 
 
 def _slope(term: Tensor, position: Tensor, keep: bool) -> Tensor:
