@@ -31,16 +31,21 @@ class IncompatibleGuide(ValueError):
         problems: every problem found, one line each.
     """
 
-    def __init__(
-        self, model: Callable, guide: Callable, problems: list[str], suggest: bool = True
-    ) -> None:
-        self.problems = problems
+    problems: list[str]
+
+    @classmethod
+    def of(
+        cls, model: Callable, guide: Callable, problems: list[str], suggest: bool = True
+    ) -> "IncompatibleGuide":
+        """Return the error of a pair, which other processes can receive."""
         head = f"{name_of(guide)} does not fit {name_of(model)}:"
         one = len(problems) == 1
         lines = [f"{head} {problems[0]}"] if one else [head, *(f"  - {p}" for p in problems)]
         if suggest and (fitting := guides_made_for(model)):
             lines.append(f"Guides made for this model: {', '.join(fitting)}.")
-        super().__init__("\n".join(lines))
+        error = cls("\n".join(lines))
+        error.problems = problems
+        return error
 
 
 def guides_made_for(model: Callable) -> list[str]:
@@ -90,12 +95,12 @@ def refuse_misfit(
             guide_trace = _trace(guide, arguments)
         except Exception as error:
             reason = f"the guide cannot run on these images: {one_line(error)}"
-            raise IncompatibleGuide(model, guide, [reason]) from error
+            raise IncompatibleGuide.of(model, guide, [reason]) from error
         problems = _disagreements(model_trace, guide_trace)
         if not problems:
             problems = _failure_together(model, guide_trace, arguments)
     if problems:
-        raise IncompatibleGuide(model, guide, problems)
+        raise IncompatibleGuide.of(model, guide, problems)
 
 
 def _trace(program: Callable, arguments: tuple) -> Trace:

@@ -52,12 +52,14 @@ def number_curves(grids: "Mapping[str, Mapping[str, Numbers]]", axis_label: str)
     figure, (axes,) = panels(len(grids), size=(3.8, 3.2))
     order = list(next(iter(grids.values())))
     for axis, (quantity, curves) in zip(axes, grids.items(), strict=True):
+        ticks: set[float] = set()
         for name in order:
             places = [float(place) for place in curves[name]]
+            ticks.update(places)
             values, errors, _ = zip(*curves[name].values(), strict=True)
             style = dict(fmt=".-", capsize=3, label=name.replace("_", " "))
             axis.errorbar(places, values, [error or 0 for error in errors], **style)
-        axis.set(xlabel=axis_label, ylabel=quantity, xticks=places)
+        axis.set(xlabel=axis_label, ylabel=quantity, xticks=sorted(ticks))
     axes[0].legend(fontsize=8)
     return figure
 
@@ -139,7 +141,7 @@ def qualities_in_time(
             axis.axhline(1 - value if rate else value, color="gray", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        _plain_numbers(axis.xaxis, axis.yaxis)
+        plain_numbers(axis.xaxis, axis.yaxis)
         low, high = axis.get_ylim()
         axis.set_yticks([tick for tick in TICKS[quality] if low <= tick <= high])
         axis.set_xlabel("minutes of one core")
@@ -148,7 +150,7 @@ def qualities_in_time(
     return figure
 
 
-def _plain_numbers(*sides: "Axis") -> None:
+def plain_numbers(*sides: "Axis") -> None:
     """Write the numbers of logarithmic axes as they are, at the major ticks alone."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -211,7 +213,7 @@ def losses_in_time(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     """
     figure = _on_log_scale(curves, "minutes", "held-out loss (nats per image)")
     figure.axes[0].set_xscale("log", base=2)
-    _plain_numbers(figure.axes[0].xaxis)
+    plain_numbers(figure.axes[0].xaxis)
     return figure
 
 

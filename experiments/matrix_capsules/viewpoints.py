@@ -35,7 +35,7 @@ from capsule_zoo.experiments.zoo.equal_network import (
     way_of,
     within,
 )
-from capsule_zoo.figures.curves import number_curves
+from capsule_zoo.figures.curves import number_curves, plain_numbers
 from capsule_zoo.figures.grids import panels
 from capsule_zoo.inference import Pace, error_rate, fgsm
 from capsule_zoo.records import Metrics, Numbers, Table
@@ -44,6 +44,7 @@ from capsule_zoo.registry import Entry, create
 FAMILIAR = {"azimuth": (15, 16, 17, 0, 1, 2), "elevation": (0, 1, 2)}
 NAMES = {"capsules": "capsules", "plain": "cnn"}  # in records, which keep their names
 COLORS = {"capsules": "C0", "cnn": "C1"}
+TICKS = 0.03, 0.05, 0.1, 0.2, 0.3, 0.5  # of familiar errors
 STEPS = {"fgsm": "one step", "iterated": "several steps"}
 Run = tuple[str, str, int]  # network, factor, seed
 Point = Mapping[str, float]  # error rates at one time of a training, by name
@@ -249,10 +250,12 @@ def paths_figure(found: Mapping[Run, Sequence[Point]]) -> Figure:
     for (network, factor, _), path in found.items():
         axis = axes[list(FAMILIAR).index(factor)]
         familiar, novel = zip(*((p["familiar"], p["novel"]) for p in path), strict=True)
-        axis.loglog(familiar, novel, ".-", color=COLORS[network])
+        axis.semilogx(familiar, novel, ".-", color=COLORS[network])
     for axis, factor in zip(axes, FAMILIAR, strict=True):
         axis.set_xlabel("error on familiar viewpoints")
         axis.set_title(f"novel {factor}s")
+        axis.set_xticks(TICKS)
+        plain_numbers(axis.xaxis)
     axes[0].set_ylabel("error on novel viewpoints")
     for network, color in COLORS.items():
         axes[0].plot([], [], color=color, label=network)

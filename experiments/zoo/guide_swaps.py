@@ -21,14 +21,14 @@ from matplotlib.figure import Figure
 
 from capsule_zoo.data import Binarize, Dataset, load_dataset
 from capsule_zoo.discovery import list_weights
-from capsule_zoo.experiments import Job, Options, Result, Study, experiment, train
+from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
 from capsule_zoo.experiments.common.findings import by_quantity, numbers_of_columns, snake_case
 from capsule_zoo.experiments.part_whole.headline import measures
 from capsule_zoo.experiments.training import on_device
 from capsule_zoo.guides import SceneGuide
 from capsule_zoo.inference import Inputs
 from capsule_zoo.records import Numbers, Table
-from capsule_zoo.registry import Entry, create
+from capsule_zoo.registry import Entry
 from capsule_zoo.runs.annealing import guide_losses
 from capsule_zoo.runs.folder import open_run
 from capsule_zoo.runs.measurements import as_scored, compare_run, draws_binary_pixels, guides_of
@@ -70,7 +70,7 @@ def opened(name: str, options: Options, steps: int) -> tuple[Entry, Dataset]:
         entry, data, _ = open_run(options.run or published[0], None, root, only_tests=scenes)
         return entry, as_scored(entry, data)
     data = load_dataset("mnist", root=options.data_root)
-    entry = create(name, image_shape=data.image_shape)
+    entry = begun(name, data, options)
     options.say(f"Training {name} for {steps} updates")
     transform = Binarize() if draws_binary_pixels(entry.model) else None
     train(entry, data, options, name=name, steps=steps, inputs=Inputs(transform))

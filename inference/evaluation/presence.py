@@ -75,7 +75,7 @@ def refuse_relaxed_draws(
             f"it draws relaxed presences only ({', '.join(relaxed)}); pass discrete=False, and "
             "never rank the result beside discrete numbers"
         )
-        raise IncompatibleGuide(model, guide, [problem], suggest=False)
+        raise IncompatibleGuide.of(model, guide, [problem], suggest=False)
 
 
 def _laws(program: Callable, images: Tensor, labels: Tensor | None) -> dict[str, dict]:

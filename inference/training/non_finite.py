@@ -1,6 +1,7 @@
 """Diagnosis of a loss that is not finite: the first site at which it occurs."""
 
 import os
+from dataclasses import dataclass
 
 import pyro
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from capsule_zoo.inference.log_weight import call_arguments
 
 
+@dataclass(eq=False)
 class NonFiniteLoss(RuntimeError):
     """The error raised when the loss or its gradient is not finite; parameters stay unchanged.
 
@@ -18,18 +20,21 @@ class NonFiniteLoss(RuntimeError):
         step: the step that was not taken.
         site: the first site, guide before model, whose value or log density is not finite, or None
             if all are finite (the gradient overflowed).
+        checkpoint: the last good one, if any.
     """
 
-    def __init__(self, step: int, site: str | None, checkpoint: str | os.PathLike | None) -> None:
-        self.step = step
-        self.site = site
-        if site is None:
+    step: int
+    site: str | None
+    checkpoint: str | os.PathLike | None
+
+    def __str__(self) -> str:
+        if self.site is None:
             where = "every site's value and log density is finite, so the gradient overflowed"
         else:
-            where = f"the first site with a value or log density that is not is {site!r}"
-        kept = f"; the last good checkpoint is {checkpoint}" if checkpoint is not None else ""
-        super().__init__(
-            f"the loss or its gradient is not finite at step {step}: {where}. "
+            where = f"the first site with a value or log density that is not is {self.site!r}"
+        kept = "" if self.checkpoint is None else f"; the last good checkpoint is {self.checkpoint}"
+        return (
+            f"the loss or its gradient is not finite at step {self.step}: {where}. "
             f"Lower lr, or set clip{kept}"
         )
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from capsule_zoo.cli import main
 from capsule_zoo.experiments import Options, Result, experiment, find_experiment, reproduce
 from capsule_zoo.experiments.study import Job, Study, choose, divide, saved, side_by_side
 from capsule_zoo.experiments.training import train
-from capsule_zoo.inference import Pace
+from capsule_zoo.inference import IncompatibleGuide, NonFiniteLoss, Pace
 from capsule_zoo.records import read_record
 from capsule_zoo.registry import create, load, read_recipe
 from capsule_zoo.runs.folder import note, read_metrics
@@ -44,6 +45,14 @@ def where(job):
 def test_jobs_keep_their_order_on_one_thread_of_other_processes():
     found = side_by_side(where, [(number, os.getpid()) for number in (7, 8)])
     assert found == [(7, True, 1), (8, True, 1)]
+
+
+def test_errors_of_runs_reach_other_processes():
+    lost = pickle.loads(pickle.dumps(NonFiniteLoss(7, "image", None)))
+    assert "not finite at step 7" in str(lost) and "'image'" in str(lost) and lost.site == "image"
+    error = IncompatibleGuide.of(where, QUIET, ["the reason"], suggest=False)
+    sent = pickle.loads(pickle.dumps(error))
+    assert str(sent) == "Options does not fit where: the reason" and sent.problems == ["the reason"]
 
 
 ENDLESS = """
