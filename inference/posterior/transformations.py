@@ -128,7 +128,7 @@ def infer_transformation(
     check_at_least(0, steps=steps)
     check_positive(lr=lr)
     grid = grid.to(images)
-    evidence = _Evidence(model, guide, images, requests, num_particles)
+    evidence = _Evidence(model, guide, tiled(images, num_particles), requests, num_particles)
     with (
         isolated_parameters(model, guide),
         frozen(model, guide),
@@ -148,22 +148,15 @@ def infer_transformation(
     return Transformations(grid, tried, parameters[row, best], values[row, best])
 
 
+@dataclass(frozen=True)
 class _Evidence:
     """The estimate of log p(image | request) for every image, by importance weighting."""
 
-    def __init__(
-        self,
-        model: OnRequest,
-        guide: ConditionalEncoder,
-        images: Tensor,
-        requests: Requests,
-        particles: int,
-    ) -> None:
-        self.model = model
-        self.guide = guide
-        self.requests = requests
-        self.particles = particles
-        self.images = tiled(images, particles)
+    model: OnRequest
+    guide: ConditionalEncoder
+    images: Tensor  # each as many times as there are particles
+    requests: Requests
+    particles: int
 
     def __call__(self, parameters: Tensor) -> Tensor:
         """Compute the evidence (B,), in nats, differentiable by the parameters (B, n)."""
