@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from miniature import few_digits, names_in_record
 
 from capsule_zoo import cli
 from capsule_zoo.data.datasets import load_tests
-from capsule_zoo.experiments import Options, reproduce
+from capsule_zoo.experiments import Options, reproduce, training
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.inference import SemiAmortized, evaluate, gauss_newton, summarize
 from capsule_zoo.records import read_record
@@ -30,7 +31,7 @@ def small(monkeypatch):
     def made(name, image_shape):
         return create(name, **{**small_sizes(name), "image_shape": image_shape})
 
-    monkeypatch.setattr(guide_swaps, "create", made)
+    monkeypatch.setattr(training, "create", made)
     return few
 
 
@@ -49,6 +50,17 @@ def test_published_weights_are_those_of_the_entry_whatever_their_name(mnist_root
     assert entry.name == "generative-capsnet-continuous" and entry.model.parts > 3
     entry, _ = guide_swaps.opened("generative-capsnet", options, 2)  # there are no weights of it
     assert entry.name == "generative-capsnet" and entry.model.parts == 3
+
+
+def test_the_first_parameters_come_from_the_seed_alone(small):
+    entries = []
+    for state, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(state)
+        options = Options(progress=False, seed=seed)
+        entries.append(guide_swaps.opened("vae", options, 1)[0])
+    first, again, other = (each.model.state_dict() for each in entries)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_gaps_and_losses_are_measured_for_every_entry(small, tmp_path):
@@ -76,7 +88,7 @@ def test_scenes_are_annealed_given_their_number_of_objects(mnist_root, tmp_path,
     assert set(data.test.objects.counts.tolist()) == {2}
     assert "scene_presence" not in {site.name for site in entry.model.sites}
     few = dict(guides=(), images=2, particles=2, settings_of={"scenes": {"prior_share": 0.5}})
-    few |= TINY | {"modes": 1}
+    few |= TINY | {"modes": 1, "images_of": {}}
     names_in_record("zoo/gaps", options, tmp_path, entries=("scenes",), **few)
     found = read_record("zoo/gaps", tmp_path)["metrics"]
     assert found["lower_scenes"]["n"] == found["gap_scenes"]["n"] == 2

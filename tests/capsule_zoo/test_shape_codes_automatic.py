@@ -2,7 +2,7 @@
 
 from miniature import few_digits, names_in_record
 
-from capsule_zoo.experiments import Options
+from capsule_zoo.experiments import Options, training
 from capsule_zoo.experiments.zoo import guide_swaps
 from capsule_zoo.registry import create, small_sizes
 
@@ -14,7 +14,7 @@ def test_automatic_guides_are_compared_with_the_network(monkeypatch, tmp_path):
     def made(name, image_shape):
         return create(name, **{**small_sizes(name), "image_shape": image_shape})
 
-    monkeypatch.setattr(guide_swaps, "create", made)
+    monkeypatch.setattr(training, "create", made)
     monkeypatch.setattr(guide_swaps, "list_weights", dict)
     options = Options(progress=False, processes=1)
     small = dict(images=4, particles=2, fitting=2, tuning=1, training=2)
