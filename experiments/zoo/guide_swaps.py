@@ -46,7 +46,7 @@ SWAPPED = (
 )
 LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"
 SHAPED = "shape-codes", "part-whole"
-SLOW = {**dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8), "scenes": 16}
+SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 16}
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("scenes", "generative-capsnet-continuous", *SHAPED), HIDDEN),
