@@ -184,19 +184,19 @@ class Dataset:
 
     def binarized(self, seed: int = 0) -> "Dataset":
         """Binarize every split, each with its own noise derived from `seed`."""
-        return self._of(
+        return self._with(
             replace(split.binarized(3 * seed + k), name=f"{split.name} binarized({seed})")
             for k, split in enumerate(self._splits)
         )
 
     def transformed(self, transform: Callable[[Tensor], Tensor]) -> "Dataset":
         """Transform every split's images, for example by `Standardize.of(data.train.images)`."""
-        return self._of(replace(split, images=transform(split.images)) for split in self._splits)
+        return self._with(replace(split, images=transform(split.images)) for split in self._splits)
 
     def to(self, device: torch.device | str) -> "Dataset":
         """Return the same data set on another device."""
-        return self._of(split.to(device) for split in self._splits)
+        return self._with(split.to(device) for split in self._splits)
 
-    def _of(self, splits: Iterable[Split]) -> "Dataset":
+    def _with(self, splits: Iterable[Split]) -> "Dataset":
         train, validation, test = splits
         return replace(self, train=train, validation=validation, test=test)
