@@ -67,6 +67,12 @@ def pixels(figure):
     return np.stack([image.get_array() for axis in figure.axes for image in axis.images])
 
 
+def test_every_place_of_any_curve_has_a_tick():
+    number = 0.1, None, 9
+    curves = {"long": dict.fromkeys(("0", "1", "4"), number), "short": {"2": number}}
+    assert list(number_curves({"error": curves}, "size").axes[0].get_xticks()) == [0, 1, 2, 4]
+
+
 def test_a_name_has_one_color_in_all_panels_whatever_the_order_of_names():
     errors = {
         "em": {"1": (0.1, 0.01, 9), "2": (0.2, None, 9)},
