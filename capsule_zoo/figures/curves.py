@@ -113,43 +113,6 @@ def _curve(
     )
 
 
-TICKS = {
-    "probe": (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5),
-    "frechet": (20, 40, 60, 100, 200, 500, 1000, 2000),
-}
-
-
-def qualities_in_time(
-    runs: Mapping[str, Sequence[Mapping[str, tuple]]], goals: Mapping[str, Sequence[float]]
-) -> "Figure":
-    """Draw a panel per quality and a curve per name over minutes of a core, both on log scales.
-
-    Args:
-        runs: by name, the numbers (value, error, count) of runs of growing length, by quantity;
-            each run has `core_minutes`.
-        goals: values that are to be reached, by quantity; drawn as dotted lines. "probe" is drawn
-            as the error rate.
-    """
-    figure, (axes,) = panels(len(goals), size=(4.5, 3.3))
-    for axis, (quality, wanted) in zip(axes, goals.items(), strict=True):
-        rate = quality == "probe"
-        for name, rows in runs.items():
-            minutes = [row["core_minutes"][0] for row in rows]
-            values, errors = (np.array([row[quality][i] for row in rows]) for i in (0, 1))
-            _curve(axis, minutes, 1 - values if rate else values, errors, name, ".-")
-        for value in wanted:
-            axis.axhline(1 - value if rate else value, color="gray", linestyle=":")
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        plain_numbers(axis.xaxis, axis.yaxis)
-        low, high = axis.get_ylim()
-        axis.set_yticks([tick for tick in TICKS[quality] if low <= tick <= high])
-        axis.set_xlabel("minutes of one core")
-        axis.set_ylabel("error rate of a linear probe" if rate else "Frechet distance of samples")
-    axes[0].legend(fontsize=7)
-    return figure
-
-
 def plain_numbers(*sides: "Axis") -> None:
     """Write the numbers of logarithmic axes as they are, at the major ticks alone."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
