@@ -142,14 +142,19 @@ class Experiment:
         return known_sizes(self.takes or self.function, {})
 
     def check(self, settings: Mapping[str, object]) -> None:
-        """Raise ValueError unless all settings are known, of the right type, and positive."""
+        """Raise ValueError unless all settings are known, of the right type, and positive.
+
+        A setting that is a share or a rate, not a number of something, may be 0.
+        """
         known = self.settings
         for name in settings:
             if name not in known:
                 raise ValueError(unknown(f"setting of {self.name}", name, list(known)))
         check_sizes(self.name, settings, known)
         for name, value in settings.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not (value > 0 or (value == 0 and known[name].hint is float)):
                 raise ValueError(f"{name} of {self.name} must be positive, not {value!r}")
 
     def filled(self, settings: Mapping[str, object]) -> dict[str, object]:

@@ -140,18 +140,22 @@ def pretraining(
 
 @experiment("capsule-helmholtz/objectives", data="mnist", minutes=60, role="comparison")
 def objectives(
-    options: Options, *, images: int = 500, particles: int = 200, share: float | None = None
+    options: Options, *, images: int = 500, particles: int = 200, share: float = PRETRAINED
 ) -> Result:
     """Compare wake-sleep, reweighted wake-sleep and the ELBO on one machine (an hour).
+
+    In the sleep phase of `wake_sleep` the machine dreams from what its top layer has recognized, as
+    in the paper; in the sleep phase of `classical` it dreams from its prior.
 
     Args:
         images: number of test images of the bounds.
         particles: number of draws of the IWAE bound.
-        share: share of the time in which layers are pre-trained as capsule RBMs; none by default.
+        share: share of the time in which layers are pre-trained as capsule RBMs.
     """
     data = binary_mnist(options)
     rows = {
         "wake_sleep": WakeSleep(),
+        "classical": WakeSleep(recycle_top=False),
         "reweighted": ReweightedWakeSleep(5),
         "elbo": ScoreFunctionELBO(5),
     }
@@ -160,7 +164,7 @@ def objectives(
     for name, objective in rows.items():
         options.say(f"Training under {type(objective).__name__}")
         entry = create("capsule-helmholtz", image_shape=data.image_shape)
-        how = after_pretraining(options, minutes[name], share or 0.0)
+        how = after_pretraining(options, minutes[name], share)
         how |= dict(objective=objective, inputs=Inputs(Binarize()))
         train(entry, data, options, name=name, **how)
         pairs[name] = (entry.model, entry.guide)

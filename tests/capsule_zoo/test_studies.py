@@ -218,10 +218,13 @@ def test_settings_are_checked_recorded_and_named_in_the_command(tmp_path):
         ({"image": 3}, "unknown setting of test/toy 'image'; did you mean 'images'?"),
         ({"images": "many"}, "images of test/toy must be a whole number, not 'many'"),
         ({"images": 0}, "images of test/toy must be positive, not 0"),
+        ({"share": -0.1}, "share of test/toy must be positive, not -0.1"),
     ):
         with pytest.raises(ValueError, match=message):
             reproduce("test/toy", QUIET, folder=tmp_path / "new", **wrong)
     assert not (tmp_path / "new").exists()
+    reproduce("test/toy", QUIET, folder=tmp_path / "none", share=0)
+    assert read_record("test/toy", tmp_path / "none")["settings"]["share"] == 0
 
 
 def test_the_same_command_goes_on_and_another_is_refused(tmp_path):
