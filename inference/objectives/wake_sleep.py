@@ -39,8 +39,8 @@ class WakeSleep(Objective):
 
     Args:
         recycle_top: start the sleep phase at the top layer that the wake phase has recognized, as
-            the paper does; the model must then name these sites (`top_sites`). Otherwise the sleep
-            phase starts at the prior, which is the classical algorithm.
+            the paper does; the model must name these sites (`top_sites`). Otherwise it starts at
+            the prior: the classical algorithm, which is far better after pre-training.
 
     Raises:
         ValueError: on use, `recycle_top` and a model without `top_sites`.
