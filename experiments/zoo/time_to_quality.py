@@ -8,7 +8,7 @@ The error of a classifier is its error rate, divided by a half.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
@@ -56,7 +56,9 @@ def learning_curve(job: Job[dict], *, data: str, every: int) -> Curve:
             measuring += time.process_time() - began
 
     checks = Checks(every=every, callbacks=[measure], clock="processor")
-    how = dict(in_stages=True, inputs=Inputs(labels=takes_apart(entry)), checks=checks)
+    how: dict[str, Any] = dict(
+        in_stages=True, inputs=Inputs(labels=takes_apart(entry)), checks=checks
+    )
     unchecked = replace(images, validation=images.validation[:1])  # `fit` measures its loss
     train(entry, unchecked, replace(options, runs=None), options.budget, **how)
     return found
@@ -141,8 +143,9 @@ def times_of(curves: Sequence[Curve], goal: float) -> Numbers:
 
 def draw(curves: Mapping[str, Sequence[Curve]], goals: Mapping[str, float]) -> "Figure":
     """Draw a panel for each entry, a line for each seed, and dots at 1 (gray) and at the goal."""
-    size = dict(size=(2.1, 1.8), sharex=True, sharey=True)
-    figure, axes = panels(min(COLUMNS, len(curves)), -(-len(curves) // COLUMNS), **size)
+    columns = min(COLUMNS, len(curves))
+    rows = -(-len(curves) // columns)
+    figure, axes = panels(columns, rows, (2.1, 1.8), sharex=True, sharey=True)
     for axis in axes.flat[len(curves) :]:
         axis.axis("off")
     for axis, (name, lines) in zip(axes.flat, curves.items(), strict=False):
