@@ -1,6 +1,5 @@
 """The base of guides that have parameters of their own for every image, in place of a network."""
 
-from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -58,28 +57,12 @@ class PerImageGuide(Guide[Model]):
 
     def select(self, index: Tensor) -> Self:
         """Return the guide to `images[index]`, with copies of the parameters of these images."""
-        return self._with(len(index), lambda name: self.get_parameter(name).detach()[index])
-
-    def joined(self, others: Sequence[Self]) -> Self:
-        """Return the guide to its images and then those of others, with copies of parameters.
-
-        Args:
-            others: guides of the same kind to the same model.
-        """
-        each = (self, *others)
-        return self._with(
-            sum(guide.num_images for guide in each),
-            lambda name: torch.cat([guide.get_parameter(name).detach() for guide in each]),
-        )
-
-    def _with(self, number: int, value: Callable[[str], Tensor]) -> Self:
-        """Return the guide to a number of images with other values of the named parameters."""
-        chosen = self.sharing_parameters(num_images=number)
+        chosen = self.sharing_parameters(num_images=len(index))
         chosen._modules = dict(self._modules)
         for kind in _KINDS:
-            names = getattr(self, kind)
+            tensors = getattr(self, kind).items()
             chosen._modules[kind] = PyroModule[nn.ParameterDict](
-                {name: nn.Parameter(value(f"{kind}.{name}")) for name in names}
+                {name: nn.Parameter(tensor.detach()[index]) for name, tensor in tensors}
             )
         chosen._rename()
         return chosen

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from warnings import catch_warnings, simplefilter
+from weakref import WeakSet
 
 import pyro.distributions as dist
 import torch
@@ -57,6 +58,7 @@ from capsule_zoo.models.common.spaces import tiled
 Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
 
 _ROWS = 1024  # rows of one pass: images times directions
+_WITHOUT_FORWARD_MODE: WeakSet[Model] = WeakSet()
 _NUMBERS = 2**25  # of the Jacobians that are held at once
 _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
@@ -178,25 +180,32 @@ def _jacobian(path: AnnealedPath, state: State, columns: Tensor) -> Tensor:
             measured = _measured(copies, held._replace(position=position))
             return torch.cat([measured[i][0].reshape(len(position), -1) for i in places], 1)
 
-        along = _derivative(parameters, held.position, chunk.repeat_interleave(images, 0))
+        rows = chunk.repeat_interleave(images, 0)
+        along = _derivative(parameters, held.position, rows, path.model)
         found.append(along.double().unflatten(0, (len(chunk), images)))
     return (torch.cat(found) * root.double()).transpose(0, 1)
 
 
 @torch.no_grad()
-def _derivative(function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor) -> Tensor:
+def _derivative(
+    function: Callable[[Tensor], Tensor], at: Tensor, along: Tensor, model: Model
+) -> Tensor:
     """Return the derivative of every row along a direction: forward mode, or central differences.
 
     Forward mode is not there for `grid_sample`, nor for functions with a backward pass of their
-    own. The error of the differences, about 1e-4 of the derivative in float32, does not matter.
+    own. It is tried once for a model: Pyro's errors keep the tensors of a trace until they are
+    collected. The error of the differences, about 1e-4 of the derivative in float32, does not
+    matter.
     """
-    try:
-        with catch_warnings():
-            simplefilter("ignore", FutureWarning)  # torch scripts its formulas at the first call
-            return torch.func.jvp(function, (at,), (along,))[1]
-    except (NotImplementedError, RuntimeError):
-        step = torch.finfo(at.dtype).eps ** (1 / 3)
-        return (function(at + step * along) - function(at - step * along)) / (2 * step)
+    if model not in _WITHOUT_FORWARD_MODE:
+        try:
+            with catch_warnings():
+                simplefilter("ignore", FutureWarning)  # torch scripts its formulas at first
+                return torch.func.jvp(function, (at,), (along,))[1]
+        except (NotImplementedError, RuntimeError):
+            _WITHOUT_FORWARD_MODE.add(model)
+    step = torch.finfo(at.dtype).eps ** (1 / 3)
+    return (function(at + step * along) - function(at - step * along)) / (2 * step)
 
 
 def _dependent(path: AnnealedPath, state: State) -> tuple[list[int], Tensor]:

@@ -6,11 +6,11 @@
 
 It serves every model with a density; the guide that it returns reads the sites that the model
 declares. The paper optimizes for hundreds to thousands of steps and calls that a defect. Two
-changes remove most of that cost. (1) Images are optimized in one batch, up to 2,048 rows. (2) Adam
-uses betas of 0.8, a five-step warm-up and a linear decay to zero, and a three times larger rate for
-presences (in general: for all logits) than for poses. Every step draws new noise for the
-presences. Under fixed noise the presences would fit that noise and seem to gain dozens of nats,
-which fresh draws do not confirm.
+changes remove most of that cost. (1) All images are optimized in one batch. (2) Adam uses betas of
+0.8, a five-step warm-up and a linear decay to zero, and a three times larger rate for presences (in
+general: for all logits) than for poses. Every step draws new noise for the presences. Under fixed
+noise the presences would fit that noise and seem to gain dozens of nats, which fresh draws do not
+confirm.
 
 Draws of a discrete site have no gradient. Where there is such a site, every step draws each image
 eight times and adds the score-function estimate
@@ -53,7 +53,6 @@ _NOISY_LOGITS = 0.3  # the same for corrections, where draws of a discrete site 
 _MISSING = -1e6  # replaces NaN where images are compared
 _JUDGED, _DRAWS = 2, 4  # how often an image is judged in a run, and over how many draws
 _DRAWS_CORRECTED = 16  # the same for corrections: a guide to correct is often good by luck in four
-_ROWS = 2048  # images times draws that a step holds at most; more images are refined in turn
 _SCORED = 8  # draws of each image in a step, where draws of a discrete site have no gradient
 
 
@@ -88,7 +87,7 @@ def refine(
     seed: int = 0,
     check: bool = True,
 ) -> Refinement:
-    """Optimize free-form variational parameters of every image, many images at once.
+    """Optimize free-form variational parameters of every image, all images at once.
 
     Halfway and at the end the objective of every image is computed under noise that no step has
     used. Parameters that lowered it are discarded, so no image ends below its start.
@@ -137,40 +136,25 @@ def refine(
     rate = usual if lr is None else lr
     check_positive(lr=rate)
     with isolated_parameters(model), frozen(model), in_eval_mode(model), seeded(seed):
-        judge = _Judge(model, images, _DRAWS_CORRECTED if law == "corrected" else _DRAWS)
+        draws = _DRAWS_CORRECTED if law == "corrected" else _DRAWS
+        judge = _Judge(model, images, draws)
         free = _best_start(judge, guide, starts, law)
-        most = _ROWS if free.differentiable else max(1, _ROWS // _SCORED)
-        rows = torch.arange(len(images)).split(most)
-        if len(rows) == 1:
-            return _optimized(judge, free, rate, steps, scheduled)
-        parts = [_optimized(judge.of(r), free.select(r), rate, steps, scheduled) for r in rows]
-        paths = [len(r) / len(images) * part.path for r, part in zip(rows, parts, strict=True)]
-        start, end = (torch.cat([getattr(p, when) for p in parts]) for when in ("start", "end"))
-        joined = parts[0].guide.joined([part.guide for part in parts[1:]])
-        return Refinement(joined, torch.stack(paths).sum(0), start, end)
-
-
-def _optimized(
-    judge: "_Judge", free: PerImageGuide, rate: float, steps: int, scheduled: bool
-) -> Refinement:
-    """Optimize a guide to the judge's images; see `refine`."""
-    model, images = judge.model, judge.images
-    best = _Best(free, judge(free))
-    optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
-    path = []
-    for step in range(steps):
-        objective, surrogate = _objective(model, free, images)
-        optimizer.zero_grad()
-        (-surrogate.sum()).backward()
-        optimizer.step()
-        schedule.step()
-        path.append(objective.detach().mean())
-        if step + 1 in {math.ceil(steps * i / _JUDGED) for i in range(1, _JUDGED + 1)}:
-            best.keep(judge(free))
-    best.restore()
-    with torch.no_grad():
-        path.append(log_weights(model, free, images)[0].mean())
-    return Refinement(free, torch.stack(path), best.start, best.values)
+        best = _Best(free, judge(free))
+        optimizer, schedule = _optimizer(free, rate, steps if scheduled else None)
+        path = []
+        for step in range(steps):
+            objective, surrogate = _objective(model, free, images)
+            optimizer.zero_grad()
+            (-surrogate.sum()).backward()
+            optimizer.step()
+            schedule.step()
+            path.append(objective.detach().mean())
+            if step + 1 in {math.ceil(steps * i / _JUDGED) for i in range(1, _JUDGED + 1)}:
+                best.keep(judge(free))
+        best.restore()
+        with torch.no_grad():
+            path.append(log_weights(model, free, images)[0].mean())
+        return Refinement(free, torch.stack(path), best.start, best.values)
 
 
 def _objective(model: Model, free: PerImageGuide, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -316,10 +300,6 @@ class _Judge:
         self.model = model
         self.images = images
         self.seeds = torch.randint(2**31, (draws,)).tolist()
-
-    def of(self, rows: Tensor) -> "_Judge":
-        """Return a judge of some of the images, by as many draws."""
-        return _Judge(self.model, self.images[rows], len(self.seeds))
 
     @torch.no_grad()
     def __call__(self, free: PerImageGuide) -> Tensor:

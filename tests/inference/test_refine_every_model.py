@@ -12,7 +12,6 @@ from torch.distributions import kl_divergence
 from capsule_zoo.guides import FreeForm
 from capsule_zoo.inference import SemiAmortized, check_pair, evaluate, refine, widen
 from capsule_zoo.inference.log_weight import log_weights
-from capsule_zoo.inference.posterior import refine as refinement
 from capsule_zoo.models import Model, Site
 from capsule_zoo.models.common.spaces import ImageSpace
 from capsule_zoo.registry import create, small_sizes
@@ -52,20 +51,6 @@ def test_no_image_ends_below_its_start(name, law):
     assert all_finite(idata)
     assert idata.attrs["is_bound"] == (law == "normal")
     assert all(torch.equal(v, before[k]) for k, v in entry.model.state_dict().items())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_images_that_do_not_fit_into_one_batch_are_refined_in_turn(name, monkeypatch):
-    monkeypatch.setattr(refinement, "_ROWS", 2)
-    entry, images = make(name)
-    found = refine(entry.model, entry.guide, images, steps=4, lr=0.1)
-    assert len(found.path) == 5 and len(found.start) == len(found.end) == BATCH
-    assert (found.end >= found.start).all() and (found.end > found.start).any()
-    assert all_finite(evaluate(entry.model, found.guide, images, num_particles=2))
-    if name == "vae":  # a point has no noise, so that each image keeps its own
-        again, _, _ = log_weights(entry.model, found.guide, images)
-        torch.testing.assert_close(again, found.end)
-        torch.testing.assert_close(found.path[-1], found.end.mean())
 
 
 @pytest.mark.parametrize("name", NAMES)
