@@ -104,7 +104,7 @@ def _register(name: str) -> Callable[..., Result]:
                 f"a run of {name!r}, or compare by capsule-zoo compare"
             )
         steps = options.shortened(fitting)
-        swapped = guides or [each for each in guides_of(entry) if each not in SLOW_GUIDES]
+        swapped = list(guides) or [each for each in guides_of(entry) if each not in SLOW_GUIDES]
         options.say(f"Comparing {', '.join(swapped)} on {images} held-out images")
         table = compare_run(
             entry,
