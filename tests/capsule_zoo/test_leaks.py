@@ -17,7 +17,7 @@ from capsule_zoo.experiments.part_whole import prior
 from capsule_zoo.experiments.recurrent_capsules import headline as recurrent
 from capsule_zoo.experiments.stacked_capsule_autoencoder import headline as stacked
 from capsule_zoo.experiments.training import train
-from capsule_zoo.experiments.zoo import starts as zoo_starts
+from capsule_zoo.experiments.zoo import time_to_quality
 from capsule_zoo.inference.evaluation.sample_quality import FeatureClassifier
 from capsule_zoo.registry import create, small_sizes
 
@@ -67,9 +67,9 @@ def test_bounds_and_errors_of_training_images_are_a_leak(data, entry):
 def test_error_rates_of_training_images_are_a_leak(data):
     network = create("cnn", **{**small_sizes("cnn"), "image_shape": data.image_shape})
     pair = network.model, network.guide
-    zoo_starts.error_rate(*pair, data.test)
+    time_to_quality.error_rate(*pair, data.test)
     with pytest.raises(Leak, match="error_rate read"):
-        zoo_starts.error_rate(*pair, data.train)
+        time_to_quality.error_rate(*pair, data.train)
 
 
 def test_class_errors_of_training_images_are_a_leak(data):
