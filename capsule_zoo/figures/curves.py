@@ -100,14 +100,9 @@ def error_curves(
 
 
 def _curve(
-    axis: "Axes",
-    places: Sequence[float],
-    values: np.ndarray,
-    errors: np.ndarray,
-    name: str,
-    style: str = "-",
+    axis: "Axes", places: Sequence[float], values: np.ndarray, errors: np.ndarray, name: str
 ) -> None:
-    (line,) = axis.plot(places, values, style, label=name.replace("_", " "))
+    (line,) = axis.plot(places, values, label=name.replace("_", " "))
     axis.fill_between(
         places, values - errors, values + errors, color=line.get_color(), alpha=0.25, lw=0
     )

@@ -45,8 +45,8 @@ SWAPPED = (
     "stacked-capsule-autoencoder",
 )
 LOSING = "low_rank", "free_form", "semi_amortized", "corrected", "gauss_newton", "mixture"
-SLOW_GUIDES = LOSING[-2:]  # seconds an image, but for the models in `QUICK`
-QUICK = SWAPPED[:4]
+NEWTON = LOSING[-2:]
+QUICK = SWAPPED[:4]  # models on which one Gauss-Newton law takes less than a second
 SHAPED = "shape-codes", "part-whole"
 SLOW = dict.fromkeys((*SWAPPED[3:6], *SHAPED), 8) | {SWAPPED[1]: 16, "scenes": 16}
 HIDDEN = dict(prior_share=0.25, temperatures=400)  # what is hidden is as the prior is
@@ -105,7 +105,7 @@ def _register(name: str) -> Callable[..., Result]:
                 f"a run of {name!r}, or compare by capsule-zoo compare"
             )
         steps = options.shortened(fitting)
-        slow = () if name in QUICK else SLOW_GUIDES
+        slow = () if name in QUICK else NEWTON
         swapped = list(guides) or [each for each in guides_of(entry) if each not in slow]
         options.say(f"Comparing {', '.join(swapped)} on {images} held-out images")
         table = compare_run(
@@ -128,8 +128,8 @@ def _register(name: str) -> Callable[..., Result]:
         particles: number of draws of the IWAE bound.
         fitting: updates of every guide but the entry's own.
         training: updates of the pair, if there are no published weights.
-        guides: names of guides; by default all, but for Gauss-Newton laws where these take seconds
-            an image: `zoo/gaps` compares them.
+        guides: names of guides; by default all, but for Gauss-Newton laws where one takes more than
+            a second: `zoo/gaps` compares them.
     """
     return experiment(f"{name}/guides", data="mnist", minutes=30, of_runs=True)(guides)
 

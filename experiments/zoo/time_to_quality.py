@@ -8,7 +8,7 @@ The error of a classifier is its error rate, divided by a half.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capsule_zoo.data import Dataset, load_dataset
 from capsule_zoo.experiments import Job, Options, Result, Study, begun, experiment, train
@@ -56,11 +56,10 @@ def learning_curve(job: Job[dict], *, data: str, every: int) -> Curve:
             measuring += time.process_time() - began
 
     checks = Checks(every=every, callbacks=[measure], clock="processor")
-    how: dict[str, Any] = dict(
-        in_stages=True, inputs=Inputs(labels=takes_apart(entry)), checks=checks
-    )
+    inputs = Inputs(labels=takes_apart(entry))
     unchecked = replace(images, validation=images.validation[:1])  # `fit` measures its loss
-    train(entry, unchecked, replace(options, runs=None), options.budget, **how)
+    unsaved = replace(options, runs=None)
+    train(entry, unchecked, unsaved, options.budget, in_stages=True, inputs=inputs, checks=checks)
     return found
 
 
@@ -131,10 +130,10 @@ def times_of(curves: Sequence[Curve], goal: float) -> Numbers:
     _, updates, errors = zip(*(curve[-1] for curve in curves), strict=True)
     found = {"error": mean_and_error(list(errors)), "updates": mean_and_error(list(updates))}
     for what, level in {"start": STARTED, "good": goal}.items():
-        below = [[point for point in curve if point[2] < level][:1] for curve in curves]
-        there = [point for (point,) in filter(None, below)]
-        found[f"{what}_seeds"] = single(len(there), len(below))
-        if len(there) == len(below):
+        below = [[point for point in curve if point[2] < level] for curve in curves]
+        there = [points[0] for points in below if points]
+        found[f"{what}_seeds"] = single(len(there), len(curves))
+        if len(there) == len(curves):
             seconds, steps, _ = zip(*there, strict=True)
             found[f"{what}_seconds"] = mean_and_error(list(seconds))
             found[f"{what}_updates"] = mean_and_error(list(steps))
@@ -142,7 +141,7 @@ def times_of(curves: Sequence[Curve], goal: float) -> Numbers:
 
 
 def draw(curves: Mapping[str, Sequence[Curve]], goals: Mapping[str, float]) -> "Figure":
-    """Draw a panel for each entry, a line for each seed, and dots at 1 (gray) and at the goal."""
+    """Draw a panel for each entry, a line for each seed, and dots at 1 and the goal (green)."""
     columns = min(COLUMNS, len(curves))
     rows = -(-len(curves) // columns)
     figure, axes = panels(columns, rows, (2.1, 1.8), sharex=True, sharey=True)

@@ -58,7 +58,7 @@ from capsule_zoo.models.common.spaces import tiled
 Measured = list[tuple[Tensor, Tensor]]  # parameters, and the roots of their Fisher information
 
 _ROWS = 1024  # rows of one pass: images times directions
-_WITHOUT_FORWARD_MODE: WeakSet[Callable] = WeakSet()
+_WITHOUT_FORWARD_MODE: WeakSet[Callable] = WeakSet()  # models, see `_derivative`
 _NUMBERS = 2**25  # of the Jacobians that are held at once
 _WHOLE = 2048  # numbers of an image above which a law is of blocks, unless told otherwise
 _DAMPING = 0.01  # of a step that follows one that failed
