@@ -94,10 +94,18 @@ def test_pretraining_takes_its_share_and_its_weights_are_trained_on(miniature, m
 def test_objectives_start_from_pretrained_layers_if_asked_to(share, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(capsule_helmholtz, "pretrain", lambda *_, **how: calls.append(how))
+    objectives, train = [], capsule_helmholtz.train
+
+    def noted(*given, objective, **how):
+        objectives.append(objective)
+        return train(*given, objective=objective, **how)
+
+    monkeypatch.setattr(capsule_helmholtz, "train", noted)
     settings = dict(particles=3, images=20, share=share)
     reproduce("capsule-helmholtz/objectives", QUICK, folder=tmp_path, **settings)
     assert len(calls) == (4 if share else 0)
     assert all(how["minutes"] == pytest.approx(0.5 * QUICK.minutes / 4 / 2) for how in calls)
+    assert [each.recycle_top for each in objectives[:2]] == [True, False]
 
 
 def test_a_run_that_goes_on_is_not_started_again(miniature, tmp_path):
