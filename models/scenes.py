@@ -98,8 +98,8 @@ class Pictures(NamedTuple):
     """
 
     cover: Tensor
-    color: Tensor | None
-    depth: Tensor | None
+    color: Tensor | None = None
+    depth: Tensor | None = None
 
 
 def together(pictures: Sequence[Pictures]) -> Pictures:

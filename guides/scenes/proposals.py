@@ -29,6 +29,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from capsule_zoo.guides.base import Guide
+from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.common.spaces import tiled
 from capsule_zoo.models.common.trace_density import log_density
 from capsule_zoo.models.scenes import (
@@ -311,12 +312,20 @@ class SceneGuide(Guide[Scenes]):
 
     def log_weights(self, images: Tensor, found: Found, rows: Tensor) -> Tensor:
         """Compute log w_z of presences (M, S) or (B, M, S), as (B, M), in nats."""
-        model = self.model
-        means = model.blend(rows, found.pictures, found.ground)
+        model, ground = self.model, found.ground
         each = rows.expand(len(images), *rows.shape[-2:])
+
+        def likelihood(images: Tensor, rows: Tensor, ground: Tensor, *found: Tensor) -> tuple:
+            means = model.blend(rows, Pictures(*found), ground)
+            return (model.log_likelihood(images, means),)
+
+        grounds = ground.expand(len(images), *ground.shape[-3:])
+        pictures = [x for x in found.pictures if x is not None]
+        numbers = rows.shape[-2] * images[0].numel()
+        (seen,) = in_chunks(likelihood, (images, each, grounds, *pictures), (), numbers)
         prior = model.presence_law(images).log_prob(each)
         used = (each * found.log_ratio[:, None]).sum(-1)
-        return model.log_likelihood(images, means) + prior + used + found.ground_ratio[:, None]
+        return seen + prior + used + found.ground_ratio[:, None]
 
     @torch.no_grad()
     def _climbed(self, images: Tensor, found: Found) -> Tensor:

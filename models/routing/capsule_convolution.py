@@ -33,7 +33,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from capsule_zoo.models.checks import check_at_least, check_positive
-from capsule_zoo.models.routing.chunks import in_chunks
+from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.routing.parent_law import (
     VOTE_NOISE,
     Belief,

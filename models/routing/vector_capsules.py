@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from capsule_zoo.models.base import NamedModule
 from capsule_zoo.models.checks import check_at_least
+from capsule_zoo.models.common.chunks import in_chunks
 from capsule_zoo.models.networks.convolutional import Conv2d
 from capsule_zoo.models.networks.leading import over_leading
-from capsule_zoo.models.routing.chunks import in_chunks
 from capsule_zoo.models.routing.parent_law import ParentLaw, Routed, Routing, unclaimed_log_density
 from capsule_zoo.models.routing.votes import Votes
 

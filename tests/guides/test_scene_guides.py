@@ -15,6 +15,7 @@ from capsule_zoo.inference.evaluation.objects import find_objects
 from capsule_zoo.inference.log_weight import log_density, log_weights
 from capsule_zoo.inference.objectives import summed_presences
 from capsule_zoo.inference.posterior.annealing.path import Given
+from capsule_zoo.models.common import chunks
 from capsule_zoo.models.scenes import subsets_of
 from capsule_zoo.registry import create, small_sizes
 
@@ -130,8 +131,9 @@ def test_air_refuses_another_canvas_and_slot_attention_takes_it():
 
 @pytest.mark.parametrize("sizes", [{}, dict(image_shape=(3, 12, 10), ground="picture", turn=0.1)])
 @pytest.mark.parametrize("name", GUIDES)
-def test_proposals_are_sites_where_presences_are_summed_out(name, sizes):
+def test_proposals_are_sites_where_presences_are_summed_out(name, sizes, monkeypatch):
     """Their density is the one at given latents, and the weight that of all subsets by hand."""
+    monkeypatch.setattr(chunks, "AT_ONCE", 1)  # the guide paints one image at a time
     entry, images = small(name, **sizes)
     model, guide = entry.summed.model, entry.summed.guide
     with torch.no_grad():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from capsule_zoo.models.routing import chunks
-from capsule_zoo.models.routing.chunks import in_chunks
+from capsule_zoo.models.common import chunks
+from capsule_zoo.models.common.chunks import in_chunks
 
 
 def function(x, y, w):

@@ -67,9 +67,9 @@ def in_chunks(
 ) -> tuple[Tensor, ...]:
     """Compute `function(*each, *shared)` for a few rows of a batch at a time.
 
-    Under autocast the whole computation has the precision of the shared tensors. A routing takes
-    differences of large sums. Autocast does not change the backward pass, which must repeat the
-    same computation.
+    Under autocast the whole computation has the precision of the shared tensors, or of the first
+    tensor of the batch where none is shared. A routing takes differences of large sums. Autocast
+    does not change the backward pass, which must repeat the same computation.
 
     Args:
         function: takes tensors and returns a tuple of tensors, row by row.
@@ -81,12 +81,13 @@ def in_chunks(
             takes less memory and more time. By default it is done where the largest intermediate
             result of the batch has more than 2^25 numbers, or 2^29 on an accelerator.
     """
-    device = shared[0].device.type
+    first = (*shared, *each)[0]
+    device = first.device.type
     larger = 1 if device == "cpu" else LARGER
     if recompute is None:
         recompute = len(each[0]) * numbers > KEPT * larger
     if torch.is_autocast_enabled(device):
-        each = tuple(x.to(shared[0].dtype) for x in each)
+        each = tuple(x.to(first.dtype) for x in each)
         with torch.autocast(device, enabled=False):
             return in_chunks(function, each, shared, numbers, recompute)
     size = max(1, AT_ONCE * larger // numbers)
